@@ -37,7 +37,7 @@ def test_scalars_stay_texts() -> None:
         ("", "empty"),
         ("a: [1", "not YAML"),
         ("a: \x01", "not YAML"),
-        ('a: "\\ud800"', "half a character"),
+        ('a: "\\ud800"', "unpaired surrogate"),
         ("x" * (MAX_BYTES + 1), "too large"),
         ("[" + "1," * 30_000 + "]", "too many parts"),
     ],

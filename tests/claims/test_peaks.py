@@ -109,8 +109,8 @@ def test_evidence_names_tensors() -> None:
     ("claim", "said"),
     [
         ("stage: sam, graph_peak_bytes: 3*H**2*b", "a peak of memory has no formula to compare with"),
-        ("stage: total, graph_peak_bytes: 56672", "a peak is that of one stage"),
-        ("stage: sam, module: sam.layers.0.lin, graph_peak_bytes: 56672", "a peak is that of one stage"),
+        ("stage: total, graph_peak_bytes: 56672", "a peak must belong to one stage"),
+        ("stage: sam, module: sam.layers.0.lin, graph_peak_bytes: 56672", "a peak must belong to one stage"),
     ],
 )
 def test_a_peak_is_a_number_of_a_stage(claim: str, said: str) -> None:

@@ -152,7 +152,7 @@ def test_a_configuration_file(tmp_path: Path) -> None:
         ("deepseek-ocr,text.topkk=8", "no such key"),
         ("deepseek-ocr,topk", "this is not a setting"),
         ("deepseek-ocr,text.topk=many", "a key cannot have this value"),
-        ("deepseek-ocr,sam.downsample=[512]", "there are two stride-2 convolutions"),
+        ("deepseek-ocr,sam.downsample=[512]", "there must be two stride-2 convolutions"),
         ("deepseek-ocr,text.rope_theta=Infinity", "a key cannot have this value"),
         ("deepseek-ocr,text.rope_theta=1e999", "a key cannot have this value"),
         ("deepseek-ocr,text.topk=" + 5000 * "[", "a key cannot have this value"),

@@ -128,7 +128,7 @@ def test_rules_for_files_alone_are_refused(verb: str, folder: Path) -> None:
     for option in (("--rules", RULES), ("--trust-remote-code",)):
         found = run(line, folder, *option)
         assert (found.code, found.stdout) == (2, "")
-        assert "only a target is counted" in found.stderr
+        assert "these options need a target to count" in found.stderr
         assert option[0] in found.stderr
 
 

@@ -274,9 +274,9 @@ def test_names_that_nothing_has_are_refused_with_their_lines() -> None:
         ("metric: flops, increase: 1e-9", "not an amount"),
         ("metric: flops, increase: 1.5", "not an integer"),
         ("metric: flops, increase: ''", "not an amount"),
-        ("metric: flops, budget: 10 %", "a budget is a number of units"),
+        ("metric: flops, budget: 10 %", "a budget must be a number of units"),
         ("metric: flops, increase: 0, stages: decode", "unknown key"),
-        ("metric: flops, increase: 0, stage: [decode]", "this is a short text"),
+        ("metric: flops, increase: 0, stage: [decode]", "this must be a short text"),
         ("metric: params, role: text, increase: 0", "params of a role needs a stage"),
     ],
 )
@@ -290,12 +290,12 @@ def test_a_wrong_limit_is_refused(limit: str, what: str) -> None:
 @pytest.mark.parametrize(
     ("allowance", "what"),
     [
-        ("metric: flops, increase: 1, until: 2027-01-01", "an allowance has a reason"),
-        ("metric: flops, increase: 1, reason: ' ', until: 2027-01-01", "an allowance has a reason"),
-        ("metric: flops, increase: 1, reason: r", "an allowance ends on a day"),
-        ("metric: flops, increase: 1, reason: r, until: soon", "an allowance ends on a day"),
+        ("metric: flops, increase: 1, until: 2027-01-01", "an allowance must have a reason"),
+        ("metric: flops, increase: 1, reason: ' ', until: 2027-01-01", "an allowance must have a reason"),
+        ("metric: flops, increase: 1, reason: r", "an allowance must end on a date"),
+        ("metric: flops, increase: 1, reason: r, until: soon", "an allowance must end on a date"),
         ("metric: flops, reason: r, until: 2027-01-01", "not an amount"),
-        ("metric: flops, stage: '*', increase: 1, reason: r, until: 2027-01-01", "an allowance names its place"),
+        ("metric: flops, stage: '*', increase: 1, reason: r, until: 2027-01-01", "an allowance must name its place"),
     ],
 )
 def test_a_wrong_allowance_is_refused(allowance: str, what: str) -> None:

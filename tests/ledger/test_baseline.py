@@ -130,8 +130,8 @@ def set_stage_twice(data: dict[str, Any]) -> None:
     [
         (set_metric, ("no such metric", "$.sources.analytic", "flop")),
         (set_stage, ("no such stage", "$.sources.static", "encode")),
-        (set_repeated, ("more is repeated", "$.sources.analytic.repeated, params", None)),
-        (set_stage_twice, ("there twice", "$.sources.analytic.stages", None)),
+        (set_repeated, ("the repeated amount", "$.sources.analytic.repeated, params", None)),
+        (set_stage_twice, ("occurs twice", "$.sources.analytic.stages", None)),
         (set_below_0, ("a cost below 0", "$.sources.analytic.rows, decode/text.attn, params", "-1")),
         (
             lambda d: d["sources"]["static"]["rows"].update(sam=3),

@@ -133,7 +133,7 @@ def test_code_without_end(tmp_path: Path) -> None:
 
 def test_a_number_of_5000_digits(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"n": %s}' % ("9" * 5_000))
-    with pytest.raises(BadInput, match="too long a number"):
+    with pytest.raises(BadInput, match="a number with too many digits"):
         read_json(tmp_path / "x.json", what="configuration")
     (tmp_path / "x.json").write_text('{"n": %s}' % ("9" * 300))
     assert read_json(tmp_path / "x.json", what="configuration") == {"n": int("9" * 300)}
@@ -183,9 +183,9 @@ def chain(count: int, name: Callable[[int], str]) -> CallGraph:
     ("edit", "said"),
     [
         (lambda made: all_flops(made, "(n+H+b+sam_hidden)**64"), "too large, multiplied out"),
-        (documented("<script>alert(1)</script>"), "not how a symbol is typeset"),
-        (documented("n$ [x](http://e.vil) $"), "not how a symbol is typeset"),
-        (documented("x" * 201), "not how a symbol is typeset"),
+        (documented("<script>alert(1)</script>"), "not a valid typesetting of a symbol"),
+        (documented("n$ [x](http://e.vil) $"), "not a valid typesetting of a symbol"),
+        (documented("x" * 201), "not a valid typesetting of a symbol"),
         (symbol(10**18), "too large"),
         (lambda made: replace(made, callgraph=chain(3_000, lambda i: f"m{i}")), "nested too deep"),
         (lambda made: replace(made, callgraph=chain(500, lambda i: ".".join("a" * i))), "nested too deep"),

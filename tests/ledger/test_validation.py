@@ -61,13 +61,13 @@ def invocations(keep: int, **changes: object) -> Edit:
 
 
 CONTRADICTIONS: dict[str, tuple[Edit, str, str]] = {
-    "numbers doubled in all ledgers": (flops(lambda n: 2 * n), "not what its expression says", ".exprs.flops"),
-    "expressions halved in all ledgers": (formula("H**2*n*sam_hidden**2/256"), "not what its", ".exprs.flops"),
+    "numbers doubled in all ledgers": (flops(lambda n: 2 * n), "differs from the value", ".exprs.flops"),
+    "expressions halved in all ledgers": (formula("H**2*n*sam_hidden**2/256"), "differs from", ".exprs.flops"),
     "an unknown symbol": (formula("zzz"), "symbols without a value", ".exprs.flops"),
     "no expression": (formula("2 +* n"), "cannot read an expression", ".exprs.flops"),
-    "another width in the configuration": (symbols(sam_hidden=5), "not what its expression", ".exprs.params"),
+    "another width in the configuration": (symbols(sam_hidden=5), "differs from the value", ".exprs.params"),
     "a cost below zero": (
-        nodes(lambda n: replace(n, costs=dict.fromkeys(n.costs, -1), exprs={})), "0 or more", ".costs.",
+        nodes(lambda n: replace(n, costs=dict.fromkeys(n.costs, -1), exprs={})), "at least 0", ".costs.",
     ),
     "no invocations": (invocations(0), "names no such invocation", ".invocation"),
     "an invocation that is not called": (invocations(3, calls=0), "not an invocation", "$.invocations[0]"),
@@ -81,7 +81,7 @@ CONTRADICTIONS: dict[str, tuple[Edit, str, str]] = {
     "two ledgers of one source": (
         lambda made: replace(made, ledgers=(*made.ledgers, made.ledgers[0])), "a source counts once", "$.ledgers",
     ),
-    "a node twice": (ledgers(lambda x: replace(x, nodes=(*x.nodes, x.nodes[0]))), "stands twice", ".nodes["),
+    "a node twice": (ledgers(lambda x: replace(x, nodes=(*x.nodes, x.nodes[0]))), "occurs twice", ".nodes["),
     "a metric that no ledger gives": (
         ledgers(lambda x: replace(x, metrics=("params",))), "not give the metric", ".costs.",
     ),
@@ -89,10 +89,10 @@ CONTRADICTIONS: dict[str, tuple[Edit, str, str]] = {
         ledgers(lambda x: replace(x, metrics=(*x.metrics, "miles"))), "no such metric", ".metrics",
     ),
     "FLOPs of a whole stage": (nodes(lambda n: replace(n, invocation="")), "belongs to an invocation", ".costs."),
-    "a page that its runs do not have": (traced(1793), "not those of its runs", "$.run.runs"),
-    "steps that its runs do not have": (traced(1792, (264, 288, 313)), "not those of its runs", "$.run.runs"),
+    "a page that its runs do not have": (traced(1793), "not the sum over its runs", "$.run.runs"),
+    "steps that its runs do not have": (traced(1792, (264, 288, 313)), "not the sum over its runs", "$.run.runs"),
     # Two of three steps: 3 * (264 + 314) / 2 = 867, the ledger has 864.
-    "steps between the traced ones": (traced(1792, (264, 314)), "not those of its runs", "$.run.runs"),
+    "steps between the traced ones": (traced(1792, (264, 314)), "not the sum over its runs", "$.run.runs"),
 }  # fmt: skip
 
 

@@ -194,7 +194,7 @@ BAD_VENDOR: dict[str, tuple[Change, tuple[str, str, str | None, str | None]]] = 
     ),
     "one downsampling": (
         set_at(SAM + "downsample_channels", [1024]),
-        ("there are two stride-2 convolutions", AT_SAM + ".downsample_channels", "two widths", "[1024]"),
+        ("there must be two stride-2 convolutions", AT_SAM + ".downsample_channels", "two widths", "[1024]"),
     ),
     "sam to clip": (
         both(set_at(SAM + "downsample_channels", [512, 512]), set_at("projector_config/input_dim", 1536)),
@@ -263,7 +263,7 @@ BAD_VENDOR: dict[str, tuple[Change, tuple[str, str, str | None, str | None]]] = 
     "disagreement": (
         set_at("hidden_size", 1024),
         (
-            "this must repeat what language_config says",
+            "this must equal the value in language_config",
             "$.hidden_size",
             "1280 ($.language_config.hidden_size)",
             "1024",

@@ -63,7 +63,7 @@ def test_nothing_but_words_varies() -> None:
     # 128,256 x 4,096 parameters are those of the head, which a tied model does not have
     made = sweep("llama", {"tied": "false,true"}, **ONE).frame()
     assert made["params"].tolist() == [8030261248, 8030261248 - 128256 * 4096]
-    with pytest.raises(BadInput, match="this is a number"):
+    with pytest.raises(BadInput, match="this must be a number"):
         sweep("deepseek-ocr", {"rope_theta": "1e4,inf"}, **ONE)
 
 
@@ -85,14 +85,14 @@ def test_parts_of_any_size_are_the_same_rows(size: int) -> None:
     ("over", "words"),
     [
         ({"btach": "1"}, "did you mean batch"),
-        ({"batch": "1,x"}, "integer, or a range"),
+        ({"batch": "1,x"}, "integer or a range"),
         ({"batch": "5:1"}, "not a range"),
         ({"batch": "1:9:0"}, "not a range"),
-        ({"batch": ""}, "integer, or a range"),
+        ({"batch": ""}, "integer or a range"),
         ({"batch": []}, "nothing to vary"),
-        ({"batch": [1.5]}, "this is an integer"),
-        ({"batch": [True]}, "this is an integer"),
-        ({"batch": [-1]}, "this is an integer"),
+        ({"batch": [1.5]}, "this must be an integer"),
+        ({"batch": [True]}, "this must be an integer"),
+        ({"batch": [-1]}, "this must be an integer"),
         ({"tied": "1"}, "true or false"),
         ({"hidden/heads": "1024"}, "joined by /"),
         ({"hidden/heads": "1:3/1:2"}, "equally many"),

@@ -137,5 +137,5 @@ def test_claims_are_not_held_against_other_workloads() -> None:
             (judged,) = judge_claims(claims, capture, Mistakes(), truth="t").judgements
             assert judged.status == "right"
             continue
-        with pytest.raises(BadInput, match="made at other workloads alone"):
+        with pytest.raises(BadInput, match="holds only at other workloads"):
             judge_claims(claims, capture, Mistakes(), truth="t")

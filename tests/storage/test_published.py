@@ -120,7 +120,7 @@ def test_a_format_that_is_not_known_is_no_number(tmp_path: Path) -> None:
     for description in ({"quant_method": "hqq"}, {"bits": 4, "group_size": 64, "mode": "mxfp4"}):
         with pytest.raises(Incomplete, match="not known"):
             stored(configuration(tmp_path, "Llama-3.1-8B", description))
-    with pytest.raises(BadInput, match="one more token"):
+    with pytest.raises(BadInput, match="predict further tokens"):
         stored("llama-3.1-8b", next_token=1)
     with pytest.raises(BadInput, match="at most 1"):
         stored("deepseek-v3", next_token=2)

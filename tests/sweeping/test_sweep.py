@@ -246,9 +246,9 @@ def test_a_setting_that_is_varied_cannot_be_fixed() -> None:
     with pytest.raises(BadInput, match="no formula and no graph gives this peak"):
         sweep("llama", {"batch": "1,2"}, metrics=["eager_peak_bytes"])
     for varied in ("hidden", "layers"):
-        with pytest.raises(BadInput, match="a graph peak cannot vary with this name"):
+        with pytest.raises(BadInput, match="a graph peak cannot vary with this parameter"):
             sweep("llama", {"batch": "1,2", varied: "64"}, metrics=["graph_peak_bytes"])
-    with pytest.raises(BadInput, match="a graph peak cannot vary with this name"):
+    with pytest.raises(BadInput, match="a graph peak cannot vary with this parameter"):
         sweep("deepseek-ocr", {"base_size": "640,1024"}, metrics=["graph_peak_bytes"])
 
 
@@ -276,7 +276,7 @@ def test_graph_peaks_are_those_of_the_graph_of_every_point(tmp_path: Path) -> No
         assert row["graph_peak_bytes"] == max(size for size in found.values() if size is not None)
     tally = made.write(tmp_path / "peaks.csv")
     assert (tally.points, tally.rows) == (4, len(rows))
-    assert all(reason.startswith("the exported graph does not hold here") for reason in tally.refused)
+    assert all(reason.startswith("the exported graph does not hold at these points") for reason in tally.refused)
     assert sum(one["count"] for one in tally.refused.values()) == len(left)
 
 

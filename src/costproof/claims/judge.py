@@ -61,7 +61,7 @@ def judge_claims(
     ledger = capture.by_source.get("analytic") or capture.by_source.get("static")
     if ledger is None:
         expected = "a ledger 'analytic' or 'static'"
-        raise BadInput("the capture has nothing to hold claims against", where="$.ledgers", expected=expected)
+        raise BadInput("the capture has no ledger to check claims against", where="$.ledgers", expected=expected)
 
     said = {name.replace("-", "_") for name in claims.workload}
     fixed = frozenset(symbol for symbol, settings in _STATES.items() if said & set(settings.split()))
@@ -166,14 +166,14 @@ def _problems(case: ClaimCase) -> Iterator[BadInput]:
             )  # fmt: skip
     for condition in claim.holds:
         if not all(condition.holds(call.symbols) for call in case.calls):
-            yield BadInput("the claim is made at other workloads alone", where=claim.where, expected=condition.text)
+            yield BadInput("the claim holds only at other workloads", where=claim.where, expected=condition.text)
 
 
 def _about_peaks(claim: PublishedClaim) -> Iterator[BadInput]:
     """Yield an error for each part of a claim that a peak cannot have: it must be a number for a whole stage."""
     where = key(claim.where, claim.metric)
     if claim.stage == TOTAL or claim.module:
-        yield BadInput("a peak is that of one stage, not of modules or of all stages", where=where,
+        yield BadInput("a peak must belong to one stage, not to modules or all stages", where=where,
                        got=claim.module or TOTAL, fix="name the stage, and no module")  # fmt: skip
     if isinstance(claim.value, Formula):
         yield BadInput("a peak of memory has no formula to compare with", where=where, expected="a number",

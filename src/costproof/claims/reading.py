@@ -75,7 +75,7 @@ def _claims(source: str, where: str, folder: Path | None) -> ClaimsFile:
     for i, table in enumerate(reader.items(data.get("tables", []), "$.tables")):
         reader.table(table, folder, f"$.tables[{i}]")
     if not reader.claims and not reader.problems:
-        reader.problem("a claims file without claims says nothing", "$.claims")
+        reader.problem("the claims file contains no claims", "$.claims")
     found = ClaimsFile(
         title=reader.text(data.get("title", ""), "$.title"),
         source=reader.text(data.get("source", ""), "$.source"),
@@ -103,7 +103,7 @@ class Reader:
     def row(self, row: YamlValue, where: str) -> list[PublishedClaim]:
         """Read the claims of one row, one for each metric."""
         if not isinstance(row, dict):
-            self.problem("a claim is a map", where, expected="stage and at least one metric")
+            self.problem("a claim must be a map", where, expected="stage and at least one metric")
             return []
         self.known(row, (*PLACE, *_METRICS), where)
         stage, invocation, module, name = (
@@ -113,7 +113,7 @@ class Reader:
             self.problem("a claim has no stage", where, expected="stage: NAME, or total")
         metrics = [m for m in _METRICS if m in row]
         if not metrics:
-            self.problem("a claim claims nothing", where, expected="one of " + ", ".join(_METRICS))
+            self.problem("a claim states no metric", where, expected="one of " + ", ".join(_METRICS))
         name = name or ".".join(x for x in (stage, invocation, module) if x)
         conventions, at = self.stated(row, where, self.conventions, self.at)
         found = []
@@ -137,13 +137,15 @@ class Reader:
         of its column (``G``), and ``stages`` the table's stage names to the target's; rows of other stages are skipped.
         """
         if not isinstance(given, dict):
-            self.problem("a table is a map", where, expected="keys " + ", ".join(TABLE))
+            self.problem("a table must be a map", where, expected="keys " + ", ".join(TABLE))
             return
         self.known(given, TABLE, where)
         columns, units, stages = (self.texts(given.get(k, {}), f"{where}.{k}") for k in ("columns", "units", "stages"))
         name = self.text(given.get("file", ""), f"{where}.file")
         if not name or folder is None:
-            self.problem("a table names its file", f"{where}.file", expected="a path beside the claims file")
+            self.problem(
+                "a table must name its file", f"{where}.file", expected="a path in the folder of the claims file"
+            )
         elif not (folder / name).resolve().is_relative_to(folder.resolve()):
             self.problem("a table lies outside the folder of the claims file", f"{where}.file", got=name)
         elif "stage" not in columns:
@@ -180,13 +182,13 @@ class Reader:
             if value.isascii() and value.isdigit() and len(value) <= 18:
                 numbers[name] = int(value)
             else:
-                self.problem("a symbol has an integer for a value", key(where, f"at.{name[:60]}"), got=value[:60])
+                self.problem("the value of a symbol must be an integer", key(where, f"at.{name[:60]}"), got=value[:60])
         return words, numbers
 
     def value(self, given: YamlValue, where: str, metric: Metric) -> Amount | Formula | None:
         """Parse a printed number or a formula; return ``None`` and record a problem if it is neither."""
         if not isinstance(given, str):
-            self.problem("a claim is a number or a formula", where)
+            self.problem("a claim must be a number or a formula", where)
             return None
         try:
             if is_number(given) or not self.formulas:
@@ -212,19 +214,19 @@ class Reader:
     def items(self, given: YamlValue, where: str) -> list[YamlValue]:
         if isinstance(given, list):
             return given
-        self.problem("claims, tables and conditions are lists", where)
+        self.problem("claims, tables and conditions must be lists", where)
         return []
 
     def texts(self, given: YamlValue, where: str) -> dict[str, str]:
         if not isinstance(given, dict):
-            self.problem("this is a map", where)
+            self.problem("this must be a map", where)
             return {}
         return {k: self.text(v, f"{where}.{k}") for k, v in given.items()}
 
     def text(self, given: YamlValue, where: str) -> str:
         if isinstance(given, str) and len(given) <= 2_000:
             return given
-        self.problem("this is a short text", where)
+        self.problem("this must be a short text", where)
         return ""
 
     def known(self, given: Mapping[str, YamlValue], allowed: tuple[str, ...], where: str) -> None:

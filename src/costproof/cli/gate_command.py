@@ -52,7 +52,7 @@ def gate(
     try:
         day = None if today is None else date.fromisoformat(today)
     except ValueError:
-        raise BadInput("this is not a day", where="--today", expected="YYYY-MM-DD", got=str(today)[:40]) from None
+        raise BadInput("this is not a date", where="--today", expected="YYYY-MM-DD", got=str(today)[:40]) from None
     inputs = [p for p in (Path(base), Path(head)) if p.exists()]
     written = {path: variant("gate", None, path) for path in outputs}
     for path in outputs:

@@ -77,7 +77,7 @@ def _place(places: dict[bool, Place], run: TracedRun) -> Place:
 
 def _damaged(run: TracedRun, expected: str, got: str) -> BadInput:
     where = f"$.run.runs in the capture, {run.id}"
-    return BadInput("rows of experts that fit nothing else in the file", where=where, expected=expected, got=got)
+    return BadInput("the rows of experts contradict the rest of the file", where=where, expected=expected, got=got)
 
 
 def _uneven(place: Place, expert: str, run: str, flops: int, usual: Fraction) -> Finding:

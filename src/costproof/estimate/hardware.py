@@ -217,7 +217,7 @@ def _problems(found: Device) -> Iterator[BadInput]:
             yield BadInput("a peak is out of range", where=f"{where}.flops", expected=expected, got=peak.flops)
     for (dtype, sparsity, unit), times in Counter((p.dtype, p.sparsity, p.unit) for p in found.peaks).items():
         if times > 1:
-            yield BadInput("a peak is there twice", where="$.peaks", got=f"{dtype}, {sparsity}, {unit}")
+            yield BadInput("a peak occurs twice", where="$.peaks", got=f"{dtype}, {sparsity}, {unit}")
     for name, figure in found.figures().items():
         _, of, least = {**FIGURES, **HOST_FIGURES}[name]
         yield from _quote_problems(found, figure.quotes, f"$.{name}")

@@ -209,7 +209,7 @@ def _contradictions(found: Roofline) -> Iterator[BadInput]:
         {s.id for s in found.stages},
     )
     if len(stages) < len(found.stages):
-        yield BadInput("a stage is there twice", where="$.stages")
+        yield BadInput("a stage occurs twice", where="$.stages")
     for i, part in enumerate(found.parts):
         if part.stage not in stages:
             yield BadInput(
@@ -250,7 +250,7 @@ def _unlike(bound: WorkBound, of: Roof, where: str, *, summed: bool = False) -> 
     if bound != expected:
         name = next(f.name for f in fields(WorkBound) if getattr(bound, f.name) != getattr(expected, f.name))
         right, got = (str(getattr(b, name))[:80] for b in (expected, bound))
-        yield BadInput("this does not follow from its work", where=f"{where}.{name}", expected=right, got=got)
+        yield BadInput("this is not the bound that its work gives", where=f"{where}.{name}", expected=right, got=got)
 
 
 def _inexact(value: Rational | None, where: str) -> Iterator[BadInput]:

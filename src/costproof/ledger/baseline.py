@@ -161,12 +161,15 @@ def parse_baseline(data: object, *, where: str) -> Baseline:
     ]
     for source, folded in found.sources.items():
         if len({*folded.stages}) < len(folded.stages):
-            problems.append(BadInput("a stage is there twice", where=f"$.sources.{source}.stages"))
+            problems.append(BadInput("a stage occurs twice", where=f"$.sources.{source}.stages"))
         for metric, twice in folded.repeated.items():
             rows = exact_sum(value for row, value in folded.items() if row.metric == metric)
             if metric not in STAGE_WIDE or (None not in (twice, rows) and not 0 <= (twice or 0) <= (rows or 0)):
                 problems.append(
-                    BadInput("more is repeated than is there", where=f"$.sources.{source}.repeated, {metric}")
+                    BadInput(
+                        "the repeated amount exceeds the sum of the rows",
+                        where=f"$.sources.{source}.repeated, {metric}",
+                    )
                 )
     if problems:
         raise Problems(f"the baseline {where} is damaged", problems, fix=_AGAIN)
@@ -220,7 +223,7 @@ def fold_ledger(ledger: Ledger, roles: Mapping[str, str]) -> Folded:
             for node in bearing(here, metric):
                 add(stage, node.module, node.kind, metric, node.cost(metric))
     for op in ledger.unknown_ops:
-        # What no rule covers hides all that grows with what is run, but for the calls of modules.
+        # An operator without a rule makes all metrics of the workload unknown, except the calls of modules.
         for metric in (m for m in ledger.metrics if m != "calls" and m not in STAGE_WIDE):
             add(op.stage, op.module, op.op, metric, None)
     uneven = () if roles else _uneven(ledger)

@@ -124,7 +124,7 @@ class _Builder:
             if "\0" in event.value:
                 raise self.error("a text holds a null character", event)
             if any("\ud800" <= c <= "\udfff" for c in event.value):
-                raise self.error("a text holds half a character", event, "Unicode that UTF-8 can write")
+                raise self.error("a text contains an unpaired surrogate", event, "Unicode that UTF-8 can write")
             return str(event.value)
         if isinstance(event, yaml.SequenceStartEvent):
             items: list[YamlValue] = []

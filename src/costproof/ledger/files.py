@@ -144,7 +144,9 @@ def json_in(raw: bytes, *, where: str, what: str, most: int = MAX_BYTES) -> Any:
         raise BadInput(f"the {what} is too large", where=where, expected=f"at most {most:,} bytes")
     if found := _LONG.search(raw):
         limit = f"at most {MAX_DIGITS} digits"
-        raise BadInput(f"the {what} holds too long a number", where=f"{where}, byte {found.start()}", expected=limit)
+        raise BadInput(
+            f"the {what} contains a number with too many digits", where=f"{where}, byte {found.start()}", expected=limit
+        )
     if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_PARTS:
         limit = f"at most {MAX_PARTS:,} commas and opening brackets"
         raise BadInput(f"the {what} has too many parts", where=where, expected=limit)
@@ -158,7 +160,7 @@ def json_in(raw: bytes, *, where: str, what: str, most: int = MAX_BYTES) -> Any:
     except UnicodeEncodeError as error:
         expected = "Unicode that UTF-8 can write"
         raise BadInput(
-            f"the {what} holds half a character", where=where, expected=expected, got=error.object[error.start]
+            f"the {what} contains an unpaired surrogate", where=where, expected=expected, got=error.object[error.start]
         ) from error
     except json.JSONDecodeError as error:
         raise BadInput(

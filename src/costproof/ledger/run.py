@@ -147,7 +147,7 @@ def run_options(given: Mapping[str, Any], place: Callable[[str], str] = lambda n
                 BadInput("this is out of range", where=place(key), expected=f"at least {least}", got=str(value)[:80])
             )
     if problems:
-        raise Problems("the model cannot be run so", problems)
+        raise Problems("the model cannot be run with these options", problems)
     if "weights" in values:
         values["weights"] = os.fspath(values["weights"])
     return RunOptions(**values)

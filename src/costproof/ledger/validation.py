@@ -82,7 +82,7 @@ def _problems(capture: Capture) -> Iterator[BadInput]:
 def _check_whole(whole: WholeModel, stages: Collection[str]) -> Iterator[BadInput]:
     """Check that stages sum to the total, except for stage-wide metrics, and that names are valid."""
     if not whole.stages.keys() <= set(stages):
-        yield BadInput("not the stages of this target", where="$.whole.stages", got=", ".join(whole.stages))
+        yield BadInput("these are not the stages of the target", where="$.whole.stages", got=", ".join(whole.stages))
     if unknown := sorted({m for costs in (whole.totals, *whole.stages.values()) for m in costs} - EVERY_METRIC.keys()):
         yield BadInput("no such metric", where="$.whole", got=unknown[0][:80])
     for metric, given in whole.totals.items():
@@ -91,7 +91,7 @@ def _check_whole(whole: WholeModel, stages: Collection[str]) -> Iterator[BadInpu
             yield BadInput("stages do not sum to the total", where=f"$.whole.totals.{metric}", expected=rows, got=given)
     for path, times in whole.times.items():
         if not times or min(times) < 1 or not len(times) <= whole.checked.get(path, 0) <= sum(times):
-            yield BadInput("layers stand for one layer at least", where=f"$.whole.times.{path[:80]}")
+            yield BadInput("a layer must represent at least one layer", where=f"$.whole.times.{path[:80]}")
 
 
 def _check_peaks(capture: Capture, call: CallPeaks, where: str) -> Iterator[BadInput]:
@@ -101,28 +101,38 @@ def _check_peaks(capture: Capture, call: CallPeaks, where: str) -> Iterator[BadI
     for name, peak in (("graph", call.graph), ("eager", call.eager)):
         alive = sum(t.bytes for t in peak.alive) if peak is not None else 0
         if peak is not None and (alive != peak.bytes or any(t.bytes < 0 for t in peak.alive)):
-            yield BadInput("what is alive is not the peak", where=f"{where}.{name}", expected=peak.bytes, got=alive)
+            yield BadInput(
+                "the live tensors do not sum to the peak", where=f"{where}.{name}", expected=peak.bytes, got=alive
+            )
         if peak is not None and peak.curve:
             yield from _check_curve(peak, f"{where}.{name}.curve")
     if call.residual:
-        yield BadInput("the parts are not the gap", where=f"{where}.gap", expected=call.gap_bytes, got=call.residual)
+        yield BadInput(
+            "the parts do not sum to the gap", where=f"{where}.gap", expected=call.gap_bytes, got=call.residual
+        )
 
 
 def _check_curve(peak: Peak, where: str) -> Iterator[BadInput]:
     """Check that the curve is increasing in time, within the execution, and as high as the peak."""
     highest = max(m.bytes for m in peak.curve)
     if highest != peak.bytes or any(m.bytes < 0 for m in peak.curve):
-        yield BadInput("the curve is not as high as the peak", where=where, expected=peak.bytes, got=highest)
+        yield BadInput("the maximum of the curve is not the peak", where=where, expected=peak.bytes, got=highest)
     events = [m.event for m in peak.curve]
     if events != sorted(set(events)) or not 0 <= events[0] <= events[-1] < peak.events:
-        yield BadInput("the curve does not go forward", where=where, expected=f"events from 0 to below {peak.events}")
+        yield BadInput(
+            "the events of the curve are not in ascending order",
+            where=where,
+            expected=f"events from 0 to below {peak.events}",
+        )
 
 
 def _check_sizes(capture: Capture) -> Iterator[BadInput]:
     """Check for contents that would be slow or long to process."""
     for name, doc in capture.symbols.items():
         if not _LATEX.fullmatch(doc.latex) or not name.isidentifier():
-            yield BadInput("not how a symbol is typeset", where=f"$.symbols.{name[:80]}.latex", expected=_LATEX.pattern)
+            yield BadInput(
+                "not a valid typesetting of a symbol", where=f"$.symbols.{name[:80]}.latex", expected=_LATEX.pattern
+            )
     places = {"$.target.symbols": capture.target.symbols}
     places |= {f"$.invocations[{k}].symbols": i.symbols for k, i in enumerate(capture.invocations)}
     for where, values in places.items():
@@ -139,7 +149,7 @@ def _check_sizes(capture: Capture) -> Iterator[BadInput]:
         try:
             count = term_count(parse(expr))
         except BadInput:
-            continue  # told where it stands
+            continue  # reported at its location
         total += count
         if count > _MOST_TERMS_EACH or total > _MOST_TERMS:
             limit = f"at most {_MOST_TERMS_EACH:,} terms each, {_MOST_TERMS:,} in all different ones"
@@ -180,7 +190,7 @@ def _check_ledger(
                 belongs = "the whole stage" if metric in STAGE_WIDE else "an invocation"
                 yield BadInput(f"this metric belongs to {belongs}", where=f"{at}.costs.{metric}", got=node.id)
             if (node.id, metric) in seen:
-                yield BadInput("a quantity stands twice", where=f"{at}.costs.{metric}", got=node.id)
+                yield BadInput("a quantity occurs twice", where=f"{at}.costs.{metric}", got=node.id)
             seen.add((node.id, metric))
         values = {**capture.target.symbols, **(common if place is None else place.symbols)}
         yield from _check_node(node, at, values, cache)
@@ -192,7 +202,7 @@ def _check_node(
     """Check that costs are not negative and equal the node's expressions; equal expressions are cached."""
     for metric, cost in node.costs.items():
         if cost is not None and not 0 <= cost < _LARGEST_COST:
-            yield BadInput("a cost is 0 or more, of at most 100 digits", where=f"{at}.costs.{metric}")
+            yield BadInput("a cost must be at least 0 and have at most 100 digits", where=f"{at}.costs.{metric}")
     for metric, expr in node.exprs.items():
         key = (expr, node.stage, node.invocation)
         if key not in cache:
@@ -209,7 +219,7 @@ def _check_node(
             shown = result if abs(result) < _LARGEST_COST else "a number of more than 100 digits"
             expected = f"{shown}, which its expression is at the symbols of {node.stage}[{node.invocation}]"
             yield BadInput(
-                "a cost is not what its expression says", where=place, expected=expected, got=node.cost(metric)
+                "a cost differs from the value of its expression", where=place, expected=expected, got=node.cost(metric)
             )
 
 
@@ -225,7 +235,7 @@ def _check_runs(capture: Capture) -> Iterator[BadInput]:
         summed, given = _sum_of_runs(capture.run.runs, metric, capture.workload.new_tokens), total(ledger.nodes, metric)
         if summed is not None and given is not None and summed != given:
             expected = f"{summed}, the sum over its runs"
-            yield BadInput(f"{metric} of the dynamic ledger are not those of its runs", where="$.run.runs",
+            yield BadInput(f"{metric} of the dynamic ledger is not the sum over its runs", where="$.run.runs",
                            expected=expected, got=given)  # fmt: skip
 
 

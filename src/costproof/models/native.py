@@ -99,7 +99,7 @@ class Configured(ABC, Generic[C]):
         return self.stored.dtype or "bfloat16"
 
     def build_stored(self) -> nn.Module:
-        """Return the model on the meta device in the dtype of what its checkpoint does not quantise."""
+        """Return the model on the meta device, in the dtype of the tensors that its checkpoint does not quantise."""
         model: Any = self
         made: nn.Module = model.build(model.workload())
         return made
@@ -110,7 +110,7 @@ class Configured(ABC, Generic[C]):
         if options.layers is None or options.layers == self.options.layers:
             return replace(self, options=options)
         if self.cut:
-            raise BadInput("the model is cut already", where="--layers", got=options.layers)
+            raise BadInput("the model is already cut", where="--layers", got=options.layers)
         small, cut = self.first_layers(options.layers)
         return replace(self, config=small, options=options, cut=tuple(cut.items()), whole=self.config)
 
@@ -225,7 +225,7 @@ class Native(Configured[N]):
 
     @property
     def decoder(self) -> Decoder:
-        """Return how the class of transformers is called."""
+        """Return the calling convention of the decoder: module paths, masks and cache."""
         return Decoder()
 
     def native_arguments(self) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def device_problems(workload: Workload, options: RunOptions) -> list[CostproofEr
             BadInput(
                 "FlashAttention has no kernels for a CPU",
                 where=f"--attention {flash_attention.FLASH}",
-                expected="--run meta (shapes alone) or --run cuda",
+                expected="--run meta (shapes only) or --run cuda",
                 got="--run cpu",
             )
         )

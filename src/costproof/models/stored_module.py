@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput
+from costproof.models.checkpoint_names import CheckpointNames, checkpoint_names
 from costproof.storage.formats.base import Format, LinearShape
-from costproof.storage.scheme import LinearModule, Scheme
+from costproof.storage.scheme import LinearModule, Scheme, UnknownFormat
 from costproof.storage.tensors import StoredTensor
 
 if TYPE_CHECKING:
@@ -28,8 +30,6 @@ NEXT_TOKEN: Final = "num_nextn_predict_layers"
 _LAYERS: Final = ("layers", "h", "blocks", "block", "layer")
 _IN_FLOAT32: Final = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
 """Attributes of a class with the names of what it loads in float32 whatever its dtype, as its checkpoint has it."""
-_STACKS: Final = {"gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj",), "down_proj": ("down_proj",)}
-"""Parameter of a stack of experts -> the linear layers that an expert has for it in the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,51 +54,61 @@ def model_facts(model: nn.Module) -> ModelFacts:
 def stored_tensors(model: nn.Module, scheme: Scheme) -> Iterator[StoredTensor]:
     """Yield the tensors of a checkpoint of the model in a scheme: parameters and persistent buffers, each once.
 
-    Stacks of experts are linear layers of each expert, unless the scheme stores stacks. What the scheme does not
-    quantise has the dtype of the module.
+    Names are those of the checkpoint, which transformers may change on loading. Stacks of experts are linear layers of
+    each expert, unless the scheme stores stacks, or the checkpoint does and the scheme leaves them as they are. What
+    the scheme does not quantise has the dtype of the module.
+
+    Raises:
+        UnknownFormat: the scheme has settings for a module that the model does not have.
     """
     from torch.nn import Embedding, Linear
+    from transformers.pytorch_utils import Conv1D
 
+    names = checkpoint_names(model)
     head = attribute(model, "get_output_embeddings", lambda: None)()
     table = attribute(model, "get_input_embeddings", lambda: None)()
     shared = {id(p) for p in (table.parameters() if table is not None else ())}
     in_float32 = {str(n) for key in _IN_FLOAT32 for n in attribute(model, key, None) or ()}
     seen: set[int] = set()
+    if scheme.named:
+        paths = {path for path, _ in model.named_modules()}
+        missing = set(scheme.named) - paths - {names.module(path) for path in paths}
+        if missing:
+            raise UnknownFormat(scheme.method, f"settings for {min(missing)[:80]}, which the model does not have")
     for path, module in model.named_modules():
         own = {n: p for n, p in module.named_parameters(recurse=False) if id(p) not in seen}
         seen |= {id(p) for p in own.values()}
-        stacks = {n: p for n, p in own.items() if p.dim() == 3 and n in _STACKS}
-        if isinstance(module, Linear | Embedding) and "weight" in own:
-            is_head = module is head or id(own["weight"]) in shared
-            kind = "Embedding" if isinstance(module, Embedding) else type(module).__name__
-            place = LinearModule(path, kind, own["weight"].shape[1], is_head, _in_layers(path))
+        if isinstance(module, Linear | Embedding | Conv1D) and "weight" in own:
+            rows, columns = own["weight"].shape[:: -1 if isinstance(module, Conv1D) else 1]
+            place = LinearModule(
+                names.module(path), type(module).__name__, columns, module is head or id(own["weight"]) in shared,
+                _in_layers(path), path, tuple(c.__name__ for c in type(module).__mro__), rows,
+                not in_float32.isdisjoint(path.split(".")),
+            )  # fmt: skip
             yield from _linear(place, own.pop("weight"), own.pop("bias", None), scheme)
-        elif stacks and any(scheme.format_of(_expert(path, name, p.shape[-1])) for name, p in stacks.items()):
-            for name, weight in stacks.items():
-                bias = own.pop(f"{name}_bias", None)
+        for name in [n for n, p in own.items() if p.dim() == 3 and names.layers_of(n)]:
+            bias = own.get(f"{name}_bias")
+            found = list(_stack(path, name, module, own[name], bias, scheme, names))
+            if found:
+                yield from found
                 own.pop(name)
-                yield from _stack(path, name, module, weight, bias, scheme)
+                own.pop(f"{name}_bias", None)
         for name, parameter in own.items():
-            yield _plain(f"{path}.{name}".lstrip("."), parameter)
+            yield _plain(names.parameter(f"{path}.{name}".lstrip(".")), parameter)
         persistent = set(module.state_dict(keep_vars=True)) - set(dict(module.named_parameters(recurse=False)))
         for name, buffer in module.named_buffers(recurse=False):
             if name in persistent and id(buffer) not in seen:
                 seen.add(id(buffer))
-                stored = replace(_plain(f"{path}.{name}".lstrip("."), buffer), purpose="buffer")
+                stored = replace(_plain(names.parameter(f"{path}.{name}".lstrip(".")), buffer), purpose="buffer")
                 yield replace(stored, dtype="F32") if name in in_float32 and buffer.is_floating_point() else stored
         if path.rpartition(".")[2] == "self_attn":
             for scale in scheme.cache_scales:
-                yield replace(scale, name=f"{path}.{scale.name}")
+                yield replace(scale, name=f"{names.module(path)}.{scale.name}")
 
 
 def _in_layers(path: str) -> bool:
     parts = path.split(".")
     return any(a in _LAYERS and b.isdigit() for a, b in pairwise(parts))
-
-
-def _expert(path: str, name: str, columns: int) -> LinearModule:
-    """Return the first linear layer of the first expert of a stack."""
-    return LinearModule(f"{path}.0.{_STACKS[name][0]}", "Expert", columns)
 
 
 def _dtype(tensor: torch.Tensor) -> str:
@@ -114,12 +124,12 @@ def _linear(
 ) -> Iterator[StoredTensor]:
     of = scheme.format_of(place)
     if of is None:
-        yield _plain(f"{place.path}.weight", weight)
+        plain = _plain(f"{place.path}.weight", weight)
+        yield replace(plain, dtype="F32") if scheme.float32 and place.in_float32 else plain
         if bias is not None:
             yield _plain(f"{place.path}.bias", bias)
         return
-    rows, columns = weight.shape
-    for tensor in _packed(of, LinearShape(rows, columns, bias is not None, _dtype(weight))):
+    for tensor in _packed(of, LinearShape(place.rows, place.columns, bias is not None, _dtype(weight))):
         yield replace(tensor, name=f"{place.path}.{tensor.name}")
 
 
@@ -130,25 +140,46 @@ def _packed(of: Format, linear: LinearShape) -> Iterator[StoredTensor]:
 
 
 def _stack(
-    path: str, name: str, module: nn.Module, weight: torch.Tensor, bias: torch.Tensor | None, scheme: Scheme
+    path: str,
+    name: str,
+    module: nn.Module,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    scheme: Scheme,
+    names: CheckpointNames,
 ) -> Iterator[StoredTensor]:
-    """Yield the tensors of a stack of matrices, each [rows, columns] or, if the class says so, [columns, rows]."""
+    """Yield the tensors of a stack of matrices, each [rows, columns] or, if the class says so, [columns, rows].
+
+    Nothing is yielded for a stack that the checkpoint has as it is.
+    """
     experts, rows, columns = weight.shape
     if _is_transposed(module):
         rows, columns = columns, rows
-    names = _STACKS[name]
-    of = scheme.format_of(_expert(path, name, columns))
-    assert of is not None, path
+    dtype, layers = _dtype(weight), names.layers_of(name)
+    stack = names.module(path)
     if scheme.stacked:
-        for tensor in _packed(of, LinearShape(rows, columns, bias is not None, _dtype(weight))):
-            stack = (experts, *tensor.shape)
+        of = scheme.format_of(LinearModule(f"{stack}.0.{layers[0]}", "Expert", columns, rows=rows))
+        for tensor in () if of is None else _packed(of, LinearShape(rows, columns, bias is not None, dtype)):
+            shape = (experts, *tensor.shape)
             yield replace(
-                tensor, name=f"{path}.{name}_{tensor.name}", shape=stack, stands_for=experts * tensor.stands_for
+                tensor, name=f"{stack}.{name}_{tensor.name}", shape=shape, stands_for=experts * tensor.stands_for
             )
         return
-    for part in names:
-        for tensor in _packed(of, LinearShape(rows // len(names), columns, bias is not None, _dtype(weight))):
-            yield replace(tensor, name=f"{path}.*.{part}.{tensor.name}", count=experts)
+    rows //= len(layers)
+    found = {
+        part: Counter(
+            scheme.format_of(LinearModule(f"{stack}.{i}.{part}", "Expert", columns, rows=rows)) for i in range(experts)
+        )
+        for part in layers
+    }
+    if not names.is_split(name) and all(set(formats) == {None} for formats in found.values()):
+        return
+    for part, formats in found.items():
+        for own, count in formats.items():
+            linear = LinearShape(rows, columns, bias is not None, dtype)
+            plain = (StoredTensor("weight", dtype, (rows, columns)), *linear.plain_bias)
+            for tensor in plain if own is None else _packed(own, linear):
+                yield replace(tensor, name=f"{stack}.*.{part}.{tensor.name}", count=count)
 
 
 def _is_transposed(module: nn.Module) -> bool:
@@ -173,10 +204,10 @@ def next_token_tensors(model: nn.Module, scheme: Scheme, modules: int) -> Iterat
     """
     facts = model_facts(model)
     if facts.model_type not in _LIKE_DEEPSEEK:
-        raise BadInput("the module for one more token is not known of this model", where="--mtp",
+        raise BadInput("the modules that predict further tokens are not known for this model", where="--mtp",
                        expected=" or ".join(_LIKE_DEEPSEEK), got=facts.model_type)  # fmt: skip
     if modules > facts.next_token_modules:
-        raise BadInput("the checkpoint has no so many modules for further tokens", where="--mtp",
+        raise BadInput("the checkpoint does not have that many modules for further tokens", where="--mtp",
                        expected=f"at most {facts.next_token_modules} ({NEXT_TOKEN})", got=modules)  # fmt: skip
     layers = attribute(attribute(model, "model"), "layers")
     number, width = len(layers), attribute(model, "config").hidden_size

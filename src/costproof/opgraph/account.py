@@ -145,7 +145,7 @@ def arithmetic_dtype(op: OpCall) -> str:
 
 def _uncounted_module_error(op: OpCall) -> Incomplete:
     return Incomplete(
-        "an operator outside all counted modules computes",
+        "an operator outside all counted modules has a cost",
         where=f"{op.label} in {op.module or '(root)'}",
         expected="work inside the modules of the target",
         got=op.name,

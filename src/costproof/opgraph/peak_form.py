@@ -36,7 +36,7 @@ def peak_form(events: Iterable[MemoryEvent], sizes: Sequence[Size]) -> sympy.Exp
         if not any(_at_least(other, moment) for other in found):
             found = [other for other in found if not _at_least(moment, other)] + [moment]
     if len(found) > MOST:
-        raise Incomplete("too many moments can be the highest", expected=f"at most {MOST}", got=len(found))
+        raise Incomplete("too many moments may be the peak", expected=f"at most {MOST}", got=len(found))
     return sympy.Max(*(sum((n * term for term, n in moment.items()), sympy.Integer(0)) for moment in found or [{}]))
 
 
@@ -65,7 +65,7 @@ def _at_least(one: Bytes, other: Bytes) -> bool:
     if all(n < 0 for n in more.values()):
         return False
     whole = sympy.Add(*(n * term for term, n in more.items()))
-    # What rounds is 0 or more of itself; ceilings of sizes are 1 or more.
+    # Rounding functions are at least 0; ceilings of sizes are at least 1.
     opaque = {f: sympy.Dummy() + int(f.func is sympy.ceiling) for f in whole.atoms(sympy.ceiling, sympy.floor)}
     whole = whole.xreplace(opaque)
     if not whole.is_polynomial():

@@ -81,7 +81,7 @@ class GridBlock:
         before: tuple[int | None, ...] = (None,) * len(lengths)
         for corner in product(*starts):
             shape = tuple(min(s, n - at) for at, s, n in zip(corner, steps, lengths, strict=True)) or (1,)
-            # An axis that did not move keeps its arrays: by them others know what they know already.
+            # An unchanged axis keeps its array objects, by whose identity callers find memoized results.
             values = dict(values)
             for i, (axis, at) in enumerate(zip(self.axes, corner, strict=True)):
                 for name, column in zip(axis.names, axis.columns, strict=True) if at != before[i] else ():
@@ -244,16 +244,18 @@ def parse_value(name: GridParameter, text: str, where: str) -> Any:
     if name.number:
         if not re.fullmatch(r"\d{1,12}", text):
             raise BadInput(
-                "this is an integer, or a range", where=where, expected="N or START:STOP:STEP", got=text[:60]
+                "this must be an integer or a range", where=where, expected="N or START:STOP:STEP", got=text[:60]
             )
         return int(text)
     if isinstance(name.now, bool):
         if text not in ("true", "false"):
-            raise BadInput("this is true or false", where=where, got=text[:60])
+            raise BadInput("this must be true or false", where=where, got=text[:60])
         return text == "true"
     if isinstance(name.now, tuple):
         if not re.fullmatch(r"\d{1,12}(\+\d{1,12})*", text):
-            raise BadInput("this is a list of integers", where=where, expected="integers joined by +", got=text[:60])
+            raise BadInput(
+                "this must be a list of integers", where=where, expected="integers joined by +", got=text[:60]
+            )
         return tuple(map(int, text.split("+")))
     if isinstance(name.now, float):
         try:
@@ -261,7 +263,7 @@ def parse_value(name: GridParameter, text: str, where: str) -> Any:
         except ValueError:
             number = inf
         if not isfinite(number):
-            raise BadInput("this is a number", where=where, got=text[:60])
+            raise BadInput("this must be a number", where=where, got=text[:60])
         return number
     return text
 
@@ -273,7 +275,7 @@ def _check_values(name: GridParameter, values: Iterable[Any], where: str) -> Seq
     found = [int(v) if isinstance(v, np.integer) else v for v in values]
     if name.number and not all(type(v) is int and 0 <= v < 2**40 for v in found):
         wrong = next(v for v in found if type(v) is not int or not 0 <= v < 2**40)
-        raise BadInput("this is an integer", where=where, got=repr(wrong)[:60])
+        raise BadInput("this must be an integer", where=where, got=repr(wrong)[:60])
     return found
 
 

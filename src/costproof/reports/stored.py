@@ -1,4 +1,4 @@
-"""Report what a checkpoint takes on disk: totals, tensors by part, and how headers of its files differ."""
+"""Report the size of a checkpoint on disk: totals, tensors by part, and differences from the headers of its files."""
 
 from __future__ import annotations
 

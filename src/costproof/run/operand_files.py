@@ -83,7 +83,7 @@ def is_revision(name: str) -> bool:
     """Return whether git has an object of this name in the current folder, or refuses to look.
 
     Raises:
-        BadInput: git does not answer.
+        BadInput: git did not answer in time.
     """
     if name.startswith("-") or which("git") is None:
         return False
@@ -109,7 +109,7 @@ def _run_git(what: str, name: str) -> subprocess.CompletedProcess[bytes]:
     except OSError as error:
         raise BadInput("git is not installed", where=name, got=error.strerror) from None
     except subprocess.TimeoutExpired:
-        raise BadInput("git does not answer", where=name, expected=f"the file within {WAIT:.0f} s") from None
+        raise BadInput("git did not answer in time", where=name, expected=f"the file within {WAIT:.0f} s") from None
 
 
 def check_whole(side: Baseline) -> None:

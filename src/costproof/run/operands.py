@@ -31,7 +31,7 @@ from costproof.run.request import build_workload, request, settings
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An operand: its baseline, and what can evaluate it elsewhere."""
+    """An operand: its baseline, and, if known, the target that can evaluate it at other settings."""
 
     baseline: Baseline
     target: WithKeys | None
@@ -110,7 +110,7 @@ def names_target(text: str) -> bool:
         read = f"{place}~0:{function}" if in_git else f"./{text}"
         run = f"the absolute path of {code}" if place.endswith(".py") else code
         raise BadInput(
-            "this names a file to read and a function to run",
+            "this may name a file to read or a function to run",
             where=text[:120],
             got=f"{'a revision of git' if in_git else 'a file'}, and Python code",
             fix=f"{read} reads the file, {run} runs the function"[:300],
@@ -131,7 +131,7 @@ def check_counted(rules: Files, trust_remote_code: bool, *sides: OperandInput) -
     given = {"--rules": rules != (), "--trust-remote-code": trust_remote_code}
     if any(given.values()) and not any(isinstance(s, str | os.PathLike) and names_target(os.fspath(s)) for s in sides):
         where = ", ".join(name for name, on in given.items() if on)
-        raise BadInput("only a target is counted", where=where, expected="a target with settings as a side")
+        raise BadInput("these options need a target to count", where=where, expected="a target with settings as a side")
 
 
 def is_without_formulas(

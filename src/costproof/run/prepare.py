@@ -89,7 +89,7 @@ def require_exportable(model: Target) -> Exportable:
     """
     if not isinstance(model, Exportable):
         raise BadInput(
-            "the counters run the parts of a model that can be exported",
+            "counters need a model whose parts can be exported",
             where=model.name,
             got=lacking(model, ("static",))["static"],
         )
@@ -114,7 +114,7 @@ def resolve_counters(asked: tuple[str, ...]) -> tuple[str, ...]:
         )
     for name in asked:
         if COUNTERS.all()[name].owner != OURS:
-            COUNTERS.load(name)  # one that cannot be loaded is told before anything is counted
+            COUNTERS.load(name)  # report a counter that cannot be loaded before counting
     return tuple(dict.fromkeys(asked))
 
 

@@ -51,7 +51,7 @@ def refused_code(in_file: Mapping[str, Any], given: Mapping[str, Any], where: st
     """
     for name, spelled in code_named({k: v for k, v in in_file.items() if not given.get(k)}).items():
         yield BadInput(
-            "a file does not decide which code runs",
+            "a request file cannot permit code to run",
             where=f"$.{name} in {where}",
             expected=f"{spelled} on the command line too, or {name}= in Python",
             fix=f"if you trust this code, add {spelled}",
@@ -160,7 +160,7 @@ def request_from(
                 choices[verb][key] = _typed_value(key, value, f"$.{verb}.{key}")
     named = data.get("target", "")
     if not isinstance(named, str):
-        problems.append(BadInput("this is a short text", where="$.target"))
+        problems.append(BadInput("this must be a short text", where="$.target"))
     own = named if isinstance(named, str) and not _is_null(named) else None
     given = {"target": target, "rules": rules, "trust_remote_code": trust_remote_code}
     with collect_problems(problems):
@@ -182,7 +182,7 @@ def _section(given: YamlValue, where: str, problems: list[CostproofError]) -> di
     """Return the keys of a section that have a value."""
     if isinstance(given, dict):
         return {key: value for key, value in given.items() if not _is_null(value)}
-    problems.append(BadInput("this is a map", where=where))
+    problems.append(BadInput("this must be a map", where=where))
     return {}
 
 
@@ -192,15 +192,15 @@ def _typed_value(name: str, value: Any, where: str) -> Any:
     if name in LISTS:
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, list) or not all(isinstance(i, str) for i in items):
-            raise BadInput("this is a list of texts", where=where)
+            raise BadInput("this must be a list of texts", where=where)
         return items
     if isinstance(value, list) and all(isinstance(i, str) and i.isdecimal() for i in value):
         return tuple(int(i) for i in value)
     if not isinstance(value, str):
-        raise BadInput("this is one value", where=where, expected="a text or an integer")
+        raise BadInput("this must be a single value", where=where, expected="a text or an integer")
     if name in SWITCHES:
         if value not in ("true", "false"):
-            raise BadInput("this is true or false", where=where, got=repr(value[:40]))
+            raise BadInput("this must be true or false", where=where, got=repr(value[:40]))
         return value == "true"
     return value
 

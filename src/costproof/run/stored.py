@@ -60,14 +60,14 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     facts = model_facts(model)
     try:
         scheme = target.stored.scheme(facts.model_type)
+        tensors = list(stored_tensors(model, scheme))
+        if next_token:
+            tensors += next_token_tensors(model, scheme, next_token)
     except UnknownFormat as error:
         raise Incomplete(
             "the bytes of this format are not known", where=target.name, expected="a format of docs/checkpoints.md",
             got=f"{error.name}: {error.why}",
         ) from error  # fmt: skip
-    tensors = list(stored_tensors(model, scheme))
-    if next_token:
-        tensors += next_token_tensors(model, scheme, next_token)
     quantised = [of for rule in scheme.rules if (of := rule.format)]
     undetermined = tuple(dict.fromkeys(text for of in quantised for text in of.undetermined()))
     more = facts.next_token_modules - next_token

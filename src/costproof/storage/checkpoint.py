@@ -109,18 +109,21 @@ def parts_of(tensors: Iterable[StoredTensor]) -> tuple[StoredPart, ...]:
 def compare_headers(
     tensors: Iterable[StoredTensor], files: Mapping[str, Iterable[HeaderTensor]], undetermined: Iterable[str] = ()
 ) -> HeaderTotals:
-    """Return what headers state, and how it differs from a layout: by name pattern, dtype and shape.
+    """Return the totals of headers, and their differences from a layout by name pattern, dtype and shape.
 
-    A stack of experts is compared by pattern, so that ``experts.*.up_proj`` stands for each expert.
+    Tensors that there are as many of as expected must also have the expected names. A stack of experts is compared by
+    pattern only, so that ``experts.*.up_proj`` stands for each expert.
 
     Args:
         undetermined: beginnings of the last parts of names that the layout has without a size.
     """
     suffixes = tuple(text.partition(":")[0] for text in undetermined)
     expected: dict[tuple[str, str, tuple[int, ...]], int] = {}
+    named: dict[tuple[str, str, tuple[int, ...]], set[str]] = {}
     for tensor in tensors:
         key = (folded_path(tensor.name), tensor.dtype, tensor.shape)
         expected[key] = expected.get(key, 0) + tensor.count
+        named.setdefault(key, set()).add(tensor.name)
     stated: dict[tuple[str, str, tuple[int, ...]], list[HeaderTensor]] = {}
     every = [tensor for inside in files.values() for tensor in inside]
     for one in every:
@@ -129,7 +132,11 @@ def compare_headers(
     differences = []
     for name, dtype, shape in sorted({*expected, *stated}):
         there, wanted = stated.get((name, dtype, shape), []), expected.get((name, dtype, shape), 0)
-        if len(there) != wanted:
+        missing = named.get((name, dtype, shape), set()) - {tensor.name for tensor in there}
+        if len(there) == wanted and missing and not any("*" in one for one in missing):
+            others = {tensor.name for tensor in there} - named[name, dtype, shape]
+            differences.append(HeaderDifference(name, min(missing), min(others), len(missing), 0))
+        elif len(there) != wanted:
             form = f"{dtype} {list(shape)}"
             more = len(there) - wanted
             one_size = StoredTensor(name, dtype, shape).bytes if not there else there[0].bytes

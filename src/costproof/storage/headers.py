@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -16,6 +17,7 @@ from costproof.storage.tensors import StoredTensor, require_dtype
 _LONGEST_HEADER: Final = 2**25
 """Bytes: DeepSeek-V3's 163 headers have 12 million in all."""
 _MOST_TENSORS: Final = 2**21
+_MODEL: Final = "model.safetensors"
 
 GGUF_TYPES: Final[dict[int, tuple[str, int, int]]] = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
@@ -57,22 +59,34 @@ def read_header(file: Path) -> tuple[HeaderTensor, ...]:
             found = tuple(_gguf(stream, file) if start == b"GGUF" else _safetensors(stream, file))
     except (OSError, ValueError, struct.error, RecursionError, UnicodeDecodeError, OverflowError) as error:
         raise _no_header(file, str(error)[:80]) from error
+    twice = next((name for name, n in Counter(t.name for t in found).items() if n > 1), None)
+    if twice is not None:
+        raise BadInput("a tensor is in a header twice", where=str(file), got=twice[:80])
     return found
 
 
 def read_checkpoint(folder: Path) -> dict[str, tuple[HeaderTensor, ...]]:
-    """Return the tensors of a folder by file: those of its index, or else all safetensors, or else all GGUF files.
+    """Return the tensors of a folder by file.
+
+    As in transformers, ``model.safetensors`` comes first, then the shards of ``model.safetensors.index.json``; else
+    those of another index, all safetensors, or all GGUF files.
 
     Raises:
-        BadInput: there are none, a shard of the index is missing, or a tensor is in two files.
+        BadInput: there are none, a shard or a tensor of the index is missing, or a tensor is in two files.
         Incomplete: as :func:`read_header`.
     """
-    indices = sorted(folder.glob("*.safetensors.index.json"))
-    if indices:
-        names = read_json(indices[0], what="index of the weights").get("weight_map")
+    indices = sorted(
+        folder.glob("*.safetensors.index.json"), key=lambda file: (file.name != f"{_MODEL}.index.json", file)
+    )
+    names: Any = {}
+    if (folder / _MODEL).is_file():
+        files = [folder / _MODEL]
+    elif indices:
+        index = read_json(indices[0], what="index of the weights")
+        names = index.get("weight_map") if isinstance(index, dict) else None
         if not isinstance(names, dict):
             raise BadInput("this is not an index of a checkpoint", where=str(indices[0]), expected="a weight_map")
-        files = [folder / Path(str(name)).name for name in sorted(set(map(str, names.values())))]
+        files = [folder / name for name in sorted({Path(str(name)).name for name in names.values()})]
     else:
         files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf"))
     if not files:
@@ -87,6 +101,10 @@ def read_checkpoint(folder: Path) -> dict[str, tuple[HeaderTensor, ...]]:
             if where.setdefault(tensor.name, file.name) != file.name:
                 got = f"{where[tensor.name]} and {file.name}"
                 raise BadInput("a tensor is in two shards", where=tensor.name, got=got)
+    for name, shard in names.items():
+        if where.get(name) != Path(str(shard)).name:
+            got = where.get(name, "in none of the shards")
+            raise BadInput("a tensor is not where the index says", where=name[:80], expected=str(shard)[:80], got=got)
     return found
 
 

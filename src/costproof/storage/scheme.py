@@ -32,13 +32,26 @@ class LinearModule:
     path: str
     """Path in the checkpoint: an expert has one of its own, ``model.layers.3.mlp.experts.0.gate_proj``."""
     kind: str = "Linear"
-    """Name of its class; ``Expert`` for a matrix of a stack, ``Embedding`` for a table."""
+    """Name of its class; ``Expert`` for a matrix of a stack."""
     columns: int = 0
     """Input features, or the width of a table."""
     is_head: bool = False
     """Whether it makes the logits, or shares its weights with the embedding."""
     in_layers: bool = True
     """Whether it is in a numbered layer."""
+    own_path: str = ""
+    """Path in the model, where that differs."""
+    classes: tuple[str, ...] = ("Linear",)
+    """Names of its class and of those that it inherits from."""
+    rows: int = 0
+    """Output features."""
+    in_float32: bool = False
+    """Whether its class loads it in float32 whatever its dtype."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Return the paths that lists of modules may have it by: in the checkpoint, and in the model."""
+        return (self.path,) if self.own_path in ("", self.path) else (self.path, self.own_path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +71,12 @@ class Scheme:
     """The first that applies to a module decides."""
     stacked: bool = False
     """Whether the experts of a layer are one tensor of each kind, rather than linear layers."""
-    tables: bool = False
-    """Whether rules apply to tables of embeddings too."""
+    classes: tuple[str, ...] = ("Linear",)
+    """Classes that rules apply to, with all that inherit from them."""
+    float32: bool = False
+    """Whether the checkpoint has in float32 what the class of the model loads so."""
+    named: tuple[str, ...] = ()
+    """Paths of modules with settings of their own; one that the model does not have leaves the layout unknown."""
     cache_scales: tuple[StoredTensor, ...] = ()
     """Tensors that every attention stores for its quantised cache."""
     assumed: tuple[str, ...] = field(default=())
@@ -67,7 +84,7 @@ class Scheme:
 
     def format_of(self, module: LinearModule) -> Format | None:
         """Return the format of a linear layer or a table; ``None``: it is not quantised."""
-        if module.kind == "Embedding" and not self.tables:
+        if set(self.classes).isdisjoint(module.classes):
             return None
         return next((rule.format for rule in self.rules if rule.applies(module)), None)
 
@@ -175,13 +192,16 @@ def _kept_by_transformers(described: Data, keys: tuple[str, ...]) -> Callable[[L
     """Return whether transformers leaves a module as it is (should_convert_module, get_modules_to_not_convert).
 
     A name matches from the start up to the end of a part of the path, also as a regular expression, or as a suffix.
-    Without a list the head is kept, and what shares its weights with the embedding.
+    Without a list the head is kept, and what shares its weights with the embedding. What the class of the model loads
+    in float32 is kept in any case.
     """
     names = _names(described, *keys)
     if names is None:
-        return lambda module: module.is_head
+        return lambda module: module.is_head or module.in_float32
     patterns = [(_compiled(rf"(?:{name})(?:(?<=\.)|(?=\.|$))", _method(described)), name) for name in names]
-    return lambda module: any(p.match(module.path) or module.path.endswith(name) for p, name in patterns)
+    return lambda module: (
+        module.in_float32 or any(p.match(path) or path.endswith(name) for path in module.paths for p, name in patterns)
+    )
 
 
 def _fp8(described: Data, model_type: str) -> Scheme:
@@ -212,7 +232,15 @@ def _bitsandbytes(described: Data, model_type: str) -> Scheme:
         of = LlmInt8()
     else:
         raise UnknownFormat("bitsandbytes", "neither load_in_4bit nor load_in_8bit is true")
-    return Scheme("bitsandbytes", (Rule(of, lambda m: not kept(m)),))
+    return Scheme("bitsandbytes", (Rule(of, lambda m: not kept(m)),), classes=("Linear", "Conv1D"), float32=True)
+
+
+def _is_packable(module: LinearModule, rows: int) -> bool:
+    """Return whether a library that packs several rows into a word can quantise a module of a layer.
+
+    AutoGPTQ and AutoAWQ refuse others, as the gate of a shared expert, whose one row they leave as it is.
+    """
+    return module.in_layers and module.rows % rows == 0
 
 
 def _awq(described: Data, model_type: str) -> Scheme:
@@ -222,7 +250,10 @@ def _awq(described: Data, model_type: str) -> Scheme:
         raise UnknownFormat("awq", f"version {version!r} with {bits} bits")
     of = Awq(bits, _number(described, "group_size", "q_group_size"))
     names = _names(described, "modules_to_not_convert") or ()
-    return Scheme("awq", (Rule(of, lambda m: m.in_layers and not any(name in m.path for name in names)),))
+    return Scheme(
+        "awq",
+        (Rule(of, lambda m: _is_packable(m, 32 // bits) and not any(n in path for path in m.paths for n in names)),),
+    )
 
 
 def _gptq(described: Data, model_type: str) -> Scheme:
@@ -245,16 +276,16 @@ def _gptq(described: Data, model_type: str) -> Scheme:
         if not isinstance(changes, Mapping):
             raise UnknownFormat("gptq", f"dynamic[{str(pattern)[:40]!r}] is not an object")
         own = Gptq(_number(changes, "bits") or bits, _number({"group_size": group, **changes}, "group_size"), zeros)
-        rules.append(Rule(own, lambda m, p=compiled: p.match(m.path) is not None))  # type: ignore[misc]
+        rules.append(Rule(own, lambda m, p=compiled: any(map(p.match, m.paths))))  # type: ignore[misc]
     of = Gptq(bits, group, zeros)
     with_head = described.get("lm_head") is True
 
     def quantised(module: LinearModule) -> bool:
-        inside = module.in_layers or (with_head and module.is_head)
-        return inside and not any(p.match(module.path) for p in left)
+        inside = _is_packable(module, 32) or (with_head and module.is_head)
+        return inside and not any(p.match(path) for path in module.paths for p in left)
 
     every = [Rule(r.format, lambda m, r=r: quantised(m) and r.applies(m)) for r in rules]  # type: ignore[misc]
-    return Scheme("gptq", (*every, Rule(of, quantised)), assumed=of.assumed())
+    return Scheme("gptq", (*every, Rule(of, quantised)), assumed=of.assumed(), classes=("Linear", "Conv1D"))
 
 
 def _mlx(described: Data, model_type: str) -> Scheme:
@@ -269,14 +300,18 @@ def _mlx(described: Data, model_type: str) -> Scheme:
     own = {key: value for key, value in described.items() if value is False or isinstance(value, Mapping)}
     for path, settings in own.items():
         if settings is not False:
+            if settings.get("mode", "affine") != "affine":
+                raise UnknownFormat("mlx", f"the mode of {path[:60]} is {settings['mode']!r}"[:160])
             changed = Mlx(_number(settings, "bits") or bits, _number(settings, "group_size") or group)
-            rules.append(Rule(changed, lambda m, path=path: m.path == path))  # type: ignore[misc]
+            rules.append(Rule(changed, lambda m, path=path: path in m.paths))  # type: ignore[misc]
 
     def quantised(module: LinearModule) -> bool:
+        if module.kind == "Expert":
+            raise UnknownFormat("mlx", "MLX has modules of its own for experts and routers")
         seen = any(name in module.path for name in ("vision_tower", "vision_model", "visual"))
-        return not seen and module.path not in own and module.columns % group == 0
+        return not seen and own.keys().isdisjoint(module.paths) and module.columns % group == 0
 
-    return Scheme("mlx", (*rules, Rule(Mlx(bits, group), quantised)), tables=True)
+    return Scheme("mlx", (*rules, Rule(Mlx(bits, group), quantised)), classes=("Linear", "Embedding"), named=tuple(own))
 
 
 def _mxfp4(described: Data, model_type: str) -> Scheme:
@@ -307,8 +342,11 @@ def _modelopt(described: Data, model_type: str) -> Scheme:
         )  # fmt: skip
 
     def kept(module: LinearModule) -> bool:
-        path = module.path
-        return any(fnmatchcase(path, name) or path.startswith(f"{name.rstrip('.*')}.") for name in names)
+        return any(
+            fnmatchcase(path, name) or path.startswith(f"{name.rstrip('.*')}.")
+            for path in module.paths
+            for name in names
+        )
 
     if not names:
         return Scheme("modelopt", (Rule(of, lambda m: not m.is_head),), cache_scales=scales)
@@ -322,41 +360,60 @@ def _compressed(described: Data, model_type: str) -> Scheme:
     sparse = described.get("sparsity_config")
     if isinstance(sparse, Mapping) and sparse.get("format") not in (None, "dense"):
         raise UnknownFormat("compressed-tensors", f"sparsity {sparse.get('format')!r}")
-    ignore = _matcher(_names(described, "ignore") or (), "compressed-tensors")
-    rules = []
+    ignored = _names(described, "ignore") or ()
+    ignore = (*_ranks(ignored, "compressed-tensors"),)
+    targets: dict[str, Format] = {}
     assumed: dict[str, None] = {}
     for name, group in groups.items():
         if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
             raise UnknownFormat("compressed-tensors", f"config_groups.{name} has no weights")
         of = _compressed_format(group, str(group.get("format") or described.get("format") or ""))
-        targets = _matcher(_names(group, "targets") or (), "compressed-tensors")
-        rules.append(Rule(of, lambda m, t=targets: t(m) and not ignore(m)))  # type: ignore[misc]
+        targets |= dict.fromkeys(_names(group, "targets") or (), of)
         assumed |= dict.fromkeys(of.assumed())
-    return Scheme("compressed-tensors", tuple(rules), cache_scales=_compressed_cache(described), assumed=tuple(assumed))
+
+    def kept(module: LinearModule) -> bool:
+        return any(matches(module) for matches in ignore)
+
+    rules = [
+        Rule(targets[name], lambda m, one=one: not kept(m) and one(m))  # type: ignore[misc]
+        for rank in range(3)
+        for name, matches in (
+            (name, _ranks((name,), "compressed-tensors")) for name in sorted(targets, key=_target_order)
+        )
+        for one in (matches[rank],)
+    ]
+    return Scheme(
+        "compressed-tensors", tuple(rules), cache_scales=_compressed_cache(described), assumed=tuple(assumed),
+        classes=("Linear", "Embedding"),
+    )  # fmt: skip
+
+
+def _target_order(name: str) -> tuple[bool, str]:
+    return name.startswith(_REGULAR), name
 
 
 def _compressed_cache(described: Data) -> tuple[StoredTensor, ...]:
     """Return the scales of a quantised cache, one for keys and one for values."""
     scheme = described.get("kv_cache_scheme")
-    if scheme is None:
+    if scheme is None or (isinstance(scheme, Mapping) and scheme.get("dynamic") is True):
         return ()
     if not isinstance(scheme, Mapping) or scheme.get("num_bits") != 8 or scheme.get("strategy", "tensor") != "tensor":
         raise UnknownFormat("compressed-tensors", "kv_cache_scheme is not of 8 bits with one scale")
     return tuple(StoredTensor(name, "BF16", (1,), "scale") for name in ("k_scale", "v_scale"))
 
 
-def _matcher(names: Iterable[str], method: str) -> Callable[[LinearModule], bool]:
-    """Return whether one of the names is that of a module or its class, or after ``re:`` matches from the start."""
+def _ranks(names: Iterable[str], method: str) -> tuple[Callable[[LinearModule], bool], ...]:
+    """Return whether one of the names is that of a module, matches it after ``re:``, or is that of a class of it.
+
+    compressed-tensors prefers an exact name to a regular expression, and both to a class (match_targets).
+    """
     exact = {name for name in names if not name.startswith(_REGULAR)}
     patterns = [_compiled(n.removeprefix(_REGULAR), method) for n in names if n.startswith(_REGULAR)]
-
-    def matches(module: LinearModule) -> bool:
-        kind = "Linear" if module.kind == "Expert" else module.kind
-        if module.path in exact or kind in exact:
-            return True
-        return any(pattern.match(module.path) or pattern.match(kind) for pattern in patterns)
-
-    return matches
+    return (
+        lambda module: not exact.isdisjoint(module.paths),
+        lambda module: any(pattern.match(path) for path in module.paths for pattern in patterns),
+        lambda module: not exact.isdisjoint(module.classes),
+    )
 
 
 def _compressed_format(group: Data, layout: str) -> Format:

@@ -85,7 +85,7 @@ def _numbered(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_meta:
         return tensor.detach().clone().cpu()
     if tensor.layout is not torch.strided:
-        raise Incomplete("a sparse tensor has no ones", got=tensor.layout)
+        raise Incomplete("a sparse tensor cannot be filled with ones", got=tensor.layout)
     return torch.ones_like(tensor, device="cpu")
 
 

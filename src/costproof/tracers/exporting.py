@@ -108,7 +108,7 @@ class SizeTranslator:
             found = plain_sympy(theirs).xreplace(self.table)
             if sympy.expand(found - ours) != 0:
                 raise Incomplete(
-                    "the export took two sizes for one",
+                    "the export treats two different sizes as equal",
                     where=f"{self.job.stage}, export {self.job.id}",
                     got=f"{found} and {ours} are both {theirs}",
                 )
@@ -198,7 +198,7 @@ def plain_sympy(expr: sympy.Expr) -> sympy.Expr:
         args = [rebuild(a) for a in x.args]
         rule, name = rules.get(type(x).__name__), type(x).__name__
         if rule is None and isinstance(x, sympy.Function) and name not in FUNCTIONS:
-            raise Incomplete("a size is a function that formulas do not have", got=x)
+            raise Incomplete("a size uses a function that formulas do not support", got=x)
         return rule(*args) if rule is not None else x.func(*args)
 
     return sympy.expand(rebuild(expr)).replace(sympy.floor, _floor)

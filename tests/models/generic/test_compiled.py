@@ -105,6 +105,6 @@ def test_a_factory_may_wrap_its_module(tmp_path: Path) -> None:
     for name in ("compiled", "parallel"):
         found = costproof.report(f"{file}:{name}")
         assert [ledger.total("flops") for ledger in found.capture.ledgers] == [2 * 2 * 4 * 6] * 2
-    with pytest.raises(BadInput, match="forward does not say what it takes") as caught:
+    with pytest.raises(BadInput, match="forward does not declare its arguments") as caught:
         costproof.report(f"{file}:scripted")
     assert "before torch.jit" in str(caught.value)

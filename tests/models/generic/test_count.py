@@ -219,7 +219,7 @@ def test_what_is_no_module_or_no_argument() -> None:
         costproof.count(len, 3)
     with pytest.raises(BadInput, match="forward does not take these arguments"):
         costproof.count(MLP(), torch.ones(3, 16), 4)
-    with pytest.raises(BadInput, match="forward does not say what it takes"):
+    with pytest.raises(BadInput, match="forward does not declare its arguments"):
         costproof.count(torch.jit.script(nn.Linear(4, 6)), torch.ones(3, 4))
     lazy = nn.LazyLinear(6)
     with pytest.raises(BadInput, match="no shape before the first call"):

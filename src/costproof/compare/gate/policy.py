@@ -179,28 +179,28 @@ class _Reader:
         """Return the mappings in the list under a key, each with its line and its path in the file."""
         given = data.get(name, [])
         if not isinstance(given, list) or len(given) > MOST:
-            self.problem(f"this is a list of at most {MOST} maps", f"$.{name}")
+            self.problem(f"this must be a list of at most {MOST} maps", f"$.{name}")
             return []
         found: list[tuple[tuple[Mapping[str, YamlValue], int], str]] = []
         for i, item in enumerate(given):
             if isinstance(item, dict):
                 found.append(((item, self.lines.get((name, i), 1)), f"$.{name}[{i}]"))
             else:
-                self.problem("this is a map", f"$.{name}[{i}]", expected="metric: NAME, …")
+                self.problem("this must be a map", f"$.{name}[{i}]", expected="metric: NAME, …")
         return found
 
     def place(self, item: Mapping[str, YamlValue], line: int, where: str) -> PolicyPlace:
         metric, stage, role = (self.text(item, name, where) for name in PLACE)
         for name in ("stage", "role"):
             if item.get(name) == "":
-                self.problem("this names nothing", f"{where}.{name}", fix="leave the key out for the whole")
+                self.problem("this must not be empty", f"{where}.{name}", fix="leave the key out for the whole")
         if metric not in metrics():
             fix = did_you_mean(metric, metrics())
             self.problem(
                 "no such metric", f"{where}.metric", "one of " + ", ".join(metrics()), metric or "nothing", fix
             )
         if role and not stage and metric in STAGE_WIDE:
-            # A module that works in two stages is there twice; rows do not say which are the same modules.
+            # A module that works in two stages has rows in both; rows do not identify equal modules.
             self.problem(f"{metric} of a role needs a stage", where, "stage: NAME", fix="stage: '*' is each stage")
         return PolicyPlace(metric, stage, role, line)
 
@@ -213,7 +213,7 @@ class _Reader:
         increase = self.amount(item, "increase", where) if "increase" in item else None
         budget = self.amount(item, "budget", where) if "budget" in item else None
         if budget is not None and budget.relative:
-            self.problem("a budget is a number of units", f"{where}.budget", "such as 3.1 T", budget.text)
+            self.problem("a budget must be a number of units", f"{where}.budget", "such as 3.1 T", budget.text)
         return Limit(place, increase, None if budget is None else budget.of(0))
 
     def allowance(self, given: tuple[Mapping[str, YamlValue], int], where: str) -> Allowance | None:
@@ -221,14 +221,14 @@ class _Reader:
         self.known(item, (*PLACE, *ALLOWED), where)
         place, increase = self.place(item, line, where), self.amount(item, "increase", where)
         if any(c in place.stage + place.role for c in WILD):
-            self.problem("an allowance names its place", where, "a stage, a role, or neither", str(place))
+            self.problem("an allowance must name its place", where, "a stage, a role, or neither", str(place))
         reason, until = self.text(item, "reason", where), self.text(item, "until", where)
         if not reason.strip():
-            self.problem("an allowance has a reason", f"{where}.reason", "why more is allowed, in a few words")
+            self.problem("an allowance must have a reason", f"{where}.reason", "why more is allowed, in a few words")
         try:
             day = date.fromisoformat(until)
         except ValueError:
-            self.problem("an allowance ends on a day", f"{where}.until", "YYYY-MM-DD", until or "nothing")
+            self.problem("an allowance must end on a date", f"{where}.until", "YYYY-MM-DD", until or "nothing")
             return None
         return None if increase is None else Allowance(place, increase, reason, day)
 
@@ -236,7 +236,7 @@ class _Reader:
         value = item.get(name, "")
         if isinstance(value, str) and len(value) <= 500:
             return value
-        self.problem("this is a short text", f"{where}.{name}")
+        self.problem("this must be a short text", f"{where}.{name}")
         return ""
 
     def amount(self, item: Mapping[str, YamlValue], name: str, where: str) -> PolicyAmount | None:

@@ -185,9 +185,11 @@ def read_certificate(path: Path) -> Certificate:
 def _contradictions(found: Certificate) -> Iterator[CostproofError]:
     verdict = verdict_of(found.counterexamples, found.missing)
     if found.verdict != verdict:
-        yield BadInput("the verdict is another one", where="$.verdict", expected=verdict, got=found.verdict)
+        yield BadInput(
+            "the verdict does not follow from the results", where="$.verdict", expected=verdict, got=found.verdict
+        )
     if found.coverage.samples != found.settings.samples:
-        yield BadInput("the configurations drawn are not those of the settings", where="$.coverage.samples",
+        yield BadInput("the number of random configurations is not that of the settings", where="$.coverage.samples",
                        expected=found.settings.samples, got=found.coverage.samples)  # fmt: skip
     keys = Counter(claim.key for claim in found.claims)
     if twice := next((key for key, times in keys.items() if times > 1), None):

@@ -153,7 +153,7 @@ class Qwen25VlTextConfig(DecoderConfig):
 
     @classmethod
     def caches_as(cls, data: Mapping[str, Any]) -> bool:
-        """Return True: the class removes a window that is not in use."""
+        """Return true: the configuration class drops an unused attention window, so caches keep all tokens."""
         return True
 
     def native(self) -> dict[str, Any]:
@@ -319,7 +319,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         counted = ImageTextTarget.with_images_given(self, workload, given, found)
         count = images_of(counted)
         if side is not None and not count:
-            found.append(BadInput("a run without images has no size of them", where="--image-size", got=side))
+            found.append(BadInput("an image size needs at least one image", where="--image-size", got=side))
             return counted
         step = self.config.vision.step
         limits, where = self.stored.pixels if side is None and count else None, {}

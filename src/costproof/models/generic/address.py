@@ -291,7 +291,7 @@ def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
     if isinstance(module, torch.jit.ScriptModule):  # a traced one has no signature, a scripted one no graph
         fix = "give the module as it was before torch.jit"
-        raise BadInput("forward does not say what it takes", where=type(module).__name__, fix=fix)
+        raise BadInput("forward does not declare its arguments", where=type(module).__name__, fix=fix)
     signature = inspect.signature(module.forward)
     try:
         found = signature.bind(*args, **kwargs)

@@ -304,7 +304,7 @@ def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
                 where=f"$.auto_map.{name} in {file}",
                 expected="MODULE.CLASS of a file in the same folder",
                 got=str(place)[:80],
-                fix="put the code beside the configuration, and leave out what stands before --",
+                fix="put the code beside the configuration, and omit the part before --",
             )
     if missing:
         raise BadInput(

@@ -155,7 +155,7 @@ class GenericTarget:
         if wrong:
             where = ", ".join("--" + name.replace("_", "-") for name in wrong)
             expected = ", ".join("--" + s.name.replace("_", "-") for s in SETTINGS if s.name in takes) or "no setting"
-            raise BadInput("this model does not take it", where=where, expected=expected)
+            raise BadInput("this model does not take this setting", where=where, expected=expected)
         if "new_tokens" in takes:
             steps = given.get("new_tokens", 1)
             room = plain.text_tokens if most is None or "seq_len" in given else min(plain.text_tokens, most - steps)
@@ -273,7 +273,7 @@ class GenericTarget:
         if options.layers is None or options.layers == self.options.layers:
             return replace(self, options=options)
         if self.cut is not None:
-            raise BadInput("the model is cut already", where="--layers", got=options.layers)
+            raise BadInput("the model is already cut", where="--layers", got=options.layers)
         if not isinstance(self.maker, Cuttable):
             raise BadInput("this model cannot be cut", where="--layers", fix="make it with fewer layers")
         maker, cut = self.maker.first_layers(options.layers)

@@ -306,7 +306,7 @@ class PageConfig(NativeConfig):
         """Return an error for each pair of numbers with which no model can run, with paths in a native file."""
         widths = cast("tuple[int, ...]", self.sam.downsample)  # a value that was set for the key has any length
         if len(widths) != 2:
-            what, where = "there are two stride-2 convolutions", self.paths()["sam.downsample"]
+            what, where = "there must be two stride-2 convolutions", self.paths()["sam.downsample"]
             return [BadInput(what, where=where, expected="two widths", got=list(widths))]
         return contradictions(self, self.paths(), self.second)
 
@@ -425,7 +425,7 @@ def read_downsample(section: Section, *default: tuple[int, int]) -> tuple[int, i
         return widths[0], widths[1]
     if isinstance(section.data.get("downsample_channels"), list):
         section.problem(
-            "there are two stride-2 convolutions", "downsample_channels", expected="two widths", got=list(widths)
+            "there must be two stride-2 convolutions", "downsample_channels", expected="two widths", got=list(widths)
         )
     return 1, 1
 

@@ -175,7 +175,7 @@ class SizeSampler:
                 if held and self.subject.runs(sizes):
                     return sizes
         raise Incomplete(
-            "the graph is that of some sizes only: the model takes another way at others",
+            "the graph holds only at some sizes: the model takes another branch at others",
             where=self.exported.job.id,
             got="none of those drawn meets the conditions of the export",
         )

@@ -349,11 +349,11 @@ def _check_repeated(top: Section, language: Section) -> None:
         if key not in language.data:
             if not any(p.where == f"{language.path}.{key}" for p in language.problems):
                 language.problem(
-                    "a key stands at top level and not here", key, expected=shown(top.data[key]), got="nothing"
+                    "this key belongs to the top level, not here", key, expected=shown(top.data[key]), got="nothing"
                 )
         elif type(top.data[key]) is not type(language.data[key]) or top.data[key] != language.data[key]:
             top.problem(
-                "this must repeat what language_config says",
+                "this must equal the value in language_config",
                 key,
                 expected=f"{shown(language.data[key])} ($.language_config.{key})",
                 got=shown(top.data[key]),

@@ -48,7 +48,7 @@ def read_snapshot(folder: Path) -> Snapshot:
     if missing:
         raise BadInput(
             "not a whole snapshot of DeepSeek-OCR", where=str(folder),
-            expected="the remote code: " + ", ".join(REQUIRED) + ", and what these import from beside them",
+            expected="the remote code: " + ", ".join(REQUIRED) + ", and what these import from the same folder",
             got="no " + ", ".join(missing), fix="download all *.py files of the snapshot",
         )  # fmt: skip
     path = folder / "config.json"

@@ -1,0 +1,187 @@
+"""Checkpoints that a stranger tried: each value is by the rules of the library that writes or loads the format."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from costproof.ledger.errors import BadInput, Incomplete
+from costproof.run.stored import stored
+from costproof.storage.checkpoint import StoredCheckpoint, compare_headers
+from costproof.storage.headers import HeaderTensor, read_checkpoint, read_header
+from costproof.storage.tensors import StoredTensor
+
+_SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
+          "num_key_value_heads": 2, "vocab_size": 1000, "tie_word_embeddings": False}  # fmt: skip
+LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", **_SIZES}
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
+QWEN_MOE = {
+    **LLAMA, "model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"], "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 256, "num_experts": 4, "num_experts_per_tok": 2,
+}  # fmt: skip
+QWEN_VL = {
+    **LLAMA, "model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "vocab_size": 152000, "rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]},
+    "vision_config": {"depth": 1, "hidden_size": 128, "intermediate_size": 256, "num_heads": 4, "out_hidden_size": 256,
+                      "fullatt_block_indexes": [0]},
+}  # fmt: skip
+INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64, "symmetric": True}
+INT8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+
+
+def _stored(folder: Path, config: dict[str, Any], **quantised: Any) -> StoredCheckpoint:
+    (folder / "config.json").write_text(
+        json.dumps({**config, "quantization_config": quantised} if quantised else config)
+    )
+    return stored(f"hf:{folder / 'config.json'}")
+
+
+def _parts(found: StoredCheckpoint, *in_name: str) -> dict[str, tuple[str, tuple[int, ...], int]]:
+    return {p.name: (p.dtype, p.shape, p.tensors) for p in found.parts if any(text in p.name for text in in_name)}
+
+
+def _compressed(*groups: tuple[list[str], dict[str, Any]], ignore: list[str]) -> dict[str, Any]:
+    made = {f"group_{i}": {"targets": targets, "weights": weights} for i, (targets, weights) in enumerate(groups)}
+    return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": made, "ignore": ignore}
+
+
+@pytest.mark.parametrize(("general", "special"), [
+    (["Linear"], ["re:.*down_proj"]),
+    (["re:.*down_proj"], ["model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj"]),
+])  # fmt: skip
+def test_compressed_tensors_prefers_names_to_expressions_and_these_to_classes(
+    tmp_path: Path, general: list[str], special: list[str]
+) -> None:
+    """compressed_tensors.utils.match.match_targets, whatever the order of the groups."""
+    groups = [(general, INT4), (special, INT8)]
+    for order in (groups, groups[::-1]):
+        found = _stored(tmp_path, LLAMA, **_compressed(*order, ignore=["lm_head"]))
+        packed = _parts(found, "down_proj.weight_packed")
+        assert [*packed.values()] == [("I32", (256, 512 * 8 // 32), 2)]
+
+
+def test_a_table_that_compressed_tensors_targets_is_quantised(tmp_path: Path) -> None:
+    """apply_quantization_config takes Linear and Embedding."""
+    found = _stored(tmp_path, LLAMA, **_compressed((["Embedding"], INT8), ignore=[]))
+    assert _parts(found, "embed_tokens.weight_packed")["model.embed_tokens.weight_packed"] == ("I32", (1000, 64), 1)
+
+
+@pytest.mark.parametrize("ignore", ["re:visual.*", "re:model.visual.*"])
+def test_lists_may_have_the_names_of_the_checkpoint_or_those_of_the_model(tmp_path: Path, ignore: str) -> None:
+    """Checkpoints of Qwen2.5-VL have ``visual.blocks``, transformers' class ``model.visual.blocks``."""
+    found = _stored(tmp_path, QWEN_VL, **_compressed((["Linear"], INT4), ignore=["lm_head", ignore]))
+    assert {dtype for dtype, _, _ in _parts(found, "visual.").values()} == {"BF16"}
+    assert _parts(found, "visual.blocks.*.attn.qkv.weight") == {
+        "visual.blocks.*.attn.qkv.weight": ("BF16", (384, 128), 1)
+    }
+
+
+def test_experts_of_mixtral_have_the_names_of_its_checkpoint(tmp_path: Path) -> None:
+    """Published AWQ checkpoints of Mixtral exclude ``gate``, the router; ``w1`` is not one."""
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "modules_to_not_convert": ["gate"]}
+    found = _stored(tmp_path, MIXTRAL, **awq)
+    pattern = "model.layers.*.block_sparse_moe.experts.*.{}.qweight"
+    assert _parts(found, "qweight").items() >= {
+        pattern.format("w1"): ("I32", (256, 64), 8), pattern.format("w2"): ("I32", (512, 32), 8),
+        pattern.format("w3"): ("I32", (256, 64), 8),
+    }.items()  # fmt: skip
+    assert _parts(found, "gate")["model.layers.*.block_sparse_moe.gate.weight"] == ("BF16", (4, 256), 2)
+
+
+def test_experts_that_are_not_quantised_are_layers_if_the_checkpoint_has_layers(tmp_path: Path) -> None:
+    found = _stored(tmp_path, MIXTRAL)
+    assert _parts(found, "w2") == {"model.layers.*.block_sparse_moe.experts.*.w2.weight": ("BF16", (256, 512), 8)}
+
+
+def test_a_rule_for_one_expert_applies_to_it(tmp_path: Path) -> None:
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:.*experts\\.3\\.up_proj": {}}}
+    found = _parts(_stored(tmp_path, QWEN_MOE, **gptq), "experts.*.up_proj.weight", "experts.*.up_proj.qweight")
+    assert sorted(tensors for _, _, tensors in found.values()) == [2, 6]
+
+
+def test_the_gate_of_a_shared_expert_has_no_row_to_pack(tmp_path: Path) -> None:
+    """AutoGPTQ packs only multiples of 32 rows; Qwen's checkpoints have this gate in 16 bits."""
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    found = _parts(_stored(tmp_path, QWEN_MOE, **gptq), "shared_expert_gate")
+    assert found == {"model.layers.*.mlp.shared_expert_gate.weight": ("BF16", (1, 256), 2)}
+
+
+def test_bitsandbytes_converts_the_layers_of_gpt2(tmp_path: Path) -> None:
+    """replace_with_bnb_linear takes Conv1D, whose weight it transposes."""
+    gpt2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 2, "n_head": 4}
+    found = _stored(tmp_path, {**gpt2, "vocab_size": 100}, quant_method="bitsandbytes", load_in_8bit=True)
+    assert _parts(found, "c_fc.weight", "c_fc.SCB") == {
+        "transformer.h.*.mlp.c_fc.weight": ("I8", (256, 64), 2), "transformer.h.*.mlp.c_fc.SCB": ("F32", (256,), 2),
+        "transformer.h.*.mlp.c_fc.weight_format": ("U8", (), 2),
+    }  # fmt: skip
+
+
+def test_what_a_class_loads_in_float32_is_not_quantised(tmp_path: Path) -> None:
+    """T5PreTrainedModel._keep_in_fp32_modules is ["wo"], which get_modules_to_not_convert adds to any list."""
+    t5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 64, "d_kv": 16, "d_ff": 128,
+          "num_layers": 2, "num_heads": 4, "vocab_size": 100, "dtype": "float16"}  # fmt: skip
+    found = _stored(tmp_path, t5, quant_method="bitsandbytes", load_in_4bit=True, llm_int8_skip_modules=["lm_head"])
+    assert set(_parts(found, ".wo.").values()) == {("F32", (64, 128), 2)}
+
+
+@pytest.mark.parametrize("own", [{}, {"model.layers.0.mlp.switch_mlp.down_proj": {"bits": 8, "group_size": 64}}])
+def test_experts_in_mlx_are_of_unknown_size(tmp_path: Path, own: dict[str, Any]) -> None:
+    """mlx-lm quantises routers that are layers in its own classes, and has stacks of experts of another name."""
+    with pytest.raises(Incomplete):
+        _stored(tmp_path, {**QWEN_MOE, "quantization": {"bits": 4, "group_size": 64, **own}})
+
+
+def test_mlx_settings_for_a_module_that_is_not_there_leave_the_layout_unknown(tmp_path: Path) -> None:
+    own = {"language_model.model.layers.0.mlp.down_proj": {"bits": 8, "group_size": 64}}
+    with pytest.raises(Incomplete):
+        _stored(tmp_path, {**LLAMA, "quantization": {"bits": 4, "group_size": 64, **own}})
+
+
+def test_a_cache_that_is_scaled_as_it_comes_has_no_stored_scales(tmp_path: Path) -> None:
+    cache = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": True}
+    description = {**_compressed((["Linear"], INT4), ignore=["lm_head"]), "kv_cache_scheme": cache}
+    assert not _parts(_stored(tmp_path, LLAMA, **description), "k_scale", "v_scale")
+
+
+def test_a_layer_in_place_of_another_is_a_difference() -> None:
+    layout = [StoredTensor(f"layers.{i}.weight", "BF16", (4,)) for i in (0, 1)]
+    there = [HeaderTensor(f"layers.{i}.weight", "BF16", (4,), 8) for i in (0, 2)]
+    (difference,) = compare_headers(layout, {"a": there}).differences
+    assert (difference.expected, difference.got, difference.bytes) == ("layers.1.weight", "layers.2.weight", 0)
+
+
+def _safetensors(file: Path, *names: str) -> None:
+    header = {n: {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]} for i, n in enumerate(names)}
+    data = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(data)) + data)
+
+
+def test_the_files_of_a_folder_are_those_that_transformers_loads(tmp_path: Path) -> None:
+    """Mistral's folders also have ``consolidated.safetensors``, with the same weights under other names."""
+    _safetensors(tmp_path / "consolidated.safetensors", "a")
+    _safetensors(tmp_path / "model.safetensors", "b")
+    assert [*read_checkpoint(tmp_path)] == ["model.safetensors"]
+    (tmp_path / "model.safetensors").rename(tmp_path / "shard.safetensors")
+    for name, inside in (("consolidated", "a"), ("model", "b")):
+        file = "shard.safetensors" if name == "model" else "consolidated.safetensors"
+        (tmp_path / f"{name}.safetensors.index.json").write_text(json.dumps({"weight_map": {inside: file}}))
+    assert [*read_checkpoint(tmp_path)] == ["shard.safetensors"]
+
+
+def test_an_index_and_its_shards_agree(tmp_path: Path) -> None:
+    _safetensors(tmp_path / "one.safetensors", "a")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}}))
+    with pytest.raises(BadInput, match="not where the index says"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_tensor_of_gguf_has_one_entry(tmp_path: Path) -> None:
+    entry = struct.pack("<Q", 1) + b"a" + struct.pack("<IQIQ", 1, 32, 0, 0)
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + entry + entry)
+    with pytest.raises(BadInput, match="twice"):
+        read_header(tmp_path / "a.gguf")
