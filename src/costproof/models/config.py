@@ -57,6 +57,17 @@ class NativeConfig(Config):
     __slots__ = ()
     model_type: ClassVar[str]
     """Model type in a configuration file, under which transformers registers the class of the model."""
+    not_as_in_file: ClassVar[Mapping[str, str]] = {}
+    """Dotted keys that :meth:`native` sets to another value than the file, with the reason."""
+
+    def in_file(self) -> Self:
+        """Return the configuration with the values that a file can have: itself, by default."""
+        return self
+
+    @classmethod
+    def for_class(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the JSON object of a file in the form that the class of transformers reads: as it is, by default."""
+        return dict(data)
 
     @classmethod
     @abstractmethod

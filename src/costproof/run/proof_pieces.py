@@ -29,7 +29,9 @@ from costproof.ledger.metrics import FLOOR, STAGE_WIDE
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import SettingValue, Workload
 from costproof.models.config import keys_of
+from costproof.models.native import Native
 from costproof.models.proof import Piece, Proof, Provable
+from costproof.models.reader_check import check_reader, written
 from costproof.models.specs import ExportJob
 from costproof.models.target import Runnable, WithFormulas
 from costproof.opgraph.rules.files import versions_in_force
@@ -48,8 +50,11 @@ def carry_out_piece(piece: Piece[Provable], say: Say | None = None) -> Answer:
     """Export, cost and compare the run of a piece, and return its answer as plain data.
 
     Raises:
-        Incomplete: a part cannot be exported, or an operator has no cost rule.
+        Incomplete: a part cannot be exported, an operator has no cost rule, or the family reads another configuration
+            from a file of a drawn one.
     """
+    if piece.phase == "draws" and isinstance(piece.target, Native):
+        check_reader(written(piece.target.config))
     graphs: dict[str, Exported] = {}
     found = count_piece(piece, graphs).judged(piece.target.formulas(piece.workload))
     drawn = piece.sizes is not None or piece.phase == "runs"
