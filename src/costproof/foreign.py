@@ -190,7 +190,7 @@ def _ended(what: str, error: BaseException) -> BadInput:
 
 
 class _Block:
-    """Scope of a call into foreign code, which records what the code raises."""
+    """Scope of a call into foreign code, which records exceptions of the code."""
 
     def __init__(self, state: _State) -> None:
         self._state, self._process, self._signals = state, os.getpid(), _signals
@@ -260,7 +260,7 @@ def _is_standard(file: str) -> bool:
 
 
 class _State:
-    """Snapshot of what foreign code may change in this process."""
+    """Snapshot of the state of this process that foreign code may change."""
 
     def __init__(self, *, everything: bool) -> None:
         self.settings = SavedSettings(everything=everything)
@@ -295,7 +295,7 @@ class _State:
                 _close(copy)
 
     def put_back(self) -> tuple[list[str], list[str]]:
-        """Restore the state; return replaced functions of torch, and what could not be restored."""
+        """Restore the state; return replaced functions of torch, and names of state that could not be restored."""
         replaced = self.settings.put_back()
         if self._taken:
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -349,7 +349,7 @@ def _set_precision(torch: Any, before: tuple[Any, ...]) -> None:
         setters += [partial(torch._C._set_fp32_precision_setter, *place) for place in _PRECISIONS]
     else:
         setters.append(torch._C._set_cublas_allow_tf32)
-    for i, put in enumerate(setters):  # those behind say the same of fewer operations
+    for i, put in enumerate(setters):  # later setters cover fewer operations
         if before[i] is not None and _precision(torch)[i] != before[i]:
             put(before[i])
 

@@ -1,4 +1,4 @@
-"""Save the settings of a process, and the functions of Python and torch, and restore what foreign code changed."""
+"""Save the settings of a process and the functions of Python and torch, and restore those that foreign code changed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SavedSettings:
         for setting, before in self._before:
             if before is UNKNOWN or (in_fork and (setting.of_thread or setting.same is None)):
                 continue
-            with suppress(Exception):  # a folder that is gone; the others are put back all the same
+            with suppress(Exception):  # the folder may no longer exist; the other settings are restored anyway
                 if setting.same is None or not setting.same(before, setting.read()):
                     setting.put(before)
                     found += [setting.name] if setting.counted else []

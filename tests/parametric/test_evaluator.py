@@ -84,7 +84,7 @@ def test_a_key_by_its_last_word() -> None:
         ("llama", {"activation": "sine"}, {}, "relu"),
         ("bert", {"architecture": "BertFor"}, {}, "other keys depend on this one"),
         ("bert", {"labels": 3}, {}, "nothing of this kind"),
-        ("deepseek-v2", {"head_dim": 64}, {}, "follows from others"),
+        ("deepseek-v2", {"head_dim": 64}, {}, "is determined by others"),
         ("deepseek-ocr", {"text.topk": 65}, {}, "more experts than there are"),
         ("deepseek-ocr", {"sam.global_layers": [2, 12]}, {}, "global attention layer does not exist"),
         ("deepseek-ocr", {"sam.global_layers": ["2"]}, {}, "a list of integers"),

@@ -41,7 +41,7 @@ class Condition:
         return frozenset(s.name for s in parse(self.margin).free_symbols)
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Return whether it holds at these sizes; it does not if a symbol has no value."""
+        """Return whether the condition holds at these sizes; false if a symbol has no value."""
         try:
             return evaluate(parse(self.margin), sizes) >= 0
         except BadInput:

@@ -69,7 +69,7 @@ class ModulePart:
     times: int = 1
     """Runs of the forward in one call of the model; ``layers`` give the costs of all these runs together."""
     group: bool = False
-    """Whether the part represents submodules of which data decides which run; it has their costs and no calls."""
+    """Whether the part represents submodules of which the data selects some to run; it has their costs and no calls."""
     i: int = 0
     """Number of the layer that contains the module."""
 

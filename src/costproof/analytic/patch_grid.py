@@ -14,7 +14,7 @@ from costproof.analytic.mlp import Activation
 from costproof.analytic.norms import NORMS, NormKind
 
 FLOAT32: Final = 4
-"""Bytes of an element of what is computed in float32 whatever the dtype of the run."""
+"""Bytes of an element of tensors that are computed in float32 independently of the dtype of the run."""
 _TAPS: Final = 4
 """Neighbors of a grid point in a bilinear interpolation."""
 

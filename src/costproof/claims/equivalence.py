@@ -30,7 +30,7 @@ _SCALES: Final = (100, 1_000, 10_000, 100_000, 1_000_000)
 _GRID: Final = 4_000
 _MIXED: Final = 200
 _DRAWS: Final = ((101, 4_993), (10_007, 1_000_003))
-"""Ranges that the values of symbols which no setting controls are drawn from."""
+"""Ranges of random values for symbols that no setting controls."""
 _ELEMENT: Final = (4, 2)
 """Element sizes that are tried, in bytes."""
 _SEVERAL: Final = sym("_several")

@@ -73,7 +73,7 @@ def _is_evidence(sets: tuple[tuple[Effect, ...], ...], chance: Chance, amount: A
     most = SELDOM if len(sets[0]) <= 1 else RARE
     # Counting the same work by one other convention is as plausible as the truth itself.
     reading = any(all(CONVENTIONS & {e.cause, *e.aliases} for e in s) and len(s) <= 1 for s in sets)
-    # A cache in another width is one too. Its factors (2, 1/2, 1/4) are multiples of any grain, so the chance says
+    # A cache in another dtype is one too. Its factors (2, 1/2, 1/4) are multiples of any grain, so the chance says
     # nothing: it is evidence unless another single cause, such as windows without a cache, gives the same number.
     if all(len(s) == 1 and WIDTHS & {s[0].cause, *s[0].aliases} for s in sets):
         return True

@@ -134,7 +134,7 @@ def peak_of(capture: Capture, claim: PublishedClaim) -> Peak:
 
 
 def peak_terms(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> tuple[ClaimTerm, ...]:
-    """Return terms for the tensors alive at the peak, and uncounted ones for other peaks, sums and weights."""
+    """Return terms for the tensors alive at the peak, and uncounted terms for other peaks, sums and weights."""
     known = next((capture.values(i) for i in capture.invocations if i.stage == claim.stage), {})
     blank = ClaimTerm(claim.stage, claim.invocation, "", "peak", "", Fraction(0), "", known, 1, ())
     own = _tensors(blank, peak_of(capture, claim))

@@ -70,7 +70,7 @@ class Reachable:
         self._numbers: dict[int, KnownNumbers] = {}
 
     def numbers(self, size: int) -> KnownNumbers:
-        """Return the numbers that the sets of a size lead to."""
+        """Return the values of the claim that sets of ``size`` causes lead to, memoized."""
         if size not in self._numbers:
             self._numbers[size] = KnownNumbers(self.reference, self.of(size)[0], self.table.scale)
         return self._numbers[size]

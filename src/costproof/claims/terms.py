@@ -79,7 +79,7 @@ class ClaimTerm:
 
     @property
     def norm(self) -> bool:
-        """Whether it belongs to a layer that normalises."""
+        """Whether the term belongs to a normalisation layer."""
         return is_norm(self.owner)
 
     @property
@@ -89,12 +89,12 @@ class ClaimTerm:
 
     @property
     def text(self) -> bool:
-        """Whether it is work of a decoder, on a prompt or in decode steps."""
+        """Whether the term is work of a decoder, on a prompt or in decode steps."""
         return tokens_of(self.values) is not None
 
     @property
     def mixture(self) -> bool:
-        """Whether it is part of a mixture of experts: routed experts, shared experts or router."""
+        """Whether the term is part of a mixture of experts: routed experts, shared experts or router."""
         return self.within("experts", "router", "shared")
 
 
@@ -190,7 +190,7 @@ def _grouped(
     groups: dict[tuple[str, str, Mask, str, str, str, int, int], list[CostNode]] = {}
     for node in nodes:
         if (one := node.cost(metric)) is None:
-            continue  # no truth, and nothing to put beside it
+            continue  # no truth to compare with
         mask, _ = template(node.module)
         key = (node.stage, node.invocation, mask, node.kind, node.owner, node.exprs.get(metric, ""), one,
                windows.get((node.stage, node.module), 0))  # fmt: skip

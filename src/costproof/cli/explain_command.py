@@ -103,7 +103,7 @@ class _Explain(TargetCommand):
     "--graph", "listed", is_flag=True, help="List the operators of the exported stage instead, each with its cost."
 )
 @click.option(
-    "--unrolled", is_flag=True, help="With --graph and an image format: draw every layer, not equal ones once."
+    "--unrolled", is_flag=True, help="With --graph and an image format: draw each of several equal layers separately."
 )
 @click.option(
     "-f",

@@ -63,7 +63,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code = _fail_at_last(error)
     if arguments is None:
         with suppress(OSError):
-            os.dup2(2, 1)  # the report is whole: what foreign code prints while the process ends is none of it
+            os.dup2(2, 1)  # the report is complete: output of foreign code while the process ends is not part of it
     return code
 
 
@@ -133,7 +133,7 @@ def _usage_error(error: click.ClickException, arguments: Sequence[str]) -> Costp
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "costproof"
     if path == "costproof" and arguments and arguments[0] in COMMANDS:
-        path = f"costproof {arguments[0]}"  # click does not say where an option lacks its value
+        path = f"costproof {arguments[0]}"  # click does not state the command whose option lacks a value
     what = error.format_message().rstrip(".")
     told = BadInput(what[:1].lower() + what[1:], where=path, fix=f"see {path} --help")
     if isinstance(error, click.NoSuchOption) and context is not None:

@@ -17,7 +17,7 @@ from costproof.reports.outputs import variant
 @click.argument("target", type=OPERAND)
 @click.option(
     "--mtp", "next_token", type=click.IntRange(0, 8), default=0, metavar="N",
-    help="Modules that predict one more token to count.  [default: 0]",
+    help="Number of multi-token prediction modules to count.  [default: 0]",
 )  # fmt: skip
 @click.option(
     "--files", type=click.Path(path_type=Path), metavar="FOLDER|FILE",

@@ -54,7 +54,7 @@ class _TolerantRaw(io.RawIOBase):
 
 @contextmanager
 def tolerant_streams() -> Iterator[None]:
-    """Let stdout and stderr discard output if they are closed or their reader has gone, inside the context."""
+    """Make stdout and stderr discard output inside the context if they are closed or their reader has exited."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (_tolerant_stream(name) for name in ("stdout", "stderr"))
     try:
@@ -202,7 +202,7 @@ def _importing(frame: FrameType | None) -> bool:
 
 @contextmanager
 def _watched(numbers: Collection[int]) -> Iterator[None]:
-    """End the process a few seconds after one of the signals, whatever the main thread does."""
+    """End the process a few seconds after one of the signals, even if the main thread does not react."""
     with ExitStack() as ends:
         reading, writing = (
             ends.enter_context(os.fdopen(fd, mode, 0)) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True)

@@ -186,11 +186,11 @@ def merge(cells: Sequence[Cell]) -> Cell:
     )
 
 
-Parts = Mapping[str, Mapping[str, Cell]]
+CellsBySource = Mapping[str, Mapping[str, Cell]]
 """Source -> common kind -> cell, of one module and metric."""
 
 
-def _match(metric: Metric, parts: Parts) -> list[tuple[str, dict[str, Cell]]]:
+def _match(metric: Metric, parts: CellsBySource) -> list[tuple[str, dict[str, Cell]]]:
     """Match the kinds of all sources as finely as possible; return (kind, cells by source) for each match."""
     kinds: list[str] = list(dict.fromkeys(k for cells in parts.values() for k in cells))
     present = {k: {s for s in parts if k in parts[s] and parts[s][k].value != 0} for k in kinds}
@@ -212,7 +212,7 @@ def _match(metric: Metric, parts: Parts) -> list[tuple[str, dict[str, Cell]]]:
     ]
 
 
-def _groups(parts: Parts, present: Mapping[str, set[str]], odd: Sequence[str]) -> list[tuple[str, ...]]:
+def _groups(parts: CellsBySource, present: Mapping[str, set[str]], odd: Sequence[str]) -> list[tuple[str, ...]]:
     """Group the kinds that not all sources have by the work that they represent.
 
     Only a generic matrix product can represent another kind. It is grouped with the kinds that its sources lack; if
@@ -233,9 +233,9 @@ def _groups(parts: Parts, present: Mapping[str, set[str]], odd: Sequence[str]) -
     return [(*lacking, GENERIC), *((k,) for k in specific if k not in lacking), *rest]
 
 
-def _agree(parts: Parts, group: Sequence[str]) -> bool:
+def _agree(parts: CellsBySource, group: Sequence[str]) -> bool:
     return len({c.value for c in _cells(parts, group).values()}) == 1
 
 
-def _cells(parts: Parts, group: Sequence[str]) -> dict[str, Cell]:
+def _cells(parts: CellsBySource, group: Sequence[str]) -> dict[str, Cell]:
     return {s: merge([cells[k] for k in group if k in cells]) for s, cells in parts.items()}

@@ -69,7 +69,7 @@ def kind_of(kind: str) -> str:
     if parts and parts[0] in _SPACES:
         space, *parts = parts
     bare = (parts[0] if parts else name).strip("_")
-    # A name alone, or with torch's namespace and perhaps an overload.
+    # A plain name, or one with torch's namespace and perhaps an overload.
     torch_s = len(parts) <= 2 if space in _SPACES else len(parts) == 1 and not space
     return _CANONICAL.get(bare) or _CANONICAL.get(bare.removeprefix("r"), bare if torch_s else kind)
 
@@ -113,13 +113,13 @@ _WRITTEN_OUT: Final[Mapping[str, tuple[_Recipe, ...]]] = {
             },
         ),
     ),
-    # x sigmoid(1.702 x); a sigmoid alone; or a gate's own.
+    # x sigmoid(1.702 x); only a sigmoid; or the sigmoid of a gate.
     "sigmoid": (
         ("activation", {"sigmoid": {"sigmoid": 1, "mul": 2}}),
         ("activation", {"sigmoid": {"sigmoid": 1}}),
         ("sigmoid", {"sigmoid": {"sigmoid": 1}}),
     ),
-    # x / 2 (1 + tanh(c (x + d x³))), a tanh alone, or the cap of scores, which is arithmetic.
+    # x / 2 (1 + tanh(c (x + d x³))), only a tanh, or the cap of scores, which is arithmetic.
     "tanh": (
         ("activation", {"tanh": {"tanh": 1, "mul": 4, "pow": 1, "add": 2}}),
         ("activation", {"tanh": {"tanh": 1}}),

@@ -85,7 +85,7 @@ class Arithmetic:
         skipped = cost(SKIPPABLE) if self.bounds else 0
         skipped = flops if skipped is None else skipped
         least: ByDtype = {}
-        # Of several dtypes the slowest loses first: what is left takes no longer than what is done.
+        # With several dtypes, subtract from the slowest first, so that the rest is a lower bound of the time.
         for dtype in sorted(full, key=ARITHMETIC.index):
             gone = min(skipped, full[dtype])
             skipped -= gone

@@ -223,7 +223,7 @@ def fold_ledger(ledger: Ledger, roles: Mapping[str, str]) -> Folded:
             for node in bearing(here, metric):
                 add(stage, node.module, node.kind, metric, node.cost(metric))
     for op in ledger.unknown_ops:
-        # What no rule covers hides all that grows with what is run, but for the calls of modules.
+        # An operator without a rule makes all metrics of the workload unknown, except the calls of modules.
         for metric in (m for m in ledger.metrics if m != "calls" and m not in STAGE_WIDE):
             add(op.stage, op.module, op.op, metric, None)
     uneven = () if roles else _uneven(ledger)

@@ -14,7 +14,7 @@ UNATTRIBUTED = "[unattributed]"
 
 @dataclass(frozen=True, slots=True)
 class CounterInfo:
-    """A counter: its name, what it counts, and the tested versions."""
+    """A counter: its name, the work that it counts, and the tested versions."""
 
     name: str
     package: str
@@ -97,7 +97,7 @@ class CounterRecord:
 
 @dataclass(frozen=True, slots=True)
 class CounterUsage:
-    """Time and memory of a counter; measured, so it is in no reproducible file."""
+    """Time and memory of a counter; measured, and therefore excluded from reproducible files."""
 
     milliseconds: int
     """Time in calls, without loading Python, torch and the model."""

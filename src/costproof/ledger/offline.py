@@ -63,7 +63,7 @@ class _Switch:
                     self._undo.close()
 
     def _forked(self) -> None:
-        """Replace the lock in a forked child, and undo what only threads of the parent hold."""
+        """Replace the lock in a forked child, and undo changes that only threads of the parent still need."""
         self._lock = threading.Lock()
         gone = bool(self._holders)
         self._holders = [thread for thread in self._holders if thread == threading.get_ident()]

@@ -38,7 +38,7 @@ class LiveTensor:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The highest moment of one section of an execution."""
+    """The moment with the most live bytes within one section of an execution."""
 
     event: int
     """Number of allocations and releases before it."""
@@ -114,7 +114,7 @@ class CallPeaks:
 
     @property
     def residual(self) -> int | None:
-        """Return the part of the gap that no part explains."""
+        """Return the bytes of the gap that its named parts do not explain."""
         return None if self.gap_bytes is None else self.gap_bytes - sum(p.bytes for p in self.gap)
 
 

@@ -149,7 +149,7 @@ def _check_sizes(capture: Capture) -> Iterator[BadInput]:
         try:
             count = term_count(parse(expr))
         except BadInput:
-            continue  # told where it stands
+            continue  # reported at its location
         total += count
         if count > _MOST_TERMS_EACH or total > _MOST_TERMS:
             limit = f"at most {_MOST_TERMS_EACH:,} terms each, {_MOST_TERMS:,} in all different ones"

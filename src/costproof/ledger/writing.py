@@ -155,7 +155,7 @@ def written_in_place(path: Path) -> bool:
 
 @contextmanager
 def open_in_place(path: Path) -> Iterator[BinaryIO]:
-    """Open a path that is written in place; output is dropped once its reader has gone.
+    """Open a path that is written in place, such as a pipe; output is dropped once its reader has exited.
 
     Raises:
         BadInput: it cannot be opened or written.
@@ -265,7 +265,7 @@ def _bytes(content: str | bytes) -> bytes:
 def _commit(parts: Sequence[tuple[Path, Path]], gone: Sequence[Path]) -> tuple[Path, ...]:
     removed = []
     for path in gone:
-        with suppress(OSError):  # what is not there, or cannot be removed, stays as it is
+        with suppress(OSError):  # a file that does not exist or cannot be removed is ignored
             if not os.path.islink(path):
                 path.unlink()
                 removed.append(path)

@@ -57,6 +57,17 @@ class NativeConfig(Config):
     __slots__ = ()
     model_type: ClassVar[str]
     """Model type in a configuration file, under which transformers registers the class of the model."""
+    not_as_in_file: ClassVar[Mapping[str, str]] = {}
+    """Dotted keys that :meth:`native` sets to another value than the file, with the reason."""
+
+    def in_file(self) -> Self:
+        """Return the configuration with the values that a file can have: itself, by default."""
+        return self
+
+    @classmethod
+    def for_class(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the JSON object of a file in the form that the class of transformers reads: as it is, by default."""
+        return dict(data)
 
     @classmethod
     @abstractmethod
@@ -187,7 +198,7 @@ def with_keys(config: C, changes: Mapping[str, Any]) -> C:
     if not problems:
         made: C = put(config, changes)
         problems += [
-            BadInput("this key follows from others", where=f"$.{key}", expected=shown(got), got=shown(changes[key]))
+            BadInput("this key is determined by others", where=f"$.{key}", expected=shown(got), got=shown(changes[key]))
             for key, got in keys_of(made).items()
             if key in changes and got is not changes[key] and got != _plain(changes[key])
         ]
@@ -219,7 +230,7 @@ def _whole(value: Any) -> bool:
 
 
 def _wrong(key: str, now: Any, value: Any) -> BadInput | None:
-    """Return the problem with a new value for a key whose value is ``now``, or ``None``."""
+    """Return the problem with replacing the value ``now`` of a key by ``value``, or ``None``."""
     where, name = f"$.{key}", key.rpartition(".")[2]
     if isinstance(now, bool):
         ok, expected = isinstance(value, bool), "yes or no"

@@ -129,7 +129,7 @@ def aliases(kind: str) -> frozenset[str]:
 
 
 def contradiction(kind: str, key: str, value: object, where: str) -> BadInput | None:
-    """Return the problem of a key that contradicts what the class of the model type does, or ``None``."""
+    """Return the problem of a key that contradicts the behaviour of the model type's class, or ``None``."""
     implied = IMPLIED.get(kind, {})
     if key not in implied or harmless(kind, key, value) is not None:
         return None

@@ -82,7 +82,7 @@ class Known:
 
     @property
     def what(self) -> str:
-        """Return a description in one line."""
+        """Return the family and the number of parameters in one line."""
         return f"{self.family}, {self.params:,} parameters"
 
 

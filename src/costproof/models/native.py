@@ -20,6 +20,7 @@ from costproof.models import settings as common
 from costproof.models.config import Config, NativeConfig, changes, keys_of, put, with_keys
 from costproof.models.decoding.build import build, with_numbers
 from costproof.models.decoding.decoder import Decoder
+from costproof.models.reader_check import ConfigFile, check_reader
 from costproof.models.specs import Built
 from costproof.models.target import NamedWorkload, Setting
 from costproof.weights.stored import PLAIN, Stored, stored
@@ -98,7 +99,7 @@ class Configured(ABC, Generic[C]):
         return self.stored.dtype or "bfloat16"
 
     def build_stored(self) -> nn.Module:
-        """Return the model on the meta device in the dtype of what its checkpoint does not quantise."""
+        """Return the model on the meta device, in the dtype of the tensors that its checkpoint does not quantise."""
         model: Any = self
         made: nn.Module = model.build(model.workload())
         return made
@@ -137,6 +138,8 @@ N = TypeVar("N", bound=NativeConfig)
 class Native(Configured[N]):
     """Target that is a class of transformers with one configuration."""
 
+    file: ConfigFile | None = None
+    """The file that the configuration was read from, if any."""
     model_types: ClassVar[tuple[str, ...]]
     """The types of configurations that the family reads."""
     attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa", "eager")
@@ -161,7 +164,8 @@ class Native(Configured[N]):
         config = type(usual.config).of(data, path)
         published = next((p for p in usual.every_published() if p.normalised() == config.normalised()), None)
         known = published is not None
-        return replace(usual, config=config, published=published, is_known=known, stored=stored(data, path))
+        file = ConfigFile.of(data, config, path)
+        return replace(usual, config=config, published=published, is_known=known, stored=stored(data, path), file=file)
 
     def every_published(self) -> tuple[N, ...]:
         """Return the default configuration of the family and those of its known models."""
@@ -221,8 +225,18 @@ class Native(Configured[N]):
 
     @property
     def decoder(self) -> Decoder:
-        """Return how the class of transformers is called."""
+        """Return the calling convention of the decoder: module paths, masks and cache."""
         return Decoder()
+
+    def native_arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of the configuration class, after a check of the file that they come from.
+
+        Raises:
+            Incomplete: as :func:`~costproof.models.reader_check.check_reader`.
+        """
+        if self.file is not None:
+            check_reader(self.file)
+        return self.config.native()
 
     def native(self) -> tuple[Any, Any]:
         """Return the class of transformers, and a configuration object for it."""
@@ -230,7 +244,7 @@ class Native(Configured[N]):
 
         config: Any = self.config
         return getattr(transformers, config.architecture), transformers.CONFIG_MAPPING[config.model_type](
-            **config.native()
+            **self.native_arguments()
         )
 
     def build(self, workload: Workload) -> nn.Module:

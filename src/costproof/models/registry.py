@@ -122,7 +122,7 @@ def _wrong_part(target: Any) -> tuple[str, str, str] | None:
 
 
 def _unlike(found: Any, kind: type[Any]) -> tuple[str, str] | None:
-    """Return the expected and the actual type where a value or a field of it does not match its annotation."""
+    """Return (expected, actual) type of a value or its first field that contradicts its annotation, else ``None``."""
     if not isinstance(found, kind):
         return kind.__name__, _named(found)
     from pydantic import ValidationError

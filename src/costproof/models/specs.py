@@ -32,7 +32,7 @@ class SymbolicSize:
     dim: int
     symbol: str
     step: int = 1
-    """Above 1: the export is told that the dimension is a multiple of this, at least twice it."""
+    """If above 1, the dimension is declared to the export as a multiple of this, at least twice it."""
 
 
 @dataclass(frozen=True, slots=True)

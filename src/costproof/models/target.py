@@ -203,7 +203,7 @@ class Derivable(Exportable, Protocol):
     """Target with stages that can be exported with more symbols than usual."""
 
     def derivable(self, stage: str) -> tuple[Exportable, Workload, Mapping[str, int]] | None:
-        """Return the target, the run and the symbol steps with which to export a stage in full generality.
+        """Return the target, workload and symbol steps with which the export of a stage has all possible symbols.
 
         ``None`` if the default exports already have all possible symbols.
         """
@@ -323,5 +323,5 @@ def require_device(device: RunDevice) -> None:
             "this machine has no GPU that torch can use",
             where="--run cuda",
             got=f"torch {torch.__version__}",
-            fix="--run cpu, or --run meta for shapes alone",
+            fix="--run cpu, or --run meta for shapes only",
         )

@@ -99,7 +99,7 @@ def bound_unknown(
     at_most: dict[tuple[str, str], list[int | None]] = {}
     for op in _unknown_calls(costed, values):
         cost = cost_of(op)
-        # What is unknown in symbols may be known at sizes.
+        # A cost that is unknown in symbols may be known at concrete sizes.
         bound = cost.bound if isinstance(cost, UnknownCost) else cost.flops
         at_most.setdefault((source_kind(op.name), op.module), []).append(None if bound is None else int(bound))
     found = []

@@ -35,7 +35,7 @@ def data_edges(costed: CostedGraph) -> Counter[tuple[str, str]]:
 
 
 def feeding_calls(costed: CostedGraph) -> set[tuple[CallKey, CallKey]]:
-    """Return all pairs of calls of which the first feeds the second."""
+    """Return all pairs of calls in which the first call feeds the second."""
     chain = _chains(costed.graph)
     made_in: dict[str, tuple[CallKey, ...]] = {}
     through: dict[str, frozenset[CallKey]] = {}

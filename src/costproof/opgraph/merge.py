@@ -234,7 +234,7 @@ def _line_sum(values: Sequence[int | None], at: Sequence[int], count: int) -> in
 def _floor_sum(
     values: Sequence[int | None], tables: Sequence[Mapping[str, tuple[int, int]]], at: Sequence[int], count: int
 ) -> int | None:
-    """Sum the compulsory bytes over steps that look up a growing number of rows in tables that are read once."""
+    """Sum the floor bytes of decode steps, in which each table counts at most once and looked-up rows grow linearly."""
     whole = {name: size for found in tables for name, (_, size) in found.items()}
     rows = {name: [found.get(name, (size, size))[0] for found in tables] for name, size in whole.items()}
     once = [sum(min(size, rows[name][i]) for name, size in whole.items()) for i in range(len(at))]

@@ -65,7 +65,7 @@ def _at_least(one: Bytes, other: Bytes) -> bool:
     if all(n < 0 for n in more.values()):
         return False
     whole = sympy.Add(*(n * term for term, n in more.items()))
-    # What rounds is 0 or more of itself; ceilings of sizes are 1 or more.
+    # Rounding functions are at least 0; ceilings of sizes are at least 1.
     opaque = {f: sympy.Dummy() + int(f.func is sympy.ceiling) for f in whole.atoms(sympy.ceiling, sympy.floor)}
     whole = whole.xreplace(opaque)
     if not whole.is_polynomial():

@@ -73,7 +73,7 @@ class AvoidableTraffic:
 
 
 def _bytes_read_once(found: Iterable[Traffic]) -> Size:
-    """Return the bytes of tensors, each at most the whole however often its rows are looked up.
+    """Return the bytes read of some tensors, each tensor at most once as a whole, even if its rows are read repeatedly.
 
     A trace has a new value for each read of a buffer; reads of one name count as one tensor.
     """

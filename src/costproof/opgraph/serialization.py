@@ -75,7 +75,7 @@ class GraphReader:
         ]
 
     def tensors(self, numbers: list[int]) -> tuple[Value, ...]:
-        """Return the tensors with these numbers."""
+        """Return the tensors with these indices in the table."""
         return tuple(self._values[n] for n in numbers)
 
     def graph(self, stored: StoredGraph) -> Graph:
@@ -101,7 +101,7 @@ def to_plain(value: Any) -> Any:
     if type(value) is list:
         return [to_plain(v) for v in value]
     if isinstance(value, sympy.Float):
-        return float(value)  # an argument that was worked out of sizes; what is not exact is not equal when read
+        return float(value)  # an argument computed from sizes; an inexact one would not compare equal when read
     if isinstance(value, sympy.Expr):
         return {_EXPRESSION: text(value)}
     raise TypeError(f"{type(value).__name__} cannot be stored")

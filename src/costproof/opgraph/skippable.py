@@ -157,7 +157,7 @@ def hidden_reads(costed: CostedGraph, left_out: Mapping[int, Size]) -> frozenset
 
 
 def _hides_keys(op: OpCall, cost: OpCost | UnknownCost, left_out: Size) -> bool:
-    """Return whether all scores of a key may be hidden; not if the last query sees every key."""
+    """Return whether a mask may hide a key from all queries; false if the last query sees every key."""
     if not isinstance(cost, OpCost) or cost.role != "matmul" or left_out == 0:
         return False
     if left_out == cost.flops:

@@ -49,7 +49,7 @@ def active_elements(costed: CostedGraph) -> dict[str, int | None]:
                 tables[op.module, op.call, stack.name] = stack
         if isinstance(cost, OpCost) and cost.role == "alias" and (row := _row_of(op)) is not None:
             tables[op.module, op.call, row.name] = row
-    # What comes back in, from the activation function for each expert, is made after the module's first operator.
+    # Results of the activation function of each expert come back in after the module's first operator.
     traffic = costed.traffic if reads else {}
     made = {out.id: i for i, op in enumerate(costed.graph.ops) for out in op.outputs} if reads else {}
     begins: dict[Region, int] = {}
@@ -139,7 +139,7 @@ def read_parameters(graph: Graph) -> frozenset[str]:
 
 
 def unread_modules(parameters: Iterable[str], read: Collection[str]) -> tuple[str, ...]:
-    """Return the outermost modules that own parameters, of which no operator read any."""
+    """Return the outermost modules whose parameters no operator read."""
     used = {path for name in read for path in _enclosing_modules(name)}
     found = dict.fromkeys(
         next((path for path in _enclosing_modules(name) if path not in used), "")

@@ -84,7 +84,7 @@ class Regime:
                 return True
             if mask is not False:
                 held = mask if held is False else np.logical_or(held, mask)
-        # Ways that part on one axis alone and take all of it: nothing as large as the points.
+        # Branches that split on only one axis and cover it: no array as large as the points is needed.
         return True if held is not False and held.all() else held
 
     def holds(self, values: Mapping[str, int]) -> bool:

@@ -81,7 +81,7 @@ class GridBlock:
         before: tuple[int | None, ...] = (None,) * len(lengths)
         for corner in product(*starts):
             shape = tuple(min(s, n - at) for at, s, n in zip(corner, steps, lengths, strict=True)) or (1,)
-            # An axis that did not move keeps its arrays: by them others know what they know already.
+            # An unchanged axis keeps its array objects, by whose identity callers find memoized results.
             values = dict(values)
             for i, (axis, at) in enumerate(zip(self.axes, corner, strict=True)):
                 for name, column in zip(axis.names, axis.columns, strict=True) if at != before[i] else ():

@@ -52,7 +52,7 @@ class PathCondition:
         for condition in self.conditions:
             names = tuple(sorted(variables_of(condition.left) | variables_of(condition.right)))
             groups.setdefault(names, _ConditionGroup(names)).conditions.append(condition)
-        # What few variables decide is conditions first.
+        # Conditions on few variables come first.
         self._groups = sorted(groups.values(), key=lambda group: len(group.variables))
 
     def holds(self, values: Mapping[str, int]) -> bool:
@@ -116,7 +116,7 @@ def _limits(condition: BranchCondition, variable: str, start: int) -> Iterator[i
 
 def _difference_limits(condition: BranchCondition, f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
     """Yield the same candidates from the difference of both sides, which is an integer at every value."""
-    # What is above 0 where the condition does not hold.
+    # The expression that is above 0 where the condition does not hold.
     broken = {
         ("<", True): [f + 1], ("<", False): [-f], ("<=", True): [f], ("<=", False): [1 - f],
         ("==", True): [f, -f], ("==", False): [],

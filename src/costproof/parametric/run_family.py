@@ -141,7 +141,7 @@ class SettingCurve(_RunFamily):
             raise NotSolved(f"a size is not a polynomial of {self.setting}") from None
 
     def value(self, at: int, terms: FormulaSum) -> int:
-        """Return a sum at a value of the setting, from the sizes of that run; no expression of the setting is used."""
+        """Return a sum at a value of the setting, evaluated at its sizes, independently of solved expressions."""
         regime, sizes = self.regime(at), self.sizes(at)
         total = 0
         for (stage, invocation, source), factor, take in self._formulas(regime, terms):

@@ -229,7 +229,7 @@ def concrete_export() -> Iterator[None]:
 
 
 def _real_tensor(tensor: Any) -> Any:
-    """Return the values behind a fake tensor, or ``None``; any other tensor is returned as it is."""
+    """Return the concrete values of a fake tensor, or ``None`` without any; return other tensors unchanged."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     return tensor.real_tensor if isinstance(tensor, FakeTensor) else tensor
@@ -242,7 +242,7 @@ def _real_value(value: Any) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    """Return the number in a tensor without dimensions; anything else as it is."""
+    """Return the number in a zero-dimensional tensor; return anything else unchanged."""
     import torch
 
     known = _real_tensor(value) if isinstance(value, torch.Tensor) and value.dim() == 0 else None
@@ -250,7 +250,7 @@ def _scalar(value: Any) -> Any:
 
 
 def _fake_of(mode: Any, value: Any) -> Any:
-    """Return a fake tensor with this tensor as its values; any other result as it is."""
+    """Return a fake tensor whose concrete values are this tensor; return other results unchanged."""
     import torch
 
     if not isinstance(value, torch.Tensor):

@@ -75,7 +75,7 @@ def require_kernels() -> None:
             expected=f"the module {COMPILED}",
             got="it is missing",
             fix="pip install --no-build-isolation --force-reinstall --no-deps flash-attn where there is a CUDA "
-            "toolkit, or --run meta for shapes alone",
+            "toolkit, or --run meta for shapes only",
         )
 
 
@@ -88,7 +88,7 @@ def notes(beside: str = "") -> tuple[str, ...]:
     found = [f"attention: flash-attn {installed(DISTRIBUTION)} in the decoder" + (f"; {beside}" if beside else "")]
     if not compiled():
         found.append(
-            f"flash-attn ran on shapes alone: {COMPILED} is missing, an empty module stood in for it while "
+            f"flash-attn ran on shapes only: {COMPILED} is missing, an empty module stood in for it while "
             "the model was built and run, and transformers' question for CUDA was answered with yes"
         )
     return tuple(found)

@@ -114,7 +114,7 @@ def _cast_and_restore(original: Any, parts: set[int], undo: ExitStack) -> Callab
 
 
 def _restore_cast(tensors: dict[str, Any], key: str, cast: Any, before: Any) -> None:
-    """Restore what a cast replaced, unless an export has restored its own value already."""
+    """Restore attributes that a cast replaced, unless an export has already restored them."""
     if tensors.get(key) is cast:
         tensors[key] = before
 

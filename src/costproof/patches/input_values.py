@@ -316,7 +316,7 @@ def _with_all_rows(method: Callable[..., Any], notes: dict[str, None]) -> Callab
 
 
 def _features(mask: torch.Tensor, given: list[Any]) -> int:
-    """Return how many elements of a mask [B, S] or [B, S, width] are places of features.
+    """Return the number of elements of a mask [B, S] or [B, S, width] that mark positions of features.
 
     Among the arguments the embedded text [B, S, width] is the first floating-point tensor; features follow it.
     """

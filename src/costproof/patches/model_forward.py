@@ -42,7 +42,7 @@ def symbolic_int() -> AbstractContextManager[Any]:
 def running(
     replaced: Mapping[Any, Mapping[str, Any]], dtype: torch.dtype | None = None, *, flash: bool = False
 ) -> Iterator[None]:
-    """Set up and undo what a forward on the meta device needs.
+    """Apply the patches that a forward on the meta device needs, and undo them at the end.
 
     Gradients are off. The given names of modules are replaced, for example checks that need concrete values. For
     dtypes other than bfloat16, the meta kernel of grouped GEMMs is replaced, because it rejects dtypes that the real

@@ -56,12 +56,12 @@ def forward_redirected(model: nn.Module) -> Iterator[None]:
 
 
 def _key(module: nn.Module) -> int:
-    """Return a key that a module shares with the stand-in of it in an export, which has the same ``__dict__``."""
+    """Return a key that a module shares with its placeholder in an export, which has the same ``__dict__``."""
     return id(vars(module))
 
 
 def _redirect_class(cls: type[nn.Module], undo: ExitStack, redirected: set[int], announced: set[int]) -> None:
-    """Replace ``forward`` on the class, not on instances: an export calls it on stand-ins."""
+    """Replace ``forward`` on the class, not on instances, since an export calls it on placeholders."""
     original = cls.forward
 
     @functools.wraps(original)

@@ -404,7 +404,7 @@ def _note_pieces(original: Callable[..., Any], pieces: set[str]) -> Callable[...
 def _remove_pieces_only(original: Callable[..., Any], pieces: set[str]) -> Callable[..., None]:
     def remove(trace: Any) -> None:
         labels, outputs = trace._raw_graph_ws.raw_layer_labels_list, trace.output_layers
-        # TorchLens keeps what is connected with an output.
+        # TorchLens keeps operators that are connected with an output.
         trace.output_layers = [*outputs, *(label for label in labels if label not in pieces)]
         original(trace)
         trace.output_layers = outputs

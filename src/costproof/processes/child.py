@@ -61,7 +61,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=self.said,
                 env=environment,
-                start_new_session=True,  # a group of its own: what the work starts ends with it
+                start_new_session=True,  # a process group of its own, so that processes started by the work end with it
             )
             own(self.process.stdin, self.process.stdout)
 
@@ -190,7 +190,7 @@ def _listen(orders: IO[bytes], inbox: queue.SimpleQueue[bytes]) -> None:
     """Read orders while work is under way; the end of stdin ends this process."""
     try:
         while True:
-            inbox.put(pickle.load(orders))  # bytes: what is in them is for the main thread
+            inbox.put(pickle.load(orders))  # bytes, which the main thread decodes
     finally:
         _end_group(os.getpid())
 

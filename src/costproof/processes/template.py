@@ -81,7 +81,7 @@ def _release() -> None:
 
 
 def _renew_lock() -> None:
-    """Replace the lock in a forked process, whose owner thread is gone; templates stay with the parent."""
+    """Replace the lock in a forked process, which lacks the owner thread; templates stay with the parent."""
     global _lock
     _lock = threading.RLock()
 
@@ -184,12 +184,12 @@ class Template:
 
 
 def stand(modules: tuple[str, ...]) -> None:
-    """Run the template: import, then fork on request until the parent is gone."""
+    """Run the template process: import modules, then fork on request until the parent exits."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whoever asks may have been started with signals blocked
     asked = socket.socket(fileno=os.dup(0))
     with _ending_with(asked):
         for name in ("costproof.processes.child", *modules):
-            with suppress(Exception):  # work that needs it says what is missing
+            with suppress(Exception):  # work that needs the module reports that it is missing
                 import_module(name)
     running: dict[int, int] = {}
     """Process id -> where to note its exit code."""
@@ -214,7 +214,7 @@ def stand(modules: tuple[str, ...]) -> None:
 
 @contextmanager
 def _ending_with(asked: socket.socket) -> Iterator[None]:
-    """End this process when the parent is gone, also while it is busy; afterwards it has one thread again."""
+    """End this process when its parent exits, even while it is busy; afterwards it has one thread again."""
     done, finish = os.pipe()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""Report a certificate: its verdict, what is claimed, over which domain, by which method."""
+"""Report a certificate: its verdict, claims, domain and method."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _WHY: Final = (
 
 
 def document(c: Certificate, form: Form) -> Document:
-    """Return the certificate: what is proved, over which domain, by which method."""
+    """Return the report of a certificate: the verdict, claims, domain and method."""
     title, again = "Certificate: ", "costproof prove --verify certificate.json"
     if form == "md":
         body: list[Block] = [("Model ", Code(c.target.name), f": {model_line(c.target)}."), f"{proved_line(c.target)}."]

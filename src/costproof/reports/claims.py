@@ -95,7 +95,7 @@ def _word(j: Judgement) -> str:
 
 
 def _because(j: Judgement) -> str:
-    """Return what leads from the truth to a claim, in plain text."""
+    """Return the causes that lead from the truth to a claim, in plain text."""
     if j.explanations:
         led = " + ".join(" or ".join((step.cause, *step.or_else)) for step in j.explanations[0].steps) + other_causes(j)
         return f"{led} fits, not evidence" if j.status == "undetermined" else led
@@ -129,7 +129,7 @@ def other_causes(j: Judgement) -> str:
 
 
 def claim_story(j: Judgement) -> list[Block]:
-    """Return how a claim comes about; empty if it is right without further explanation."""
+    """Return the explanation of a claimed number; empty if it is right without further explanation."""
     return list(_story(j)) if j.status != "right" or j.explanations or j.note else []
 
 

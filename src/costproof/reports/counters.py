@@ -1,4 +1,4 @@
-"""Report third-party counters: what each prints next to the truth, with the causes of every difference."""
+"""Report third-party counters: the number of each next to the truth, with the causes of every difference."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MOST_CAUSES: Final = 3
 
 
 def document(report: CounterReport, form: Form) -> Document:
-    """Return the report: what each tool prints next to the truth, with causes."""
+    """Return the report: the number of each tool next to the truth, with causes."""
     about = subject_lines(report.target, report.workload, form)
     tools = Table(TOOLS, "llll", [(Code(name), Code(package), *rest) for name, package, *rest in
                                   map(_tool, report.compared.tools)])  # fmt: skip

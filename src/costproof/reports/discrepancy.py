@@ -53,7 +53,7 @@ _HEADLINE: Final = ("flops", "params", "calls")
 
 
 def document(report: Results, form: Form) -> Document:
-    """Return the whole comparison: sums, what is open or explained, every module, coverage, and what checks the run."""
+    """Return the whole comparison: sums, open and explained findings, every module, coverage, and checks of the run."""
     capture, found = report.capture, report.discrepancy
     body = _overview(found)
     if found.incomplete:
@@ -224,7 +224,7 @@ def _judges(found: Discrepancy) -> list[Block]:
 
 
 def discrepancy_short(report: Results) -> str:
-    """Return a comment: the verdict, what is open or explained (largest first), and what was left out."""
+    """Return a comment: the verdict, open and explained findings (largest first), and the number of omitted ones."""
     for rows in range(MAX_ROWS, -1, -1):
         text = MarkdownPrinter().document(_short(report, rows))
         if len(text) < LIMIT:

@@ -11,9 +11,9 @@ from costproof.ledger.workload import TargetInfo, Workload, counted_line
 from costproof.views.describe import MEANING, model_line, versions_line, workload_line
 
 Form = Literal["text", "md", "html", "cell"]
-"""Formats that people read; ``cell`` is HTML without script, for notebooks.
+"""Formats for human readers; ``cell`` is HTML without scripts, for notebooks.
 
-Subjects choose by it what to include. How it looks is up to the printers.
+Subjects select their content by format; printers determine the appearance.
 """
 
 
@@ -209,7 +209,7 @@ def code_list(names: Iterable[str], between: str = ", ") -> tuple[str, ...]:
 
 
 def subject_lines(target: TargetInfo, workload: Workload, form: Form) -> list[Prose]:
-    """Return the lines that identify the counted model and workload, and that admit what the count leaves out."""
+    """Return the lines that identify the counted model and workload, and that list the omissions of the count."""
     counted = counted_line(target, workload)
     if form == "md":
         return [

@@ -1,4 +1,4 @@
-"""Report an explanation: the cost of a stage by formula, with the numbers put in and what the graphs count there."""
+"""Report an explanation: the cost of a stage by formula, with numbers substituted, next to the counts of graphs."""
 
 from __future__ import annotations
 

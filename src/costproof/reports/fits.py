@@ -1,4 +1,4 @@
-"""Report whether a run fits into a memory: what it holds, what bounds that, and the limits of its settings."""
+"""Report whether a run fits into a memory: the bytes by kind, their bounds, and the limits of settings."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _scope_sentences(found: Fits) -> list[str]:
 
 
 def _stages(found: Fits) -> list[tuple[str, ...]]:
-    """Return rows of the stages; none where the only one holds what is held in all."""
+    """Return the rows of the stages; none for a single stage, whose bytes equal the total."""
     return (
         []
         if len(found.stages) == 1
@@ -136,7 +136,7 @@ def _stages(found: Fits) -> list[tuple[str, ...]]:
 
 
 def limit_sentences(x: MemoryLimit, room: int) -> tuple[str, str]:
-    """Return a solved limit: the limit in a sentence, and the bytes held on both sides of it."""
+    """Return a solved limit: a sentence on the limit, and the allocated bytes on both sides of it."""
     name = x.setting.replace("_", "-")
     held = _HELD[x.held]
     sides = "; ".join(

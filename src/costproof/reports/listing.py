@@ -107,7 +107,7 @@ def _coverage_table(ledger: Ledger, glob: str, width: int | None) -> list[str]:
         if n.kind and fnmatchcase(n.kind, glob):
             kinds.setdefault(n.kind, []).append(n)
     sums = {kind: (total(nodes, "flops"), total(nodes, "vector_flops")) for kind, nodes in kinds.items()}
-    # What is unknown stands first: it may be the largest.
+    # Unknown operators come first, since they may be the largest.
     ordered = sorted(sums.items(), key=lambda item: (*(-x if x is not None else -inf for x in item[1]), item[0]))
     whole = exact_sum(flops for flops, _ in sums.values())
     rows = [

@@ -63,7 +63,7 @@ class MarkdownPrinter:
             more = _size(made) + 1
             if self.budget is not None and isinstance(block, Details):
                 title = self.prose(block.title)
-                # The titles of what is left out need room too.
+                # The titles of omitted sections need room too.
                 if size + more + sum(len(t.encode()) + 2 for t in (*left, title)) > self.budget - 200:
                     left.append(title)
                     continue

@@ -40,7 +40,7 @@ class Output:
     """Whether the text states the verdict, so that the exit code reflects it."""
     folder: Folder = ""
     """``report``: a part of the folder of a report. ``measured``: likewise, but no capture holds its data.
-    ``later``: written beside its capture by another command."""
+    ``later``: written next to its capture by another command."""
 
     for_screens: bool = False
     """Whether it is wrapped to the width of a terminal."""

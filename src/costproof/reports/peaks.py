@@ -1,4 +1,4 @@
-"""Report peaks of live activations: per call by the graph and as written, and what is alive then."""
+"""Report peaks of live activations: per call in the graph and the eager module, with the tensors alive at each."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _HEIGHT: Final = 200
 
 
 def document(found: Peaks, form: Form) -> Document:
-    """Return the report: the peaks of all calls, why eager and graph differ, and what is alive at each peak."""
+    """Return the report: the peaks of all calls, why eager and graph differ, and the tensors alive at each peak."""
     title = f"Peaks of {found.target.title} at {found.workload.name}"
     if form in ("html", "cell"):
         body = list(filter(None, [section(found.calls)]))
@@ -125,7 +125,7 @@ def _row(call: CallPeaks) -> tuple[str, ...]:
 
 
 def gap_rows(call: CallPeaks) -> list[tuple[str, ...]]:
-    """Return the rows of :data:`GAP`."""
+    """Return the rows of the table :data:`GAP`: the parts of the difference between eager and graph peak."""
     return [(_WHY[p.kind], _gap_label(p), first_names(p.holders, 1), exact(p.bytes)) for p in call.gap]
 
 

@@ -193,7 +193,7 @@ def peak_notes(found: Roofline) -> list[str]:
 
 
 def module_bound_sentence(found: Roofline) -> str:
-    """Return what the time at the roof includes, and whether it is a bound."""
+    """Return a sentence on the work that the time at the roof includes, and whether the time is a bound."""
     return (
         f"At the roof: nothing is faster{_if_routed(found)} that runs {MODULES}"
         if _is_bound(found)
@@ -202,7 +202,7 @@ def module_bound_sentence(found: Roofline) -> str:
 
 
 def floor_sentence(found: Roofline) -> str:
-    """Return what the floor includes, and whether it is a bound."""
+    """Return a sentence on the bytes that the floor includes, and whether the time is a bound."""
     what = FLOOR.format(experts=ROUTING.get(found.routing, BOUND_ROUTING))
     if found.target.quantised:
         return f"No bound of the quantised checkpoint, whose bytes are not known. Floor: {what}"
@@ -213,7 +213,7 @@ def floor_sentence(found: Roofline) -> str:
 
 
 def omission_notes(found: Roofline) -> list[str]:
-    """Return what the times leave out of the headline FLOPs, and the decoding variant of latent attention."""
+    """Return notes on headline FLOPs that the times exclude, and on the decoding variant of latent attention."""
     said = [LEFT_OUT] if found.run.full is not None else []
     return [*said, LATENTS[found.conventions.mla]] if found.conventions.mla in LATENTS else said
 
@@ -370,7 +370,7 @@ def time_metric(found: Roofline, order: Sequence[str]) -> Html:
 
 
 def _counted_lines(found: Roofline) -> list[str]:
-    """Return what the numbers leave out, and the notes of their sources."""
+    """Return the conditions of the count, and the notes of its sources."""
     return [counted_line(found.target, found.workload), *note_lines(found.notes)]
 
 

@@ -46,7 +46,7 @@ def fold_line(line: str, width: int | None) -> list[str]:
 
 
 def _break(line: str, width: int, first: int) -> int | None:
-    """Return where a line is broken; behind the screen if a number is wider than that, ``None`` if nowhere."""
+    """Return the position of a line break, beyond the screen if a number is wider than it; ``None`` if not needed."""
     inside = {i for m in _NUMBER.finditer(line) for i in range(m.start() + 1, m.end())}
 
     def unit(i: int) -> bool:

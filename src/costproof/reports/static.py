@@ -1,4 +1,4 @@
-"""Report what each stage costs: sums, exact numbers, calls, sources and formulas; and the whole model of a cut one."""
+"""Report the cost of each stage: sums, calls, sources and formulas; for a truncated model also the whole model."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def whole_title(whole: WholeModel) -> str:
 
 
 def stack_sentences(whole: WholeModel) -> list[str]:
-    """Return a sentence for each stack of layers: how many were counted, what they stand for, and the check.
+    """Return a sentence for each stack of layers: the counted layers, the layers that they represent, and the check.
 
     Another where all layers were not run beside.
     """

@@ -55,7 +55,7 @@ def print_summary(console: Console, report: Results) -> None:
 
 
 def _document(report: Results, *, digits: bool, width: int) -> Document:
-    """Return the summary: a row for each stage, the verdict, open findings, and what is not counted."""
+    """Return the summary: a row for each stage, the verdict, open findings, and work that is not counted."""
     static, compared = report.figures, report.discrepancy
     title = f"{static.target.title}, {static.workload.name}: {workload_line(static.workload)}"
     head, rows = _rows(report, digits=digits)

@@ -114,7 +114,7 @@ def cell_text(cell: Cell) -> str:
 
 
 def rows_left_out(t: Table) -> list[str]:
-    """Return the line that says how many rows of a table are left out, and where they are."""
+    """Return the line with the number of omitted rows of a table and their location."""
     return [f"and {plural(t.left_out, f'more {t.noun}')} in {t.rest}"] if t.left_out else []
 
 
@@ -160,7 +160,7 @@ class TerminalPrinter:
 
 
 def status_style(word: str) -> str:
-    """Return how a terminal shows a status or a verdict."""
+    """Return the terminal style of a status or a verdict."""
     return _STYLES.get(word.partition(" ")[0], "yellow")
 
 

@@ -98,12 +98,12 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
     if not sources:
         has = [s for s in ALL_SOURCES if s not in lacking(target, ALL_SOURCES)]
         raise BadInput(
-            "no source that was asked for can count this target",
+            "none of the requested sources can count this target",
             where="--sources",
             expected="one of " + ", ".join(has),
             got="; ".join(f"{source}: {why}" for source, why in missing.items()),
         )
-    # What is measured runs alone: an export beside it would take the other core.
+    # Measurements run by themselves: a parallel export would use the other core.
     here = isinstance(target, InProcess) and target.here
     together = {"static", "dynamic"} <= set(sources) and not options_of(target).profile and not here
     found: dict[str, Any] = {}
@@ -214,7 +214,7 @@ def _stage_flops(forwards: Mapping[str, Iterable[CostNode]]) -> dict[str, int | 
 
 
 def _count_with(run: Prepared, source: str, progress: Progress) -> Any:
-    """Count with one source. The target supports it: :func:`lacking` was asked before."""
+    """Count with one source, which the target must support according to :func:`lacking`."""
     if source == "analytic":
         return evaluate_formulas(cast(WithFormulas, run.target), run.workload)
     return trace_source(source, run.target, run.workload, progress, all_calls=run.all_calls)

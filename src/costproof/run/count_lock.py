@@ -43,7 +43,7 @@ def count_lock(rules: Files = ()) -> Iterator[None]:
         rules: Python files with operator rules, which are executed.
     """
     with _lock, offline(), running(_ENDED):
-        # A command ends with its process. Elsewhere an interrupt must leave nothing behind.
+        # A command ends with its process. Elsewhere an interrupt must leave no state changed.
         if _snapshots or "torch" not in sys.modules or in_command():
             with rules_from(rules):
                 yield

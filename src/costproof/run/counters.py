@@ -68,7 +68,7 @@ def counters(
         model, run = prepared.target, one_step(prepared.workload)
         wanted = tuple(stages)
         check_names("stage", wanted, model.info().stages, "--stage")
-        # Claims are judged by formulas or an export; without either a run says what the model is called with.
+        # Claims are judged by formulas or an export; without either, a run determines the inputs of the model.
         truth = "analytic" if isinstance(model, WithFormulas) else "static" if own else "dynamic"
         capture = count_sources(replace(prepared, workload=run, sources=(truth,))).capture
         places = {s: [i.id for i in capture.invocations if i.stage == s] for s in model.info().stages}

@@ -58,7 +58,7 @@ def diff(
     read = partial(read_operand, rules=rules, trust_remote_code=trust_remote_code)
     sides = read(base, base_config), read(head, config)
     if (sides[0].exported is None) != (sides[1].exported is None):
-        # One has no formulas: the other is held against it by what both have.
+        # One side has no formulas: compare the sources that both sides have.
         given = (base, base_config), (head, config)
         one, other = (read(*g, by_graph=True) if s.counted else s for s, g in zip(sides, given, strict=True))
         sides = one, other
@@ -73,7 +73,7 @@ def diff(
 
 
 def levers(base: Operand, head: Operand) -> Levers | None:
-    """Return how to evaluate points between two sides, or ``None`` if formulas do not describe both."""
+    """Return the formulas at mixtures of two sides, or ``None`` if formulas do not describe both."""
     if base.target is None or head.target is None:
         return None
     old, new = base.baseline, head.baseline
@@ -81,7 +81,7 @@ def levers(base: Operand, head: Operand) -> Levers | None:
     keys = tuple(c.key for c in changed.config.changed)
     another = type(base.target) is not type(head.target)
     kernels = tuple(c.key for c in changed.implementation.changed)
-    if another:  # keys that one family alone has change with the family
+    if another:  # keys that only one family has change with the family
         keys = tuple(k for k in keys if all(k in (side.target.config or {}) for side in (old, new)))
     players = (*keys, FAMILY) if another else keys
     players += tuple(c.key for c in changed.workload.changed if c.key.startswith(WORKLOAD))

@@ -73,7 +73,7 @@ class Extra:
     packages: dict[str, str | None]
     """Package -> version; ``None``: missing."""
     add: str
-    """Command that installs what is missing; empty if nothing is."""
+    """Command that installs the missing packages; empty if none is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Machine:
     packages: tuple[tuple[str, str, str], ...]
     """Name, version or ``missing``, purpose."""
     sources: dict[str, str]
-    """Source -> ``ready``, or what is missing."""
+    """Source -> ``ready``, or the missing packages."""
     others: dict[str, str]
     """FlashAttention, CUDA, third-party counters, the cache of exports, the network."""
     extras: tuple[Extra, ...]
@@ -229,7 +229,7 @@ def cache_line() -> str:
 
 
 def offline_line() -> str:
-    """Return what keeps libraries from accessing the network."""
+    """Return a line on the setting that keeps libraries from accessing the network."""
     switches = ", ".join(f"{name}={value}" for name, value in OFFLINE.items())
     return f"always: costproof sets {switches} for itself and the processes that it starts"
 

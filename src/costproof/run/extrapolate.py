@@ -84,7 +84,7 @@ def whole_model(
     against, not_run = _all_layers(run.target, run.workload, stretch) if totals else ({}, "nothing is said")
     progress("all layers", 1, 1)
     for metric in METRICS if against else ():
-        # Of FLOPs and calls the run says itself that they are right.
+        # FLOPs and calls are verified by the run itself.
         if why := against.get(metric, "" if metric in _ALONE else next(iter(against.values()))):
             left.setdefault(metric, why)
             for costs in (totals, *stages.values()):
@@ -114,7 +114,7 @@ def _all_layers(target: Truncatable, workload: Workload, stretch: Truncation) ->
         try:
             own = module_work(target.uncut(), workload, place)
             kept = module_work(target.with_options(RunOptions()), workload, place)
-        except Exception as error:  # models are code of others, which raises what it likes
+        except Exception as error:  # models are third-party code, which may raise anything
             refused.append(error.line if isinstance(error, CostproofError) else first_line(error))
             continue
         for first, whole in zip(kept, own, strict=True):

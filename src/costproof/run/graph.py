@@ -52,7 +52,7 @@ def drawable(
         check_counted(rules, trust_remote_code, text)
     elif Path(text).exists():
         return read_drawable(capture_file(Path(text)))
-    from costproof.models.registry import TARGETS  # a file is drawn without what targets need
+    from costproof.models.registry import TARGETS  # drawing a file must not import the packages that targets need
     from costproof.run.operands import names_target, target_with_settings
 
     if not names_target(text):
@@ -125,7 +125,7 @@ def graph(
 def operators(
     target: str | RunRequest, stage: str, *, module: str | None = None, **choices: Any
 ) -> tuple[OperatorListing, ...]:
-    """Return the operators of a stage as it is exported, in order, each with its cost.
+    """Return the operators of an exported stage in order, each with its cost.
 
     Args:
         target: the target.

@@ -104,7 +104,7 @@ def _measure(
         )
     require("trace", "measuring a run")
     require_device(where)
-    # The dynamic source counts alone: the profiler's passes would be thrown away.
+    # Only the dynamic source counts: results of the profiler's passes would be discarded.
     prepared = prepare(request(asked, profile=0, run="meta" if predict else where))
     model, workload = prepared.target, prepared.workload
     if not isinstance(model, Runnable):
@@ -199,7 +199,7 @@ def _predicted_forward(calls: Iterable[ReplayedCall], module_call: int) -> Forwa
 
 
 def _launch_latency(device: Device) -> int:
-    """Return the time from a launch to the start of its kernel in a device file, or else of this machine."""
+    """Return the nanoseconds from a launch to the start of its kernel: from the device file, or else measured here."""
     from costproof.tracers.eager_calls import launch_latency
 
     return device.launch_latency.value if device.launch_latency else launch_latency() or 0
@@ -215,7 +215,7 @@ def _replay_time(device: Device) -> int | None:
 def _variants(
     found: Mapping[TimePlace, Timing | str], eager: Mapping[str, Forward], replay: int | None
 ) -> dict[TimePlace, VariantTime]:
-    """Return the times of stages in another form, as graphs with the kernels of the eager run.
+    """Return the times of stages as CUDA graphs or compiled, with predictions from the kernels of the eager run.
 
     Args:
         found: the time of each stage, or why it has none.

@@ -31,7 +31,7 @@ from costproof.run.request import build_workload, request, settings
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An operand: its baseline, and what can evaluate it elsewhere."""
+    """An operand: its baseline, and, if known, the target that can evaluate it at other settings."""
 
     baseline: Baseline
     target: WithKeys | None

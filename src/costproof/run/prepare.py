@@ -114,7 +114,7 @@ def resolve_counters(asked: tuple[str, ...]) -> tuple[str, ...]:
         )
     for name in asked:
         if COUNTERS.all()[name].owner != OURS:
-            COUNTERS.load(name)  # one that cannot be loaded is told before anything is counted
+            COUNTERS.load(name)  # report a counter that cannot be loaded before counting
     return tuple(dict.fromkeys(asked))
 
 

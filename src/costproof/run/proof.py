@@ -227,7 +227,7 @@ def _carry_out(
     totals = Counter(phases.values())
     done = totals - Counter(t.phase for t in todo)
     for phase, total in totals.items():
-        if done[phase] or phase == todo[0].phase:  # the first piece takes a minute: say at once what there is to do
+        if done[phase] or phase == todo[0].phase:  # the first piece takes a minute: report the total at once
             progress(phase, done[phase], total)
     with Pool[Answer](processes, ready=preload_modules(tasks[0].target) if tasks else ()) as pool:
         for ended in pool.results({t.id: with_rules_in_force(partial(proof_pieces.carry_out_piece, t)) for t in todo}):

@@ -29,7 +29,9 @@ from costproof.ledger.metrics import FLOOR, STAGE_WIDE
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import SettingValue, Workload
 from costproof.models.config import keys_of
+from costproof.models.native import Native
 from costproof.models.proof import Piece, Proof, Provable
+from costproof.models.reader_check import check_reader, written
 from costproof.models.specs import ExportJob
 from costproof.models.target import Runnable, WithFormulas
 from costproof.opgraph.rules.files import versions_in_force
@@ -48,8 +50,11 @@ def carry_out_piece(piece: Piece[Provable], say: Say | None = None) -> Answer:
     """Export, cost and compare the run of a piece, and return its answer as plain data.
 
     Raises:
-        Incomplete: a part cannot be exported, or an operator has no cost rule.
+        Incomplete: a part cannot be exported, an operator has no cost rule, or the family reads another configuration
+            from a file of a drawn one.
     """
+    if piece.phase == "draws" and isinstance(piece.target, Native):
+        check_reader(written(piece.target.config))
     graphs: dict[str, Exported] = {}
     found = count_piece(piece, graphs).judged(piece.target.formulas(piece.workload))
     drawn = piece.sizes is not None or piece.phase == "runs"
@@ -146,10 +151,10 @@ def count_piece(piece: Piece[Provable], graphs: dict[str, Exported]) -> CountedP
             where=", ".join(sorted({f"{o.stage}/{o.module}" for o in static.unknown_ops})),
             got=", ".join(sorted({o.op for o in static.unknown_ops})),
         )
-    # What exports without symbols show holds for the inputs of this run; all else is another piece's.
+    # Results of exports without symbols hold for the inputs of this run; other pieces cover the rest.
     shown = ledger(fixed).nodes if fixed and sizes is None else ()
     here = {(n.stage, n.module, m) for n in shown for m in n.costs if m != "calls" and m not in STAGE_WIDE}
-    if piece.phase == "workloads":  # without the other parts of a stage: what crosses its border is not all there
+    if piece.phase == "workloads":  # without the other parts of a stage, the traffic across its boundary is incomplete
         here = {row for row in here if row[2] != FLOOR}
     return CountedPiece(piece, static, values, frozenset(here))
 
@@ -262,7 +267,7 @@ def assemble_certificate(
 
 
 def proof_domain(proof: Proof) -> dict[str, Any]:
-    """Return what determines the number of pieces of a proof, as a certificate states it."""
+    """Return the settings that determine the pieces of a proof, as a certificate states them."""
     return {
         "sizes": proof.sizes,
         "tried_sizes": proof.tried_sizes,
@@ -275,7 +280,7 @@ _NOT_OF_A_RUN: Final = ("name", "what", "inputs", "arguments")
 
 
 def count_drawn_values(proof: Proof) -> dict[str, Seen]:
-    """Return how far the draws vary everything that decides a cost: configuration keys, settings and sizes.
+    """Return the ranges of random values that determine a cost: configuration keys, settings and sizes.
 
     If some draws leave a choice at its default, that counts as one more value.
     """

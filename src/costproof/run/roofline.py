@@ -87,7 +87,7 @@ def roofline(
     solved: Iterable[BottleneckThreshold] = ()
     if batch is not None and read.target is not None:
         solved = _borders(batch, SettingCurve(side, read.target, "text_tokens"), of, arithmetic)
-    # Formulas have the bound: where a stage reads other experts, they say nothing of its weights.
+    # Formulas give a bound: if a stage reads other experts, its weight bytes are unknown.
     other = {t.stage for t in experts}
     borders = tuple(b for b in solved if b.stage not in other or b.unit == "FLOP")
     header = (side.conventions, side.target, side.workload, side.environment)

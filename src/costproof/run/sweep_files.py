@@ -54,7 +54,7 @@ class Tally:
     """Reason -> an example, the error of the target at it, and the number of points."""
 
     def take(self, part: SweepPart) -> dict[str, Any]:
-        """Add a part, and return what it adds as data."""
+        """Add the counts of a part: points, rows, and refused points by reason; return them as data."""
         summary: dict[str, Any] = {"points": part.points, "rows": part.rows, "refused": refusals(part)}
         self.add(**summary)
         return summary
@@ -93,7 +93,7 @@ def numbers(column: ExactColumn) -> list[int]:
 
 
 def rows_of(part: SweepPart, names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
-    """Return the rows of a part: what varies, then the costs."""
+    """Return the rows of a part: the varying parameters, then the costs."""
     varied = [part.varied[n].tolist() if part.varied[n] is not None else [None] * part.rows for n in names]
     return zip(*varied, *(numbers(c) for c in part.costs.values()), strict=True)
 
@@ -251,7 +251,7 @@ def csv_head(sweep: SweepPoints) -> str:
 
 
 def _counted_cell(sweep: SweepPoints) -> str:
-    """Return what the numbers leave out, as the last cell of the first row; it is empty in the others."""
+    """Return the conditions of the count as the last cell of the first row; the cell is empty in other rows."""
     return '"{}"'.format(visible(sweep.counted).replace('"', '""'))
 
 

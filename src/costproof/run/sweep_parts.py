@@ -141,7 +141,7 @@ class SweepPoints:
                     yield part
 
     def choices(self, block: GridBlock) -> PointChoices:
-        """Return what the points of a block have in common, with the numbers of its first point."""
+        """Return the values common to the points of a block, with the numbers of its first point."""
         fixed = {name.variable: value for name, value in block.fixed.items()}
         fixed |= {n.variable: int(c[0]) for axis in block.axes for n, c in zip(axis.names, axis.columns, strict=True)}
         settings = {**self.settings, **{k[8:]: v for k, v in fixed.items() if k.startswith("setting:")}}
@@ -238,7 +238,7 @@ class SweepPoints:
     def _check(
         self, regime: Regime, choices: PointChoices, inside: Mapping[str, Any], columns: Sequence[ExactColumn]
     ) -> None:
-        """Compare a new regime with the formulas themselves, at the last of these points.
+        """Check a new regime: compare its compiled costs with directly evaluated formulas at the last of these points.
 
         Raises:
             Bug: they differ.
@@ -294,7 +294,7 @@ class SweepPoints:
 
 
 def _by_name(block: GridBlock, numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Return the values of a point by the names of what varies."""
+    """Return the values of a point by the names of the varying parameters."""
     names = (*block.fixed.items(), *((n, numbers[n.variable]) for a in block.axes for n in a.names))
     return {name.given: value for name, value in names}
 

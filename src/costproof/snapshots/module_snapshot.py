@@ -108,7 +108,7 @@ class Before:
             self._process.put_back_in_fork()
 
     def check(self) -> None:
-        """Raise an error that names what could not be restored.
+        """Raise an error that names state that could not be restored.
 
         Raises:
             Changed: something could not be restored; a pending interrupt gets the message as a note instead.

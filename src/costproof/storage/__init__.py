@@ -1,1 +1,1 @@
-"""Describe how checkpoints store weights: tensors of each format, what selects a format, and headers of files."""
+"""Describe how checkpoints store weights: tensors of each format, keys that select a format, and headers of files."""

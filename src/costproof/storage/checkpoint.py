@@ -109,7 +109,7 @@ def parts_of(tensors: Iterable[StoredTensor]) -> tuple[StoredPart, ...]:
 def compare_headers(
     tensors: Iterable[StoredTensor], files: Mapping[str, Iterable[HeaderTensor]], undetermined: Iterable[str] = ()
 ) -> HeaderTotals:
-    """Return what headers state, and how it differs from a layout: by name pattern, dtype and shape.
+    """Return the totals of headers, and their differences from a layout by name pattern, dtype and shape.
 
     Tensors that there are as many of as expected must also have the expected names. A stack of experts is compared by
     pattern only, so that ``experts.*.up_proj`` stands for each expert.

@@ -96,7 +96,7 @@ def _tensor(given: Arguments, name: str) -> torch.Tensor:
 
 
 def _lengths(starts: torch.Tensor, rows: int, longest: int | None) -> list[int]:
-    """Return the lengths of packed sequences, from their first rows or where only one answer is possible."""
+    """Return the lengths of packed sequences: from the shapes if these allow one answer, else from start offsets."""
     sequences = len(starts) - 1
     if sequences == 1:
         return [rows]

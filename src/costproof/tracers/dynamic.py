@@ -92,7 +92,7 @@ class _TracedRuns:
     """Parameters that an operator reads."""
 
     def add(self, run: Run, *, all_calls: bool) -> None:
-        """Trace a run, cost its operators and add what it showed."""
+        """Trace a run, cost its operators, and add the results to the sums."""
         with gc_disabled():
             with record_output(run) as results, run.around():
                 found = trace_run(run, all_calls=all_calls)
@@ -124,7 +124,7 @@ class _TracedRuns:
     def _cost(
         self, traced: TracedForward, work: CostedGraph, hooks: Hooked
     ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
-        """Return the nodes of a run and its unknown operators; the growth of the cache is what the hooks measured."""
+        """Return the nodes of a run and its unknown operators; the growth of the cache is taken from the hooks."""
         run, place = hooks.run, locator(hooks.run.locate, traced.graph.calls)
         found = account(work, place, run_dtype=self.dtype)
         others = fvcore_nodes(traced.graph, place) if self.convention else ()

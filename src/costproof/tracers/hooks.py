@@ -35,7 +35,7 @@ MAX_EVENTS: Final = 20_000
 
 @dataclass(slots=True)
 class _CacheFill:
-    """The caches that one call received, the bytes that they held then, and what nested calls added."""
+    """The caches that one call received, their bytes at that time, and the bytes that nested calls added."""
 
     caches: tuple[Any, ...]
     before: int

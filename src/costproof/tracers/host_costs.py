@@ -27,7 +27,7 @@ _SIZES: Final[dict[str, Any]] = {
 _TOKENS: Final = 16
 _TIMES: Final = 9
 _REPEATED: Final = 3
-"""Measurements, of which the fastest counts: other work on the machine can only slow it down."""
+"""Number of measurements; the fastest counts, since other work on the machine can only slow it down."""
 _LEAST: Final = 100
 """Nanoseconds; smaller figures are noise of the clocks."""
 

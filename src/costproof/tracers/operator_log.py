@@ -72,7 +72,7 @@ class LoggedCall:
 
     @property
     def views(self) -> bool:
-        """Return whether it only returns a view and reads no memory."""
+        """Return whether the operator only returns a view and reads no memory."""
         return bool(getattr(self.function, "is_view", False))
 
     @property

@@ -166,7 +166,7 @@ def plain_value(value: Any) -> Any:
 
 
 def mark_autocast(graph: Graph, dtypes: Collection[str]) -> Graph:
-    """Return a graph in which every operator may be cast to the narrowest of some dtypes.
+    """Return the graph with every operator marked as possibly cast by autocast to the narrowest of some dtypes.
 
     A trace does not record which of them ran under autocast, and a bound of time assumes the fastest arithmetic.
     """

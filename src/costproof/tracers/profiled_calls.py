@@ -89,7 +89,7 @@ class ProfiledPiece:
 
     @property
     def names(self) -> list[tuple[str, int, bool]]:
-        """Return what the same call has in another run: operator, launches, and whether it synchronises."""
+        """Return the properties that identify the same call in another run: operator, launches, synchronisation."""
         return [(c.operator, c.launches, c.synchronises) for c in self.calls]
 
     @property
@@ -221,7 +221,7 @@ class _CallReader:
         """Host time since the last call, which belongs to the next."""
 
     def read(self, spans: Iterable[_Span], end: int) -> ProfiledPiece:
-        """Return the piece with the calls of these outermost spans; it ends at ``end``."""
+        """Return the calls in a piece of the timeline, given its outermost spans and its end in nanoseconds."""
         for span in spans:
             self._python += max(0, span.start - self._at)
             self._at = max(self._at, span.start)
@@ -277,12 +277,12 @@ class _CallReader:
                 self._at = max(self._at, part.end)
 
     def _advance(self, end: int) -> None:
-        """Count host time until ``end`` as dispatch."""
+        """Add the host time since the last position until ``end`` to the dispatch time."""
         self._dispatch += max(0, end - self._at)
         self._at = max(self._at, end)
 
     def _enqueue(self, part: _Span, work: _Work) -> None:
-        """Add a call of the runtime to the work of a call."""
+        """Add a runtime call (a launch or a synchronisation) to the work of the operator call that makes it."""
         if part.waits:
             work.synchronises = True
         elif part.kernels:

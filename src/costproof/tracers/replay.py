@@ -388,7 +388,7 @@ def _real(form: TensorForm) -> bool:
 
 
 def _most(name: str, given: CallArguments, form: TensorForm) -> int | None:
-    """Return the exclusive upper bound of indices of this form, or ``None`` if it has no indices."""
+    """Return the exclusive upper bound of an index tensor's values; ``None`` if ``form`` is not an index."""
     if name in _INDICES:
         argument, into, dim = _INDICES[name]
         at = given[dim] if isinstance(dim, str) else min(dim, len(given[into].shape) - 1)
@@ -436,7 +436,7 @@ def routed(rows: int, groups: int) -> list[int]:
 
 
 def _picked(name: str, given: CallArguments, form: TensorForm) -> int:
-    """Return how many elements of a mask's memory are true, from the first on."""
+    """Return the number of leading elements of a mask's memory that are true."""
     values = next((v for v in tree_leaves(given.get(_PICKED.get(name, ""))) if isinstance(v, TensorForm)), None)
     if values is None:
         return form.size

@@ -316,7 +316,7 @@ def keyword_place(where: Any, form: Signature, after: int) -> tuple[Any, ...]:
         after: number of positional arguments; a name among theirs is wrong and stays a name.
     """
     name, *inside = argument_path(where)
-    # Functions of torch name ``input`` what the schema of their operator names ``self``.
+    # Python functions of torch name the first argument ``input``, operator schemas ``self``.
     known = "self" if name == "input" and form.names[:1] == ["self"] else name
     return (form.names.index(known, after) if known in form.names[after:] else name, *inside)
 
@@ -349,7 +349,7 @@ def parameter_places(
 
 
 def _in_list(taken: Collection[tuple[Any, ...]], form: Signature) -> tuple[Any, ...]:
-    """Return the first hole in a list of activations, or the end of a list without any, or of the last list."""
+    """Return the position of the next parameter in a list argument: a gap between activations, or the end of a list."""
     held = {at: {where[1] for where in taken if len(where) > 1 and where[0] == at} for at in form.lists}
     for at, inside in held.items():
         hole = next(i for i in count() if i not in inside)

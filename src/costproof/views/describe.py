@@ -41,7 +41,7 @@ def workload_line(workload: Workload) -> str:
     """Return the workload in one line: the target's own settings, text and new tokens, batch, dtype."""
     text = f"{workload.text_tokens} text tokens" if workload.text_tokens or workload.new_tokens else ""
     new = plural(workload.new_tokens, "new token") if workload.new_tokens else ""
-    # The shapes of a module's own arguments say all that is known of a batch.
+    # The shapes of a module's own arguments contain all that is known about a batch.
     batch = "" if workload.arguments and not text else f"batch {workload.batch}"
     parts = [workload.what, text, new, batch, workload.dtype]
     return ", ".join(filter(None, parts))
@@ -74,7 +74,7 @@ def _few(keys: Sequence[str]) -> str:
 
 
 def counted_lines(base: Side, head: Side) -> list[str]:
-    """Return what the numbers of two sides leave out, and the notes of their sources; one line where both agree."""
+    """Return the conditions of the counts of two sides, and the notes of their sources; one line where both agree."""
     sides = (("base", base), ("head", head))
     if base.counted == head.counted:
         lines = [base.counted]

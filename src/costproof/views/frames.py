@@ -56,7 +56,7 @@ class Framed(Protocol):
 
 
 def frame(value: object) -> pd.DataFrame:
-    """Return the table behind a value; integers stay exact (object or Int64 columns, never float).
+    """Return the DataFrame of a result; integers stay exact (object or Int64 columns, never float).
 
     ====================================  ===========================================================
     value                                 a row for each
@@ -97,7 +97,7 @@ def frame(value: object) -> pd.DataFrame:
     table = pd.DataFrame([{name: row.get(name) for name in columns} for row in rows], dtype=object)
     whole = [c for c in table.columns if table[c].map(lambda v: v is None or type(v) is int).all()]
     for column in whole:
-        # Int64 keeps "unknown" apart from 0; what does not fit it stays a Python integer.
+        # Int64 distinguishes "unknown" from 0; larger values stay Python integers.
         if table[column].map(lambda v: v is None or -(2**63) <= v < 2**63).all():
             table[column] = table[column].astype("Int64")
     return table

@@ -100,7 +100,7 @@ class ModuleRows:
             said = {s: total(place.nodes.get(s, ()), metric) if metric in carried else 0 for s in sources}
             if any(v != 0 for v in said.values()):
                 place.own[metric] = said
-            if metric != "calls":  # a sum of calls over modules says nothing
+            if metric != "calls":  # a sum of calls over modules is meaningless
                 parts = [c.sums[metric] for c in place.children.values() if metric in c.sums]
                 sums = {s: exact_sum((said[s], *(p[s] for p in parts))) for s in sources}
                 if any(v != 0 for v in sums.values()):

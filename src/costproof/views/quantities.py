@@ -103,7 +103,7 @@ Where = Callable[[CostNode], bool]
 
 @dataclass(frozen=True, slots=True)
 class KnownAmount:
-    """A number as far as it may be claimed.
+    """An amount that may be partly unknown: the exact value, or else a lower bound.
 
     ``value`` is set when every source that gives the quantity gives the same integer, or when the
     comparison has explained the difference; otherwise it is ``None``. ``at_least`` is the part
@@ -154,7 +154,7 @@ def quantity(
         return KnownAmount(None)
     said = [value(x, metric, stage, where) for x in speaking]
     if None in said:
-        # What runs inside an operator without a rule is that of one implementation: a kernel may do less.
+        # The work inside an operator without a rule belongs to one implementation: a kernel may do less.
         whole_ones = [n for n in said if n is not None]
         return KnownAmount(None, max(whole_ones or [min(known(x, metric, stage, where) for x in speaking)]))
     return KnownAmount(said[0]) if settled or len(set(said)) == 1 else KnownAmount(None)
@@ -180,7 +180,7 @@ def _both(stage: str | None, where: Where | None) -> Where:
 
 
 class Flat:
-    """A dataclass whose ``costs`` are written as keys beside the others, each with its type in the schema.
+    """A dataclass whose ``costs`` are written as keys at the level of its fields, each with its type in the schema.
 
     The hooks are pydantic's, which is not imported before something is written.
     """

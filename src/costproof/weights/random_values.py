@@ -157,7 +157,7 @@ class _Pace:
         return 1, 2 * torch.get_num_threads()
 
     def note(self, rows: int, numbers: int, took: int) -> None:
-        """Record the time of a pass; one over fewer blocks, or over parts of blocks, says nothing."""
+        """Record the time of a pass; passes over fewer blocks, or over parts of blocks, are ignored."""
         if rows in self._choices() and numbers == rows * BLOCK:
             tried = len(self.times) < 2 or self.times[rows] == max(self.times.values())
             self.trial, self.since = (took, 0) if tried else (self.trial, self.since + took)

@@ -109,7 +109,7 @@ def _parts(path: Path) -> Iterator[tuple[Mapping[str, Any], str, str]]:
 
 
 def is_there(file: Path) -> bool:
-    """Return whether a file exists beside a configuration.
+    """Return whether a file exists next to a configuration.
 
     Raises:
         BadInput: a dangling link, a FIFO, a device or a folder has its name; ignoring it would hide what it describes.
@@ -227,7 +227,7 @@ class Stored:
     :mod:`costproof.storage.scheme` reads, and under ``beside`` those of files."""
 
     def scheme(self, model_type: str) -> Scheme:
-        """Return how the weights are quantised.
+        """Return the quantisation scheme of the weights.
 
         Raises:
             UnknownFormat: they are, in a manner whose layout is not known.

@@ -279,7 +279,7 @@ class _Between:
 
     @property
     def players(self) -> tuple[Player, ...]:
-        """Return what terms refer to, except causes that are not keys: keys, and parts of the model."""
+        """Return the keys and parts of the model that terms refer to; causes that are not keys are not included."""
         parts = self.changed_parts
         return (*self._keys, *(Player(name, (name,)) for name in (parts.names if parts else ())))
 

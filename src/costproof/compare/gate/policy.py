@@ -200,7 +200,7 @@ class _Reader:
                 "no such metric", f"{where}.metric", "one of " + ", ".join(metrics()), metric or "nothing", fix
             )
         if role and not stage and metric in STAGE_WIDE:
-            # A module that works in two stages is there twice; rows do not say which are the same modules.
+            # A module that works in two stages has rows in both; rows do not identify equal modules.
             self.problem(f"{metric} of a role needs a stage", where, "stage: NAME", fix="stage: '*' is each stage")
         return PolicyPlace(metric, stage, role, line)
 

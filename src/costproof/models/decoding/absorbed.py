@@ -66,7 +66,7 @@ def _step(
     past_key_values: Any,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return attention of new tokens [B, q, width] to T latents: scores over rank + rope, sums over rank elements."""
+    """Compute attention of new tokens [B, q, width] to T latents: scores over rank + rope elements, sums over rank."""
     import torch
 
     batch, new = hidden_states.shape[:-1]

@@ -100,7 +100,7 @@ def with_numbers(
     progress: Progress,
     names: Names = no_other_names,
 ) -> Built:
-    """Return a model from the meta device as its run needs it, and notes about what was done.
+    """Return a model from the meta device with the values that its run needs, and notes about the changes.
 
     The model stays on the meta device unless ``options`` ask for a real run.
 

@@ -451,7 +451,7 @@ class MixtureConfig(WindowedConfig):
 
 
 def experts_of(top: Section, defaults: MixtureConfig, *aliases: str) -> dict[str, Any]:
-    """Return ``experts`` and ``top_k`` of a file.
+    """Read ``experts`` and ``top_k`` from a configuration file.
 
     Args:
         defaults: as for :func:`number_of`.

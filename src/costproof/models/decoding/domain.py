@@ -68,7 +68,7 @@ T = TypeVar("T", bound=DecoderConfig)
 
 
 def random_config(config_type: type[T], sizes: Mapping[str, int], rng: random.Random) -> T:
-    """Return a configuration of the drawn sizes; flags, windows and activation are drawn here.
+    """Return a configuration with the given random sizes, and with random flags, windows and activation.
 
     A window is either longer than the drawn run, or filled by both the prompt and the cache.
     """

@@ -161,7 +161,7 @@ def _mixtures(config: DecoderConfig, workload: Workload, style: DecoderStyle) ->
 
 
 def logits_and_masks(workload: Workload, call: StackCall, windows: Sequence[int] = (0,)) -> Size:
-    """Return the bytes that enter and leave a decoder from ids to logits: the logits, and the masks of eager attention.
+    """Return the bytes across the boundary of a decoder from ids to logits: the logits, and masks of eager attention.
 
     Args:
         windows: of all layers; layers with equal windows share one mask.

@@ -258,7 +258,7 @@ class LatentTarget(CausalTarget[L]):
 
     @property
     def decoder(self) -> Decoder:
-        """Return how the class of transformers is called."""
+        """Return the calling convention of the decoder: module paths, masks and cache."""
         return Decoder(latent=(self.config.kv_rank, self.config.rope))
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
@@ -273,7 +273,7 @@ class LatentTarget(CausalTarget[L]):
         return replace(CausalTarget.conventions(self, workload), mla=DECODING.choices[absorbs(workload)])
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
-        """Return the model on the meta device, whose decode steps absorb the expansion if the workload says so."""
+        """Return the model on the meta device; its decode steps absorb the expansion if the workload requests it."""
         model = CausalTarget.built(self, workload, experts)
         if absorbs(workload):
             from costproof.models.decoding.absorbed import absorb

@@ -62,7 +62,7 @@ class CausalTarget(Native[C]):
 
     @property
     def decoder(self) -> Decoder:
-        """Return how the class of transformers is called."""
+        """Return the calling convention of the decoder: module paths, masks and cache."""
         windows = self.config.windows()
         if not any(windows):
             return Decoder()
@@ -71,7 +71,7 @@ class CausalTarget(Native[C]):
         return Decoder(windows=windows, masks=("full_attention",), window_masks=("sliding_attention",))
 
     def style(self) -> DecoderStyle:
-        """Return how its layers differ from the default decoder: not at all, unless overridden."""
+        """Return the differences of the layers from the default decoder; none, unless overridden."""
         from costproof.models.decoding.formulas import DecoderStyle
 
         return DecoderStyle()
@@ -94,7 +94,7 @@ class CausalTarget(Native[C]):
         return (*common_settings, *cls.extra_settings)
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
-        """Return the configuration with only the first layers, at least one of each kind, and what was cut."""
+        """Return the configuration with only the first layers, at least one of each kind, and the truncation."""
         kinds = self.config.layer_kinds()
         least = max(kinds.index(kind) + 1 for kind in kinds)
         kept, cut = layers_cut("decoder", layers, least, self.config.layers)

@@ -83,7 +83,7 @@ class EncoderTarget(Native[C]):
         return (*cls.input_settings, *batch, common.DTYPE, replace(common.ATTENTION, choices=cls.attentions))
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
-        """Return the configuration with only the first layers, and what was cut."""
+        """Return the configuration with only the first layers, and the truncation."""
         kept, cut = layers_cut("encoder", layers, 1, self.config.layers)
         return replace(self.config, layers=kept), {"encoder layers": cut} if cut else {}
 

@@ -49,7 +49,7 @@ class TextTarget(EncoderTarget[C]):
 
     @abstractmethod
     def style(self) -> TextEncoderStyle:
-        """Return how its layers differ from those of BERT."""
+        """Return the differences of the layers from those of BERT."""
 
     @abstractmethod
     def names(self, path: str) -> Mapping[str, str]:

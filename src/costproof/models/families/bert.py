@@ -102,7 +102,7 @@ class Bert(TextTarget[BertConfig]):
     prefix: ClassVar[str] = "bert."
 
     def style(self) -> TextEncoderStyle:
-        """Return how its layers differ from those of BERT: not at all."""
+        """Return the differences of the layers from those of BERT: none."""
         return TextEncoderStyle()
 
     def names(self, path: str) -> Mapping[str, str]:

@@ -105,7 +105,7 @@ class DeepseekV2(LatentTarget[DeepseekV2Config]):
     model_types: ClassVar[tuple[str, ...]] = ("deepseek_v2",)
 
     def style(self) -> DecoderStyle:
-        """Return how its layers differ from the default decoder."""
+        """Return the differences of the layers from the default decoder."""
         routing = RoutingRule(groups=sym("text_router_groups") if self.config.limited else 0)
         return latent_style(self.config, routing, RotaryComplex, as_complex=True)
 

@@ -96,7 +96,7 @@ class DeepseekV3(LatentTarget[DeepseekV3Config]):
         return MISTAKES
 
     def style(self) -> DecoderStyle:
-        """Return how its layers differ from the default decoder."""
+        """Return the differences of the layers from the default decoder."""
         routing = RoutingRule(
             scoring="sigmoid",
             groups=sym("text_router_groups"),

@@ -62,7 +62,7 @@ class DistilBert(TextTarget[DistilBertConfig]):
     pools: ClassVar[bool] = False
 
     def style(self) -> TextEncoderStyle:
-        """Return how its layers differ from those of BERT."""
+        """Return the differences of the layers from those of BERT."""
         return TextEncoderStyle(segments=False, added_apart=False, layer_containers=("mlp_dropout",))
 
     def names(self, path: str) -> Mapping[str, str]:

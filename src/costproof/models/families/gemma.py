@@ -64,7 +64,7 @@ class Gemma(CausalTarget[GemmaConfig]):
     model_types: ClassVar[tuple[str, ...]] = ("gemma",)
 
     def style(self) -> DecoderStyle:
-        """Return how its layers differ from the default decoder."""
+        """Return the differences of the layers from the default decoder."""
         bias = ALL_PROJECTIONS if self.config.attention_bias else ()
         return DecoderStyle(bias=bias, norm="centred_rms", scaled_embeddings=True)
 

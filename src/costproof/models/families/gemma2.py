@@ -78,7 +78,7 @@ class Gemma2(CausalTarget[Gemma2Config]):
     attentions: ClassVar[tuple[AttentionKind, ...]] = ("eager",)
 
     def style(self) -> DecoderStyle:
-        """Return how its layers differ from the default decoder."""
+        """Return the differences of the layers from the default decoder."""
         return DecoderStyle(
             bias=ALL_PROJECTIONS if self.config.attention_bias else (),
             norm="centred_rms",

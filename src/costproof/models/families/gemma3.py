@@ -75,7 +75,7 @@ class Gemma3(CausalTarget[Gemma3Config]):
     model_types: ClassVar[tuple[str, ...]] = ("gemma3_text",)
 
     def style(self) -> DecoderStyle:
-        """Return how its layers differ from the default decoder."""
+        """Return the differences of the layers from the default decoder."""
         return DecoderStyle(
             bias=ALL_PROJECTIONS if self.config.attention_bias else (),
             qk_norm=True,

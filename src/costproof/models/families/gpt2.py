@@ -136,7 +136,7 @@ class Gpt2(CausalTarget[Gpt2Config]):
 
     @property
     def decoder(self) -> Decoder:
-        """Return how the class of transformers is called."""
+        """Return the calling convention of the decoder: module paths, masks and cache."""
         return Decoder(stack="transformer", attention="h.{i}.attn")
 
     @classmethod

@@ -43,7 +43,7 @@ class Llama(CausalTarget[LlamaConfig]):
     model_types: ClassVar[tuple[str, ...]] = ("llama",)
 
     def style(self) -> DecoderStyle:
-        """Return how its layers differ from the default decoder."""
+        """Return the differences of the layers from the default decoder."""
         return DecoderStyle(bias=ALL_PROJECTIONS if self.config.attention_bias else (), mlp_bias=self.config.mlp_bias)
 
 

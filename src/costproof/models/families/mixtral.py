@@ -57,7 +57,7 @@ class Mixtral(CausalTarget[MixtralConfig]):
     extra_settings: ClassVar[tuple[Setting, ...]] = (settings.EXPERTS,)
 
     def style(self) -> DecoderStyle:
-        """Return how its layers differ from the default decoder."""
+        """Return the differences of the layers from the default decoder."""
         return DecoderStyle(routing=RoutingRule(normalised=True, scaled=False, upcast=False))
 
 

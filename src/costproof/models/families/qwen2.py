@@ -42,7 +42,7 @@ class Qwen2(CausalTarget[Qwen2Config]):
     model_types: ClassVar[tuple[str, ...]] = ("qwen2",)
 
     def style(self) -> DecoderStyle:
-        """Return how its layers differ from the default decoder."""
+        """Return the differences of the layers from the default decoder."""
         return DecoderStyle(bias=("q", "k", "v"))
 
 

@@ -153,7 +153,7 @@ class Qwen25VlTextConfig(DecoderConfig):
 
     @classmethod
     def caches_as(cls, data: Mapping[str, Any]) -> bool:
-        """Return True: the class removes a window that is not in use."""
+        """Return true: the configuration class drops an unused attention window, so caches keep all tokens."""
         return True
 
     def native(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Qwen3(CausalTarget[Qwen3Config]):
     model_types: ClassVar[tuple[str, ...]] = ("qwen3",)
 
     def style(self) -> DecoderStyle:
-        """Return how its layers differ from the default decoder."""
+        """Return the differences of the layers from the default decoder."""
         return DecoderStyle(bias=ALL_PROJECTIONS if self.config.attention_bias else (), qk_norm=True)
 
 

@@ -112,7 +112,7 @@ class Qwen3Moe(CausalTarget[Qwen3MoeConfig]):
     extra_settings: ClassVar[tuple[Setting, ...]] = (settings.EXPERTS,)
 
     def style(self) -> DecoderStyle:
-        """Return how its layers differ from the default decoder."""
+        """Return the differences of the layers from the default decoder."""
         return DecoderStyle(
             bias=ALL_PROJECTIONS if self.config.attention_bias else (),
             qk_norm=True,

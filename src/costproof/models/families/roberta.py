@@ -83,7 +83,7 @@ class Roberta(TextTarget[RobertaConfig]):
     prefix: ClassVar[str] = "roberta."
 
     def style(self) -> TextEncoderStyle:
-        """Return how its layers differ from those of BERT."""
+        """Return the differences of the layers from those of BERT."""
         return TextEncoderStyle(positions_from_ids=True, head_first=self.config.head_first)
 
     def names(self, path: str) -> Mapping[str, str]:

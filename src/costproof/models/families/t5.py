@@ -192,7 +192,7 @@ class T5(Native[T5Config]):
         return (common.SEQ_LEN, common.NEW_TOKENS, common.BATCH, dtype, replace(common.ATTENTION, choices=("sdpa",)))
 
     def first_layers(self, layers: int) -> tuple[T5Config, dict[str, str]]:
-        """Return the configuration with the first layers of both stacks, and what was cut."""
+        """Return the configuration with the first layers of both stacks, and the truncation."""
         most = (self.config.layers, self.config.decoder_layers)
         cut = {f"{s} layers": layers_cut(s, layers, 1, m)[1] for s, m in zip(("encoder", "decoder"), most, strict=True)}
         return replace(self.config, layers=layers, decoder_layers=layers), {k: v for k, v in cut.items() if v}

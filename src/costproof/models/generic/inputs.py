@@ -138,7 +138,7 @@ def other_dtypes(case: Case) -> tuple[str, ...]:
     own = {p.dtype for p in case.module.parameters() if p.is_floating_point()}
     given = {name: e.tensor.dtype for name, e in _given(case).items() if not isinstance(e.tensor, list)}
     return tuple(
-        f"{name} is {str(dtype).removeprefix('torch.')}, and no parameter is: on shapes alone nothing refuses it, "
+        f"{name} is {str(dtype).removeprefix('torch.')}, and no parameter is: on shapes only, nothing refuses it, "
         "a run may (--run cpu tells)"
         for name, dtype in given.items()
         if own and dtype.is_floating_point and dtype not in own

@@ -338,7 +338,7 @@ def _begins(known: Mapping[str, Stack], now: Sequence[Stack]) -> None:
 
 
 def _stretch(whole: nn.Module, known: Mapping[str, Stack], cut: nn.Module) -> Truncation:
-    """Return what the layers of the truncated model represent.
+    """Return how many layers of the whole model each layer of the truncated model represents.
 
     Raises:
         BadInput: it does not consist of the first layers of the whole model.

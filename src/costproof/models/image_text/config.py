@@ -32,6 +32,9 @@ class ImageTextConfig(NativeConfig):
     """The class of transformers that the formulas describe."""
     unused_keys: ClassVar[Mapping[str, str]] = {}
     """Keys of this family that decide no cost -> the reason."""
+    not_as_in_file: ClassVar[Mapping[str, str]] = {
+        "text_config.tie_word_embeddings": "the class has the key of the whole, which is compared"
+    }
 
     def symbols(self) -> dict[str, int]:
         """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""

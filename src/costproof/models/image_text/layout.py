@@ -95,5 +95,5 @@ class ModelLayout:
     """As in :class:`~costproof.models.decoding.decoder.Decoder`."""
 
     def decoder_for(self, call: str) -> Decoder:
-        """Return how the class is called; ``call`` is the invocation of the towers."""
+        """Return the calling convention of the class; ``call`` is the invocation of the towers."""
         return Decoder(stack=self.decoder, masks=self.masks, places=self.towers.locators(call))

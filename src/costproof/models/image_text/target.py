@@ -134,7 +134,7 @@ class ImageTextTarget(Native[C]):
         )
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
-        """Return the configuration with the first layers of decoder and tower, and what was cut."""
+        """Return the configuration with the first layers of decoder and tower, and the truncation."""
         vision, text = self.config.vision, self.config.text
         _, words = layers_cut("decoder", layers, 1, text.layers)
         cut = {"decoder layers": words} if words else {}
@@ -198,7 +198,7 @@ class ImageTextTarget(Native[C]):
 
     @property
     def decoder(self) -> Decoder:
-        """Return how the class of transformers is called."""
+        """Return the calling convention of the decoder: module paths, masks and cache."""
         return self.layout.decoder_for(CALL)
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:

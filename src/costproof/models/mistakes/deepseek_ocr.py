@@ -1,4 +1,4 @@
-"""Mistakes that models of DeepSeek-OCR make with its vision towers and with what joins them to the decoder."""
+"""Mistakes in cost models of DeepSeek-OCR's vision towers and of the modules that join them to the decoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What published numbers of DeepSeek-V3 hold beside the class: its module for the next token, and stored matrices."""
+"""Parts that published numbers of DeepSeek-V3 include besides the class: its next-token module, and stored matrices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _IN_BLOCKS: Final = "a matrix of a layer has a scale for every block of 128 x 12
 
 
 def _with_one_more(name: str, what: str, *more: TermChange, metrics: frozenset[Metric]) -> MistakeSeries:
-    """Return the mistake that one more of the layers with experts is counted, and what else changes."""
+    """Return the mistake of counting one more layer with experts, with the given further changes."""
 
     def rows(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
         dense = {id(t) for t in dense_terms(terms)}
@@ -35,7 +35,7 @@ def _with_one_more(name: str, what: str, *more: TermChange, metrics: frozenset[M
 
 
 def _head_and_projection(term: ClaimTerm) -> Fraction:
-    """Return the factor for twice the logits and a projection of 2 h x h, relative to 2 h V FLOPs a token."""
+    """Return the FLOPs of two output projections and a 2 h x h projection, relative to one output projection."""
     v = term.values
     tokens, mapped = (v["S"], v["L"]) if "S" in v else (1, 1)
     return 2 + Fraction(2 * v["text_hidden"] * tokens, v["text_vocab"] * mapped)

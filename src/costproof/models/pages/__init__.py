@@ -1,1 +1,1 @@
-"""What models that read page images share: page geometry, workloads, SAM, the decoder, exports and runs."""
+"""Common code of models that read page images: page geometry, workloads, SAM, the decoder, exports and runs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from random import Random
 from typing import Any, ClassVar, Final, Self, cast
@@ -278,6 +278,13 @@ class PageConfig(NativeConfig):
             },
             "image_token_id": self.image_token,
         }
+
+    def in_file(self) -> Self:
+        """Return the configuration with pages of three channels, as all files have them."""
+        whole: Any = self
+        sam = SamConfig(**{f.name: getattr(self.sam, f.name) for f in fields(SamConfig)})
+        found: Self = replace(whole, sam=sam)
+        return found
 
     @classmethod
     def from_normalised(cls, data: Mapping[str, Any]) -> Self:

@@ -50,7 +50,7 @@ class PageTarget(Native[P]):
         return replace(usual, config=config)
 
     def first_layers(self, layers: int) -> tuple[P, dict[str, str]]:
-        """Return the configuration with the first layers of decoder and towers, and what was cut.
+        """Return the configuration with the first layers of decoder and towers, and the truncation.
 
         The decoder keeps its dense layers and at least one mixture of experts. SAM keeps its layers up to
         the first one with global attention (and one with windows, where it has any); the second tower keeps as many
@@ -93,7 +93,7 @@ class PageTarget(Native[P]):
 
     @property
     def decoder(self) -> Decoder:
-        """Return how the class of transformers is called."""
+        """Return the calling convention of the decoder: module paths, masks and cache."""
         return self.reader.decoder
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:

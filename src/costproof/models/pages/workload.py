@@ -1,4 +1,4 @@
-"""Workloads of models that read pages: presets, settings on top of them, and what makes a workload impossible."""
+"""Workloads of models that read pages: presets, settings that override them, and checks of a workload."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def page_problems(page: Page, stride: int, modes: PageModes) -> list[CostproofEr
                 expected=f"{MIN_CROPS} to {modes.most_crops} crops",
                 got="x".join(map(str, page.grid)),
                 fix=f"the real preprocessing makes {MIN_CROPS} to {modes.most_crops} crops, or none: "
-                f"choose {modes.one_view} for the global view alone",
+                f"choose {modes.one_view} for only the global view",
             )
         )
     return found

@@ -180,7 +180,7 @@ def kernel_of_torch(op: OpCall) -> OpCost:
 
 
 def _packed_scores(op: OpCall, sequences: Size, rows: Size, key_rows: Size) -> tuple[Size, bool]:
-    """Return the pairs of queries and keys of one head in packed sequences, and whether they are only a bound."""
+    """Return the number of (query, key) pairs of one head in packed sequences, and whether it is an upper bound."""
     if sequences == 1:
         return prod((rows, key_rows)), False
     longest, longest_key = (_length(attr(op, f"max_{x}", f"max_seqlen_{x}")) for x in "qk")
@@ -341,7 +341,7 @@ def _packed(op: OpCall, query: Value, key: Value, value: Value, extra: Size = 0)
 
 
 def _cost(op: OpCall, rows: Size, queries: Size, keys: Size, qk_dim: Size, v_dim: Size) -> OpCost:
-    """Return the cost for ``rows`` = B*H_q heads of sequences, with soft cap and ALiBi of the kernel."""
+    """Return the cost of a fused kernel for ``rows`` = B*H_q heads, including its soft cap, ALiBi and window."""
     scores = prod((rows, queries, keys))
     plain = attention_cost(scores, qk_dim, v_dim, masked=False)
     seen = seen_at_end(queries, keys, *window_of(op))

@@ -165,7 +165,7 @@ def index_put(op: OpCall) -> OpCost:
 
 
 def _indexed_elements(op: OpCall) -> Size:
-    """Count the elements at the indices, of which there is one tensor per indexed dimension.
+    """Count the elements at the indices, which are given as one tensor per indexed dimension.
 
     Dimensions are indexed from the first on; a ``None`` among the indices skips one. Values may broadcast.
     """

@@ -70,7 +70,7 @@ def _callees(
     for member in members:
         for callee in structure.callees.get(member, ()):
             callers = structure.callers[callee]
-            # Shared with callers elsewhere: of one kind only with what the same callers share.
+            # Shared with other callers: modules are of one kind only if the same callers share them.
             kind = (structure.likeness.get(callee, callee), None if callers <= inside else tuple(sorted(callers)))
             name = callee[len(member) + 1 :] if callee.startswith(member + ".") else callee
             slots[name, kind].setdefault(member, []).append(callee)
@@ -79,7 +79,7 @@ def _callees(
     siblings = []
     for slot, callees in slots.items():
         ran = any(c in structure.graph.call_counts for cs in callees.values() for c in cs)
-        # Without data flow only numbers say that modules belong together.
+        # Without data flow only numbers indicate that modules belong together.
         alike = (slot[1], None if structure.flow else unnumbered(slot[0]))
         siblings.append(Sibling(slot, alike, ran))
     siblings.sort(key=lambda s: (not s.ran, when[s.slot]))
@@ -140,7 +140,7 @@ Slot = tuple[str, Hashable]
 
 @dataclass(frozen=True)
 class Sibling:
-    """A callee among the other callees of its caller."""
+    """A module that a caller calls, with its position among the caller's other callees."""
 
     slot: Slot
     kind: Hashable
@@ -195,7 +195,7 @@ def split(siblings: Sequence[Sibling], flow: Mapping[Slot, Collection[Slot]]) ->
         best = max(likes, key=lambda p: (p.kind == "parfor", len(p.members)))
         best.members.append(idle)
         if best.kind == "one":
-            # One that ran and others that did not: nothing says that one would feed the other.
+            # One that ran and others that did not: there is no evidence that one would feed another.
             best.kind = "parfor"
     return sorted(parts, key=lambda p: min(place[s.slot] for s in p.members))
 

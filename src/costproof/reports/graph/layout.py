@@ -77,7 +77,7 @@ def layout(sizes: Sequence[Pair], arrows: Iterable[Pair], gap: int = COLUMN_GAP,
 
 
 def crossings(rows: Sequence[Sequence[int]], segments: Iterable[Pair]) -> int:
-    """Return how many pairs of arrows between neighboring ranks cross."""
+    """Return the number of crossing pairs of arrows between neighboring ranks."""
     place = {i: p for row in rows for p, i in enumerate(row)}
     rank = {i: r for r, row in enumerate(rows) for i in row}
     between: dict[int, list[Pair]] = {}

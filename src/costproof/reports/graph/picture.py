@@ -79,7 +79,7 @@ class Node:
 
     @property
     def traffic(self) -> list[str]:
-        """Return the bytes moved, if known and not zero; the tooltip says if they are unknown."""
+        """Return the bytes moved, if known and not zero; the tooltip states if they are unknown."""
         return [human(self.moved, "B") + " moved"] if self.moved else []
 
     @property

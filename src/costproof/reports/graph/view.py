@@ -80,7 +80,7 @@ PAGE: Final = 60
 
 
 def graph_view(drawn: Drawable, choice: GraphChoice | None = None) -> GraphView:
-    """Group the callgraph of a capture, or one that was written apart, and pick what to show.
+    """Group the callgraph of a capture or of a callgraph file, and select the modules to show.
 
     Raises:
         Absent: the capture was made without the dynamic source.

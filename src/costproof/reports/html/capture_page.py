@@ -81,7 +81,7 @@ def capture_page(found: Results) -> str:
 
 
 def capture_cell(found: Results) -> Iterator[Html | None]:
-    """Yield the parts of a notebook cell: no tree, and every metric but the first folded."""
+    """Yield the parts of a notebook cell: findings, and a table per metric, collapsed except the first; no tree."""
     capture, compared = found.capture, found.discrepancy
     opened = open_findings(compared)
     numbers = {f.id: i for i, f in enumerate(compared.findings)}

@@ -165,7 +165,7 @@ class HtmlPrinter:
                 return self.prose(cell)
 
     def prose(self, prose: Prose) -> Html:
-        """Return prose with its code and its bold text; markup stays markup."""
+        """Return prose as HTML, with code and bold text; finished markup is not escaped."""
         return join_markup(*map(_piece, pieces(prose)))
 
 
@@ -177,7 +177,7 @@ def status(word: str) -> Html:
     """Return a status with its sign."""
     kind = word.partition(" ")[0]
     kind = LIKE.get(kind, kind)
-    sign = h("span", f"{GLYPHS.get(kind, '·')} ", aria_hidden="true")  # the word says it already
+    sign = h("span", f"{GLYPHS.get(kind, '·')} ", aria_hidden="true")  # the word already states it
     return h("span", sign, word, class_=f"status {kind if kind in GLYPHS else 'other'}")
 
 
@@ -228,7 +228,7 @@ def number(value: int | None, shown: str) -> str:
 
 
 def reasons(title: str, why: Sequence[str]) -> Html | None:
-    """Return the section on what keeps a result from being complete; None if there is nothing."""
+    """Return the section with the reasons why a result is incomplete; ``None`` if it is complete."""
     shown = [h("li", w) for w in why[:MOST_FINDINGS]]
     return h("section", h("h2", title), h("ul", shown), class_="open") if why else None
 

@@ -57,7 +57,7 @@ class FourBit(Format):
         )
 
     def undetermined(self) -> tuple[str, ...]:
-        """Return the description in JSON of quantised maxima, which has a number that the weights decide."""
+        """Return the name of the JSON tensor that describes nested quantisation, whose size depends on the weights."""
         if not self.nested:
             return ()
         return (f"weight.{self._state}: JSON of some 170 bytes, with a number from the data",)

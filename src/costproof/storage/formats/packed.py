@@ -61,7 +61,7 @@ class PackedFloats(Format):
     """Whether inputs are quantised with a stored scale."""
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
-        """Return weight_packed [rows, columns / 2], scales [rows, columns / group] and the scales above them."""
+        """Return weight_packed [rows, columns / 2], scales [rows, columns / group] and global scales of the matrix."""
         return (
             StoredTensor("weight_packed", "U8", (of.rows, ceil_div(of.columns, 2))),
             StoredTensor("weight_scale", self.scale_dtype, (of.rows, ceil_div(of.columns, self.group)), "scale"),

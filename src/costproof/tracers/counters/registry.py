@@ -50,7 +50,7 @@ COUNTERS: Final[Registry[Counter]] = Registry(
     instance=Counter,
     command="costproof doctor",
 )
-"""``what`` of our own counters is the distribution with the tool."""
+"""Registry of counters; ``what`` of a built-in counter is the distribution with the tool."""
 
 
 def not_installed() -> dict[str, str]:

@@ -54,7 +54,7 @@ def run_counters(
     stages: tuple[str, ...] = (),
     progress: Progress = silent,
 ) -> tuple[CounterRecord, dict[str, CounterUsage]]:
-    """Run our own count and each tool; return figures by call and what each tool needed, in the order of names.
+    """Run our own count and each tool; return numbers by call and the time and memory of each tool, in order of names.
 
     A tool that crashes, hangs or cannot be loaded is a run with errors, and so is our own count. A tool that is not
     installed is a run without calls. Parts of a stage without products (look-ups, scattering) are left out.
@@ -90,7 +90,7 @@ def run_counters(
 def expected_cuts(
     target: Exportable, workload: Workload, stages: tuple[str, ...], calls: Mapping[str, Mapping[CutKey, CounterCall]]
 ) -> list[CutKey]:
-    """Return what is to be counted if our own count is incomplete: what a tool reached, and other invocations."""
+    """Return the expected work if our own count is incomplete: work that a tool reached, and other invocations."""
     from costproof.tracers.static import stages_not_exported
 
     found = dict.fromkeys((*calls[TRUTH], *(p for its in calls.values() for p in its)))

@@ -281,7 +281,7 @@ def ptflops(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 @contextmanager
 def _recorded(record: Callable[[str, int], None]) -> Iterator[None]:
-    """Record what the tool's rules for functions count."""
+    """Pass (function name, count) of each call of a ptflops rule for functions to ``record``, inside the context."""
     from ptflops import pytorch_engine as engine
 
     def told(name: str, rule: Callable[..., int]) -> Callable[..., int]:

@@ -103,7 +103,7 @@ class KnownValues:
         self.values = WeakTensorKeyDictionary()
 
     def scalar(self, func: Any, args: Any) -> torch.Tensor | None:
-        """Return the value of the tensor of which the program asks a number, if that is known."""
+        """Return the value of a tensor that the program converts to a number, if it is known."""
         asked = func is torch.ops.aten._local_scalar_dense.default
         return self.values[args[0]] if asked and args[0] in self.values else None
 

@@ -164,7 +164,7 @@ def _peaks(job: ExportJob, invocation: str, eager: bool, host_apart: bool) -> Ca
 
 
 def graph_timeline(job: ExportJob, notes: dict[str, None], *, host_apart: bool = False) -> Timeline:
-    """Return what the graph of a job holds over time; assumptions are added to the notes.
+    """Return the memory that the graph of a job holds over time; assumptions are added to the notes.
 
     Raises:
         Incomplete: as :func:`~costproof.tracers.peaks.program.exported_memory`.
@@ -176,7 +176,7 @@ def graph_timeline(job: ExportJob, notes: dict[str, None], *, host_apart: bool =
 
 
 def eager_timeline(job: ExportJob, notes: dict[str, None], *, host_apart: bool = False) -> Timeline:
-    """Return what the module of a job holds over time as it is written; assumptions are added to the notes.
+    """Return the memory that the eager module of a job holds over time; assumptions are added to the notes.
 
     Raises:
         Incomplete: as :func:`eager_run`.
@@ -212,7 +212,7 @@ Holders = Mapping[int, tuple[str, ...]]
 def eager_run(
     job: FakeCpuJob, watch: Callable[[Storages, int], None] | None = None
 ) -> tuple[Timeline, tuple[str, ...]]:
-    """Run a module as written on fake CPU tensors; return what it holds over time, and the assumptions.
+    """Run a module eagerly on fake CPU tensors; return the memory that it holds over time, and the assumptions.
 
     Args:
         watch: called after each event that allocates something, while the module runs.

@@ -295,5 +295,5 @@ def _storage(tensor: torch.Tensor, operator: str) -> torch.UntypedStorage:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError) as error:
         raise Incomplete(
-            "the memory of what an operator returns is not known", where=operator, got=type(tensor).__name__
+            "the memory of an operator's result is not known", where=operator, got=type(tensor).__name__
         ) from error

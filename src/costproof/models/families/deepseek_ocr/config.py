@@ -63,6 +63,11 @@ _LANGUAGE: Final = {
     "ep_size": "one device holds all experts",
     "seq_aux": "a training loss",
 }
+_VENDOR_ONLY: Final = frozenset({
+    "model_type", "architectures", "auto_map", "lm_head", "rm_head", "use_mla", "qk_nope_head_dim", "qk_rope_head_dim",
+    "v_head_dim",
+})  # fmt: skip
+"""Keys of the vendor's decoder that name its classes or choose between them; the reader refuses other choices."""
 _NO_MLA: Final = "multi-head latent attention is not described by the formulas of this target"
 _VENDOR_SAM_KEYS: Final = {"hidden": "width", "layers": "layers", "heads": "heads"}
 _VENDOR_CLIP_KEYS: Final = {**_VENDOR_SAM_KEYS, "image": "image_size", "patch": "patch_size"}
@@ -113,6 +118,9 @@ class OcrConfig(PageConfig):
     second: ClassVar[str] = "clip"
     second_keys: ClassVar[Mapping[str, str]] = CLIP_KEYS
     second_sizes: ClassVar[tuple[str, ...]] = ("hidden", "heads", "head_dim", "mlp", "layers", "positions")
+    not_as_in_file: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("text_config.sliding_window", "text_config.layer_types"), "a window as long as the context is full attention"
+    )
 
     @property
     def projector_in(self) -> int:
@@ -142,6 +150,35 @@ class OcrConfig(PageConfig):
         found["vision_config"]["encoder_config"]["num_channels"] = CHANNELS
         found["text_config"] |= {"head_dim": text.head_dim, "sliding_window": text.max_positions}
         return found
+
+    @classmethod
+    def for_class(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a native file as it is, and a vendor's in the native form, which has the same keys of the decoder."""
+        if not _is_vendor(data):
+            return dict(data)
+        vision, text = data["vision_config"], data["language_config"]
+        sam, clip = vision["width"]["sam_vit_b"], vision["width"]["clip-l-14-224"]
+        return {
+            "vision_config": {
+                "sam_config": {
+                    "hidden_size": sam["width"],
+                    "num_hidden_layers": sam["layers"],
+                    "num_attention_heads": sam["heads"],
+                    "mlp_dim": 4 * sam["width"],
+                    "image_size": vision["image_size"],
+                    "global_attn_indexes": sam["global_attn_indexes"],
+                    "downsample_channels": sam["downsample_channels"],
+                },
+                "encoder_config": {
+                    "hidden_size": clip["width"],
+                    "num_hidden_layers": clip["layers"],
+                    "num_attention_heads": clip["heads"],
+                    "image_size": clip["image_size"],
+                    "patch_size": clip["patch_size"],
+                },
+            },
+            "text_config": {key: value for key, value in text.items() if key not in _VENDOR_ONLY},
+        }
 
     @classmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:

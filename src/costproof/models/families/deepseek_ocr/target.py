@@ -23,6 +23,7 @@ from costproof.models.image_text.layout import StagePaths
 from costproof.models.pages.jobs import PageReader
 from costproof.models.pages.target import PageTarget
 from costproof.models.pages.workload import PageModes, page_run_problems, page_structure, sequence_length
+from costproof.models.reader_check import ConfigFile
 from costproof.models.settings import device_problems
 from costproof.models.specs import Built
 from costproof.models.target import Exportable, NamedWorkload, Setting, Target
@@ -62,7 +63,8 @@ class DeepseekOcr(PageTarget[OcrConfig]):
     def from_file(cls, path: Path) -> DeepseekOcr:
         """Return the target with the configuration in a vendor or native file."""
         data = read_configuration(path)
-        return cls(parse_config(data, where=str(path)), stored=stored(data, path))
+        config = parse_config(data, where=str(path))
+        return cls(config, stored=stored(data, path), file=ConfigFile.of(data, config, path))
 
     @staticmethod
     def reads(folder: Path) -> bool:
@@ -120,7 +122,7 @@ class DeepseekOcr(PageTarget[OcrConfig]):
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
         """Return the model on the meta device with a given kernel for routed experts."""
         return native.build_model(
-            self.config.native(),
+            self.native_arguments(),
             dtype=workload.dtype,
             attention=workload.attention,
             experts=experts,

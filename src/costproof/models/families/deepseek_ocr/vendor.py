@@ -117,7 +117,7 @@ class RemoteCodeOcr(Configured[OcrConfig]):
         return replace(made, snapshot=replace(self.snapshot, config=made.config))
 
     def first_layers(self, layers: int) -> tuple[OcrConfig, dict[str, str]]:
-        """Return the configuration with the first layers of the decoder, and what was cut; towers are not cut."""
+        """Return the configuration with the first layers of the decoder, and the truncation; towers stay whole."""
         text = self.config.text
         least = min(text.dense_layers + 1, text.layers)
         kept, cut = layers_cut("decoder", layers, least, text.layers)
@@ -173,7 +173,7 @@ class RemoteCodeOcr(Configured[OcrConfig]):
         return build_vendor(self.snapshot, workload.dtype, "meta")
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """Return the model with weights, and notes about what is patched while it runs."""
+        """Return the model with weights, and notes about the patches that are active while it runs."""
         model, numbers = build_with_values(self.snapshot, workload.dtype, self.options, progress)
         patched = tuple(f"patched while it ran: {p.name} ({p.why})" for p in patches_for(model))
         return Built(model, (*numbers, *patched))

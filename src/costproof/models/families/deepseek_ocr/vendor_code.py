@@ -118,7 +118,7 @@ def _build(snapshot: Snapshot, dtype: str, device: str) -> nn.Module:
 def build_with_values(
     snapshot: Snapshot, dtype: str, options: RunOptions, progress: Progress
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return the model on the device of the run with random or published weights, and notes about what was done.
+    """Return the model on the device of the run with random or published weights, and notes about the changes.
 
     Raises:
         BadInput: as :func:`build_vendor`, or there is no checkpoint.

@@ -65,7 +65,7 @@ def ocr2_ledger(structure: PageStructure) -> Ledger:
 
 
 def _projector() -> tuple[ModulePart, ...]:
-    """Return the projector on the outputs of the queries."""
+    """Return the linear projector, applied to the outputs of the learned queries."""
     n, b = sym("n"), sym("b")
     return (ModulePart("projector", (Linear(n * sym("Q"), sym("encoder_hidden"), sym("text_hidden"), b),)),)
 

@@ -129,7 +129,7 @@ class DeepseekOcr2(PageTarget[Ocr2Config]):
         modeling, configuration = _modules()
         return build(
             modeling.DeepseekOcr2ForConditionalGeneration,
-            configuration.DeepseekOcr2Config(**self.config.native()),
+            configuration.DeepseekOcr2Config(**self.native_arguments()),
             dtype=workload.dtype,
             attention=workload.attention,
             experts="grouped_mm" if experts == "eager" else experts,
