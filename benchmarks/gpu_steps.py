@@ -84,7 +84,7 @@ def counts(emit: Emit, target: str, choices: Mapping[str, Any]) -> None:
     report = costproof.report(target, progress=shown, **choices)
     what = [target, str(choices.get("preset", "")), str(choices.get("attention", "sdpa")), _cut(choices)]
     # The run has the dtype that was asked for, whatever format the checkpoint of the model is in.
-    found = costproof.compare(replace(report.capture, target=replace(report.capture.target, quantised={})))
+    found = costproof.compare(replace(report.capture, target=replace(report.capture.target, quantised={}))).discrepancy
     verdict = found.verdict
     emit("row", [*what, verdict_sentence(found)], table="counts")
     good = verdict in ("exact", "explained")
