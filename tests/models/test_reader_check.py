@@ -50,6 +50,26 @@ FILES: Final[dict[str, dict[str, Any]]] = {
     },
     "vit, a number of labels": {"model_type": "vit", **ENCODER, "architectures": ["ViTModel"], "num_labels": 5},
     "llama of another name": {"model_type": "my_llama", "architectures": ["LlamaForCausalLM"], **SMALL},
+    "qwen2, a window in no layer": {
+        "model_type": "qwen2", **SMALL, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 3,
+    },
+    "qwen2, null for a window": {"model_type": "qwen2", **SMALL, "use_sliding_window": True, "sliding_window": None},
+    "qwen3-moe, every other layer": {
+        "model_type": "qwen3_moe", **SMALL, "num_experts_per_tok": 2, "mlp_only_layers": [1], "decoder_sparse_step": 2,
+    },
+    "gemma2, another scale": {"model_type": "gemma2", **SMALL, "query_pre_attn_scalar": 99},
+    "gpt2, null": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_inner": None},
+    "vit, lists of sides": {"model_type": "vit", **ENCODER, "image_size": [32, 32], "patch_size": [8, 8]},
+    "clip without a projection": {"model_type": "clip_vision_model", **ENCODER, "projection_dim": 7},
+    "distilbert, sines": {
+        "model_type": "distilbert", "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48,
+        "sinusoidal_pos_embds": True,
+    },
+    "llava, tied by its decoder, a layer from the front": {
+        "model_type": "llava", "image_token_index": 60, "vision_feature_layer": 1,
+        "text_config": {"model_type": "llama", **SMALL, "tie_word_embeddings": True},
+        "vision_config": {"model_type": "clip_vision_model", **ENCODER, "image_size": 28, "patch_size": 14},
+    },
 }  # fmt: skip
 """Forms of files that the published ones do not have."""
 
