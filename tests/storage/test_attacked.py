@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from costproof.ledger.errors import BadInput, Incomplete
+from costproof.reports.stored import sentence
+from costproof.run.fits import fits
 from costproof.run.stored import stored
-from costproof.storage.checkpoint import StoredCheckpoint, compare_headers
+from costproof.storage.checkpoint import HeaderTotals, StoredCheckpoint, compare_headers
 from costproof.storage.headers import HeaderTensor, read_checkpoint, read_header
 from costproof.storage.tensors import StoredTensor
 
@@ -185,3 +188,26 @@ def test_a_tensor_of_gguf_has_one_entry(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + entry + entry)
     with pytest.raises(BadInput, match="twice"):
         read_header(tmp_path / "a.gguf")
+
+
+def test_fits_says_what_stored_weights_rest_on(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({**LLAMA, "quantization_config": _compressed((["Linear"], INT4), ignore=["lm_head"])})
+    )
+    notes = fits(f"hf:{tmp_path / 'config.json'}", memory="1GB").notes
+    assert any("one matrix at a time is unpacked" in note for note in notes)
+    assert any("shapes of packed matrices are I64" in note for note in notes)
+
+
+def test_fits_says_that_the_module_for_further_tokens_is_left_out() -> None:
+    assert any("num_nextn_predict_layers" in note for note in fits("deepseek-v3@chat,layers=4", memory="80GB").notes)
+
+
+def test_exact_names_the_bytes_that_no_key_determines(tmp_path: Path) -> None:
+    """bitsandbytes' description of nested maxima, here of 173 bytes."""
+    layer = "model.layers.0.mlp.down_proj.weight"
+    state = HeaderTensor(f"{layer}.quant_state.bitsandbytes__nf4", "U8", (173,), 173)
+    nested = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    found = _stored(tmp_path, LLAMA, quant_method="bitsandbytes", **nested)
+    headers = HeaderTotals(1, 1, found.totals.bytes + state.bytes, ())
+    assert sentence(replace(found, headers=headers)).endswith("and 173 B in tensors whose size no key determines.")

@@ -33,7 +33,7 @@ def fits(
     """Check whether TARGET fits into the memory of a device, and up to which batch and length.
 
     TARGET is a target with settings (llama-3.1-8b@chat,batch=4,text_tokens=8000), a capture, a folder of reports or a
-    baseline. Weights and caches are exact; activations are an upper bound. Needs no torch.
+    baseline. Weights and caches are exact; activations are an upper bound. Needs torch only for quantised weights.
 
     The exit code is 0 if it fits, 1 if it does not, and 3 if that is unknown.
     """

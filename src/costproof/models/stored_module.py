@@ -124,13 +124,13 @@ def _linear(
 ) -> Iterator[StoredTensor]:
     of = scheme.format_of(place)
     if of is None:
-        plain = _plain(f"{place.path}.weight", weight)
+        plain = _plain(f"{place.path}.weight".lstrip("."), weight)
         yield replace(plain, dtype="F32") if scheme.float32 and place.in_float32 else plain
         if bias is not None:
-            yield _plain(f"{place.path}.bias", bias)
+            yield _plain(f"{place.path}.bias".lstrip("."), bias)
         return
     for tensor in _packed(of, LinearShape(place.rows, place.columns, bias is not None, _dtype(weight))):
-        yield replace(tensor, name=f"{place.path}.{tensor.name}")
+        yield replace(tensor, name=f"{place.path}.{tensor.name}".lstrip("."))
 
 
 def _packed(of: Format, linear: LinearShape) -> Iterator[StoredTensor]:

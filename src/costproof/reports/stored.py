@@ -63,6 +63,9 @@ def sentence(found: StoredCheckpoint) -> str:
         return f"Stored: {size}{' and more of unknown size' if found.undetermined else ''}."
     if not found.headers.differences:
         tensors = plural(found.headers.tensors, "tensor")
-        return f"Exact: {tensors} in {plural(found.headers.files, 'file')} are those of the layout, {size}."
+        files = plural(found.headers.files, "file")
+        more = found.headers.bytes - found.totals.bytes
+        rest = f", and {exact(more)} B in tensors whose size no key determines" if more else ""
+        return f"Exact: {tensors} in {files} are those of the layout, {size}{rest}."
     delta = found.headers.bytes - found.totals.bytes
     return f"Differs: the headers state {exact(found.headers.bytes)} B, {delta:+,} beside the layout's {size}."

@@ -52,7 +52,7 @@ def fits(
     rules: Files = (),
     trust_remote_code: bool = False,
 ) -> Fits:
-    """Return whether a run fits into a memory; torch is not needed.
+    """Return whether a run fits into a memory; torch is needed only for quantised weights.
 
     Args:
         target: a target with settings, ``"llama-3.1-8b@chat,batch=4"``, or any operand of
@@ -105,8 +105,19 @@ def fits(
         limits=()
         if certain is None
         else (*_limits(along, certain, room, kept, read.peaks, unpacked or 0), *_of_graph(read, certain, room)),
-        notes=side.notes,
+        notes=(*side.notes, *(() if quantised is None else _stored_notes(quantised))),
     )  # fmt: skip
+
+
+def _stored_notes(found: StoredCheckpoint) -> Iterator[str]:
+    """Yield what the bytes of stored weights rest on and leave out."""
+    yield (
+        "quantised weights stay as they are stored and one matrix at a time is unpacked: a runtime that unpacks all of "
+        "them holds those of the run's dtype"
+    )
+    yield from (f"assumed of the checkpoint: {text}" for text in found.assumed)
+    yield from (f"of unknown size beside the weights: {text}" for text in found.undetermined)
+    yield from (f"left out of the weights: {text}" for text in found.left_out)
 
 
 def _stored_weights(target: Target | None) -> StoredCheckpoint | None:
