@@ -15,7 +15,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.pages.page import with_page
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
-from costproof.tracers.dynamic import dynamic_ledger, output_differences, record_output
+from costproof.tracers.dynamic import dynamic_ledger, output_differences, record_output, repeats
 from costproof.tracers.hooks import trace_hooks
 from costproof.tracers.torchlens_trace import trace_graph
 from tests.tracers.realistic import quiet, small_ocr
@@ -109,6 +109,27 @@ def test_traced_runs_return_the_same_bits_and_leave_nothing_behind() -> None:
             f"run {run.id}: traced forward 1 returned other logits than the untraced one"
         ]
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_logits_are_no_evidence_where_untraced_runs_differ() -> None:
+    """As with atomic additions on a GPU, here by noise on the last norm: a note, not a difference."""
+    target = small_ocr(device="cpu")
+    built = target.build_run(SHORT, quiet)
+    runs = target.runs(built.model, SHORT)
+    assert repeats(runs[0])
+    norm = built.model.get_submodule("model.language_model.norm")
+    handle = norm.register_forward_hook(lambda module, args, output: output * (1 + torch.rand(())))
+    try:
+        assert not repeats(runs[0])
+        found = dynamic_ledger(target, SHORT, ready=(built, runs[:1]))
+    finally:
+        handle.remove()
+    assert not [d for d in found.trace_check.differences if "logits" in d]
+    assert [n for n in found.ledger.notes if "two untraced runs differ" in n]
+    assert runs[0].expected is not None
+    steady = replace(runs[0], expected=runs[0].expected + 1)
+    found = dynamic_ledger(target, SHORT, ready=(built, (steady,)))
+    assert [d for d in found.trace_check.differences if "returned other logits" in d]
 
 
 def test_an_interrupted_run_leaves_no_hook() -> None:
