@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from costproof.ledger.errors import Incomplete
+from costproof.ledger.errors import CostproofError, Incomplete
 from costproof.models.config import NativeConfig
 from costproof.models.families.qwen3_moe import Qwen3MoeConfig
 from costproof.models.known import KNOWN
@@ -50,6 +52,26 @@ FILES: Final[dict[str, dict[str, Any]]] = {
     },
     "vit, a number of labels": {"model_type": "vit", **ENCODER, "architectures": ["ViTModel"], "num_labels": 5},
     "llama of another name": {"model_type": "my_llama", "architectures": ["LlamaForCausalLM"], **SMALL},
+    "qwen2, a window in no layer": {
+        "model_type": "qwen2", **SMALL, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 3,
+    },
+    "qwen2, null for a window": {"model_type": "qwen2", **SMALL, "use_sliding_window": True, "sliding_window": None},
+    "qwen3-moe, every other layer": {
+        "model_type": "qwen3_moe", **SMALL, "num_experts_per_tok": 2, "mlp_only_layers": [1], "decoder_sparse_step": 2,
+    },
+    "gemma2, another scale": {"model_type": "gemma2", **SMALL, "query_pre_attn_scalar": 99},
+    "gpt2, null": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_inner": None},
+    "vit, lists of sides": {"model_type": "vit", **ENCODER, "image_size": [32, 32], "patch_size": [8, 8]},
+    "clip without a projection": {"model_type": "clip_vision_model", **ENCODER, "projection_dim": 7},
+    "distilbert, sines": {
+        "model_type": "distilbert", "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48,
+        "sinusoidal_pos_embds": True,
+    },
+    "llava, tied by its decoder, a layer from the front": {
+        "model_type": "llava", "image_token_index": 60, "vision_feature_layer": 1,
+        "text_config": {"model_type": "llama", **SMALL, "tie_word_embeddings": True},
+        "vision_config": {"model_type": "clip_vision_model", **ENCODER, "image_size": 28, "patch_size": 14},
+    },
 }  # fmt: skip
 """Forms of files that the published ones do not have."""
 
@@ -162,7 +184,7 @@ MISTAKES: Final[dict[str, tuple[dict[str, Any], Mistake, str]]] = {
         without_key("num_labels"),
         "num_labels: transformers 5",
     ),
-    "a dense layer too many": (
+    "a width that follows by default": (
         {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2, "n_inner": 40, "vocab_size": 64},
         without_key("n_inner"),
         "n_inner: transformers 40",
@@ -197,22 +219,25 @@ def test_a_mistake_of_a_reader_is_named(
 
 
 @pytest.mark.parametrize(("data", "mistake", "named"), MISTAKES.values(), ids=MISTAKES)
-def test_a_truncated_or_changed_model_is_compared_whole(
+def test_a_truncated_model_is_compared_whole(
     data: dict[str, Any], mistake: Mistake, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(data))
-    target: Any = load_target(f"hf:{tmp_path}")
-    changed = (
-        target.with_options(replace(target.options, layers=1)).with_keys({"activation": "relu"})
-        if named[0] in "mh"
-        else target
-    )
-    assert changed.native_arguments()
-    plant(monkeypatch, type(target.config), mistake)
+    right: Any = load_target(f"hf:{tmp_path}")
+    cut = replace(right.options, layers=1)
+    assert right.with_options(cut).native_arguments()
+    plant(monkeypatch, type(right.config), mistake)
     wrong: Any = load_target(f"hf:{tmp_path}")
     with pytest.raises(Incomplete) as caught:
-        wrong.with_options(replace(target.options, layers=1)).native_arguments()
+        wrong.with_options(cut).native_arguments()
     assert named in str(caught.value)
+
+
+def test_overrides_are_no_mistakes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MISTAKES["the wrong key"][0]))
+    target: Any = load_target(f"hf:{tmp_path}")
+    changed = target.with_keys({"activation": "relu", "expert_width": 24}).native_arguments()
+    assert (changed["hidden_act"], changed["moe_intermediate_size"]) == ("relu", 24)
 
 
 def test_a_key_that_two_fields_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,3 +254,40 @@ def test_a_mistake_of_a_reader_in_a_proof(monkeypatch: pytest.MonkeyPatch) -> No
     plant(monkeypatch, Qwen3MoeConfig, MISTAKES["the wrong key"][1])
     with pytest.raises(Incomplete, match="moe_intermediate_size"):
         carry_out_piece(draw)
+
+
+UNUSED: Final = {"sliding_window", "text_config.sliding_window"}
+"""Keys that have no effect where no layer has a window, or where it is as long as the context."""
+
+
+def leaves(data: dict[str, Any], within: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in data.items():
+        yield from leaves(value, (*within, key)) if isinstance(value, dict) else (((*within, key), value),)
+
+
+def other(value: Any) -> Any:
+    """A value of the same kind that a wrong reader may take; the same where there is none."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 8 if value else 1
+    return value[::-1] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_value_that_is_misread_is_noticed(name: str) -> None:
+    target: Any = load_target(name)
+    config: Any = next(p.target for p in target.proof(1, 3).pieces if p.phase == "draws").config
+    file, unnoticed, tried = written(config), set(), 0
+    for path, value in leaves(json.loads(file.text)):
+        data = json.loads(file.text)
+        reduce(getitem, path[:-1], data)[path[-1]] = other(value)
+        try:
+            read = type(config).of(data, Path("a file"))
+        except CostproofError:
+            continue
+        if read.normalised() != file.read.normalised():
+            tried += 1
+            unnoticed |= set() if list(differences(replace(file, read=read))) else {".".join(path)}
+    assert unnoticed <= UNUSED
+    assert tried > 3

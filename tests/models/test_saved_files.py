@@ -11,12 +11,14 @@ import pytest
 from transformers import AutoConfig
 
 from costproof.ledger.errors import BadInput, Problems
-from costproof.models.config import NativeConfig
 from costproof.models.families.qwen2 import Qwen2Config
 from costproof.models.families.t5 import T5Config
+from costproof.models.native import Native
 from costproof.models.registry import TARGETS, load_target
 
-NAMES = [p.name for p in TARGETS.ours if isinstance(getattr(load_target(p.name), "config", None), NativeConfig)]
+OWN = [t for p in TARGETS.ours if isinstance((t := load_target(p.name)), Native) and hasattr(t, "model_types")]
+NAMES = [target.name for target in OWN]
+"""Targets whose files are read by their model type."""
 
 
 def saved(folder: Path, config: Any) -> dict[str, Any]:

@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 _FIXED_ROTATIONS: Final = frozenset({"default", "linear", "llama3", "yarn"})
 _ABSENT: Final = object()
 _UNREAD: Final = (
-    (re.compile(r"(.*\.)?rope_parameters\.(.*\.)?(?!rope_type$)\w+"), "frequencies, computed when the model is built"),
-    (re.compile(r"(.*\.)?routed_scaling_factor"), "a constant"),
-    (re.compile(r"(.*\.)?(max_window_layers|_?sliding_window_pattern)"), "layer_types follow, and are compared"),
-    (re.compile(r"\w+_config\.architectures"), "names the class of a part when it is a model by itself"),
-    (re.compile(r"vision_config\.(projection_dim|vocab_size)"), "the tower inside a model has no projection, no words"),
+    ("", "routed_scaling_factor", "a constant"),
+    ("", "max_window_layers|_?sliding_window_pattern", "layer_types follow, and are compared"),
+    ("", "architectures", "a class that is compared by itself, or that of a part when it is a model"),
+    ("clip_vision_model", "projection_dim", "read by the class with a projection, to which the family passes it"),
+    ("clip_vision_model", "vocab_size", "a tower has no words"),
+    ("deepseek_v2", "norm_topk_prob", "the class does not read it"),
+    ("gemma2|gemma3_text", "query_pre_attn_scalar", "a constant of the scores"),
+    ("distilbert", "sinusoidal_pos_embds", "initial values of a table"),
 )
-"""Paths of keys that a family does not pass to the class -> the reason why a difference changes no cost."""
+"""Model types (all, if empty) and keys that a family does not pass to the class, and why a difference costs nothing."""
+_ROTATION: Final = "rope_parameters."
 _MOST_NAMED: Final = 4
 
 
@@ -117,10 +121,12 @@ def differences(file: ConfigFile) -> Iterator[tuple[str, str, str]]:
 def _is_unread(path: str, theirs: Any, ours: Any, waived: list[str], kind: str) -> bool:
     """Return whether a difference in a key that the family does not pass to the class changes no cost."""
     key = path.rpartition(".")[2]
-    if harmless(kind, key, _ABSENT) is not None or any(pattern.fullmatch(path) for pattern, _ in _UNREAD):
+    if _ROTATION in path:  # frequencies, computed once when the model is built
+        return key != "rope_type" or theirs in _FIXED_ROTATIONS
+    if harmless(kind, key, _ABSENT) is not None:
         return True
-    if key == "rope_type":
-        return theirs in _FIXED_ROTATIONS
+    if any(kind in kinds.split("|") or not kinds for kinds, keys, _ in _UNREAD if re.fullmatch(keys, key)):
+        return True
     # The class has no such field: the reader has to name the key, or to know that it changes nothing.
     known = harmless(kind, key, theirs) is not None or any(path == w or path.startswith(f"{w}.") for w in waived)
     return ours is _ABSENT and known
@@ -169,6 +175,16 @@ def _meaning(values: Mapping[str, Any], path: str) -> Any:
             factor = values.get(f"{within}rope_parameters.factor") or 1
             original = values.get(f"{within}rope_parameters.original_max_position_embeddings") or value
             return max(value, int(factor * original))
+        case "image_size" | "patch_size" if isinstance(value, list) and len({*value}) == 1:
+            return value[0]
+        case "use_sliding_window" | "sliding_window" if isinstance(kinds := values.get(f"{within}layer_types"), list):
+            used = "sliding_attention" in kinds
+            return used if key.startswith("use") else value if used else None
+        case "mlp_only_layers" if "decoder_sparse_step" in values:
+            step = values["decoder_sparse_step"]
+            return [i for i in range(values["num_hidden_layers"]) if i in (value or ()) or (i + 1) % step]
+        case "decoder_sparse_step":
+            return 1  # the layers without experts are compared
         case "n_inner" if value is None:
             return 4 * values[f"{within}n_embd"]
         case "n_group" | "topk_group" if values.get(f"{within}topk_method") == "greedy":
