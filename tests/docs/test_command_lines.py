@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -167,7 +168,7 @@ def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine is measured once, and a thousand times as fast: other work beside the tests leaves too slow a roof."""
 
     @cache
-    def fast(run: str, name: str, dtypes: tuple[str, ...]) -> Device:
+    def fast(run: str, name: str, dtypes: tuple[str, ...], progress: Any) -> Device:
         found = measure_device(run, name, dtypes)
         width = found.bandwidth
         return replace(

@@ -33,7 +33,10 @@ NONE: Final = {
     "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d",
     "attention": "flash_attn._flash_attn_backward flash_attn._flash_attn_varlen_backward flash_attn.bwd "
     "flash_attn.varlen_bwd flash_attn2.bwd flash_attn2.varlen_bwd flash_attn3.bwd flash_attn_3.bwd "
-    "vllm_flash_attn3.bwd _vllm_fa3_C.bwd",
+    "vllm_flash_attn3.bwd _vllm_fa3_C.bwd _cudnn_attention_backward _efficient_attention_backward "
+    "_flash_attention_backward _scaled_dot_product_cudnn_attention_backward "
+    "_scaled_dot_product_efficient_attention_backward _scaled_dot_product_flash_attention_backward "
+    "_scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_fused_attention_overrideable_backward",
 }
 """Operators of the other files that do none: products, picking and writing, draws, and what is not counted."""
 

@@ -248,7 +248,8 @@ SDPA: Final = (
     "_scaled_dot_product_fused_attention_overrideable"
 )
 FIXED: Final = (
-    "_flash_attention_forward _efficient_attention_forward flash_attn._flash_attn_forward flash_attn.flash_attn_func "
+    "_flash_attention_forward _flash_attention_forward_no_dropout_inplace _efficient_attention_forward "
+    "flash_attn._flash_attn_forward flash_attn.flash_attn_func "
     "flash_attn.fwd flash_attn2.fwd flash_attn_func _vllm_fa3_C.fwd flash_attn3.fwd flash_attn_3._flash_attn_forward "
     "flash_attn_3.fwd vllm_flash_attn3.fwd"
 )
@@ -269,6 +270,14 @@ def _attention() -> Iterator[Case]:
         yield Case(name, call(name, [q, k, k], [q]), 6 * (2 * 5 * 7), why)
         masked = _named(name, q, query=q, key=k, value=k, attn_mask=value(5, 7))
         yield Case(name, masked, 7 * (2 * 5 * 7), f"{why}, and the addition of a mask")
+    heads_first = {"query": value(1, 2, 5, 4), "key": value(1, 2, 7, 4), "value": value(1, 2, 7, 4)}
+    yield Case("_cudnn_attention_forward", _named("_cudnn_attention_forward", q, **heads_first), 6 * (2 * 5 * 7), why)
+    triton = {"q": heads_first["query"], "k": heads_first["key"], "v": heads_first["value"]}
+    yield Case("_triton_scaled_dot_attention", _named("_triton_scaled_dot_attention", q, **triton), 420, why)
+    for name in ("torch_attn._varlen_attn", "torch_attn._varlen_attn_out"):
+        starts, rows, keys = value(2, dtype="int32"), value(5, 2, 4), value(7, 2, 4)
+        packed = {"query": rows, "key": keys, "value": keys, "cu_seq_q": starts, "cu_seq_k": starts}
+        yield Case(name, _named(name, rows, {"max_q": 5, "max_k": 7}, **packed), 6 * (2 * 5 * 7), why)
     q, k = value(1, 5, 2, 4), value(1, 7, 2, 4)
     for name in FIXED.split():
         torch_s = name.startswith(("_flash_attention", "_efficient"))
