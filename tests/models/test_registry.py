@@ -24,7 +24,7 @@ def test_our_own_target() -> None:
     read = registry.load_target("deepseek-ocr", VENDOR)
     assert isinstance(read, DeepseekOcr)
     assert read.stored.dtype == "bfloat16"  # which its file names
-    assert replace(read, stored=target.stored) == target
+    assert replace(read, stored=target.stored, file=target.file) == target
 
 
 def test_unknown_names_list_the_known_ones() -> None:
