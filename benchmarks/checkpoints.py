@@ -23,9 +23,9 @@ HEAD: Final = """\
 # What a checkpoint takes on disk
 
 `costproof stored TARGET` states the tensors and bytes of a checkpoint from its configuration; no weights are read.
-With `--files` the layout is compared, tensor by tensor, with the headers of safetensors or GGUF files (the first bytes
-of each are enough), and every difference is listed with its bytes. This page is made by `python -m
-benchmarks.checkpoints`.
+With `--files` the layout is compared, tensor by tensor, with the headers of safetensors files (the first bytes of each
+are enough), and every difference is listed with its bytes. Of GGUF files only the number of tensors and bytes is read.
+This page is made by `python -m benchmarks.checkpoints`.
 
 ```sh
 costproof stored deepseek-v3 --mtp 1                                # 688,574,839,360 bytes

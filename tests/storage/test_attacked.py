@@ -17,6 +17,7 @@ from costproof.run.stored import stored
 from costproof.storage.checkpoint import HeaderTotals, StoredCheckpoint, compare_headers
 from costproof.storage.headers import HeaderTensor, read_checkpoint, read_header
 from costproof.storage.tensors import StoredTensor
+from tests.support.running import costproof
 
 _SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
           "num_key_value_heads": 2, "vocab_size": 1000, "tie_word_embeddings": False}  # fmt: skip
@@ -211,3 +212,47 @@ def test_exact_names_the_bytes_that_no_key_determines(tmp_path: Path) -> None:
     found = _stored(tmp_path, LLAMA, quant_method="bitsandbytes", **nested)
     headers = HeaderTotals(1, 1, found.totals.bytes + state.bytes, ())
     assert sentence(replace(found, headers=headers)).endswith("and 173 B in tensors whose size no key determines.")
+
+
+def test_gguf_is_not_compared(tmp_path: Path) -> None:
+    """Its names and formats are not those of a configuration: its numbers are told, and nothing is called different."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    name = b"blk.0.ffn_up.weight"
+    table = struct.pack("<Q", len(name)) + name + struct.pack("<IQQIQ", 2, 64, 32, 2, 0)  # 32 x 64 in Q4_0
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "model.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + table)
+    for files in ("packed/model.gguf", "packed"):
+        done = costproof("stored", "hf:config.json", "--files", files, cwd=tmp_path)
+        # 2,048 weights are 64 blocks of 18 bytes.
+        assert (done.code, "1 tensor of 1,152 bytes in Q4_0" in done.stderr) == (3, True), done.stderr
+
+
+def test_fits_says_why_a_layout_is_not_known(tmp_path: Path) -> None:
+    data = {**LLAMA, "quantization_config": {"quant_method": "hqq", "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(data), encoding="utf-8")
+    done = costproof("fits", "hf:config.json", "--memory", "1GB", cwd=tmp_path)
+    assert (done.code, "hqq: $.quantization_config names no known method" in " ".join(done.stdout.split())) == (3, True)
+
+
+def test_experts_of_an_unknown_layout_are_an_assumption(tmp_path: Path) -> None:
+    """Nothing states how experts of Llama 4 are laid out in fp8; transformers does for Qwen3-MoE."""
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "vocab_size": 96,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    }
+    fp8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    for kind, more, said in (
+        ("llama4_text", {"intermediate_size_mlp": 64, "head_dim": 32, "pad_token_id": 0}, True),
+        ("qwen3_moe", {"num_experts": 4, "moe_intermediate_size": 64}, False),
+    ):
+        (tmp_path / "config.json").write_text(
+            json.dumps({"model_type": kind, **sizes, **more, **fp8}), encoding="utf-8"
+        )
+        found = stored(f"hf:{tmp_path / 'config.json'}")
+        assert any("experts are stored" in text for text in found.assumed) is said, found.assumed

@@ -69,7 +69,10 @@ class ModulePart:
     times: int = 1
     """Runs of the forward in one call of the model; ``layers`` give the costs of all these runs together."""
     group: bool = False
-    """Whether the part represents submodules of which the data selects some to run; it has their costs and no calls."""
+    """Whether the part stands for several submodules, such as experts, of which the data decides which run.
+
+    It has the costs of all of them together and counts no calls.
+    """
     i: int = 0
     """Number of the layer that contains the module."""
 
@@ -238,7 +241,7 @@ def prefill_and_decode(
 def analytic_ledger(
     nodes: Iterable[CostNode], stages: tuple[str, ...], conventions: Mapping[str, str] | None = None
 ) -> Ledger:
-    """Return the ledger of formulas, without metrics that one of the layers does not give."""
+    """Return the analytic ledger of these nodes; a metric is left out if it is unknown in one of them."""
     found = tuple(nodes)
     left = {metric for node in found for metric, cost in node.costs.items() if cost is None}
     return Ledger("analytic", found, tuple(METRICS), stages, conventions=dict(conventions or {}), bounds=True).without(

@@ -9,7 +9,7 @@ from costproof.analytic.costs import LayerCosts, Size, layer
 
 @layer
 class DistanceBuckets:
-    """Buckets of the distances between queries and keys: one per small distance, logarithmic ranges of large distances.
+    """Map each distance between a query and a key to a bucket: its own if small, a logarithmic range if large.
 
     Distances and buckets are integers, which do not count. The logarithm is computed of all distances, in
     float32: a division by the largest small one, the logarithm, a division by that of the largest bucket and a

@@ -99,7 +99,7 @@ RULES_OF_THUMB: Final[MistakeTable] = (
 
 
 def _more_than_two_classes(capture: Capture, ledger: Ledger) -> int:
-    """Return the number of parameters that the model would save with a classifier of two classes."""
+    """Return how many parameters fewer the model has if its classifiers have two classes each."""
     fewer = 0
     for node in ledger.nodes:
         expr = node.exprs.get("params", "")

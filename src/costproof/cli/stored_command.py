@@ -21,7 +21,7 @@ from costproof.reports.outputs import variant
 )  # fmt: skip
 @click.option(
     "--files", type=click.Path(path_type=Path), metavar="FOLDER|FILE",
-    help="Compare with the headers of a checkpoint: safetensors, an index with its shards, or GGUF.",
+    help="Compare with the headers of a checkpoint: safetensors, or an index with its shards.",
 )  # fmt: skip
 @options("config")
 @format_option("stored")

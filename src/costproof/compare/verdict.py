@@ -156,7 +156,7 @@ def _listed(sources: Sequence[str]) -> str:
 
 
 def _shares(d: Discrepancy, sources: Sequence[str]) -> tuple[bool, str]:
-    """Return whether all sources give every compared quantity, with the numbers of quantities by source in brackets."""
+    """Return whether all sources give every compared quantity, and a text in brackets: how many each set gives."""
     compared = [g for g in d.given_by if len(g.sources) > 1]
     every = bool(compared or not d.given_by) and all(len(g.sources) == len(sources) for g in compared)
     shared = [f"{g.quantities:,} from {_listed(g.sources)}" for g in compared]

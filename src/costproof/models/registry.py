@@ -299,7 +299,10 @@ def load_target(name: str, config_path: Path | None = None, *, trusted: bool = F
 
 
 def _is_beyond(factory: TargetFactory, path: Path) -> bool:
-    """Return whether a file is of the type of a factory, and no formulas describe it: its cache, or its parts."""
+    """Return whether a file has the model type of a factory, but options that its formulas do not describe.
+
+    Such options concern the cache, or replace a part of the model.
+    """
     family = TARGETS.load(factory.family) if isinstance(factory, Known) else factory
     if not (isinstance(family, ServesTypes) and isinstance(family, ServesParts) and path.is_file()):
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -104,6 +104,14 @@ def stored_tensors(model: nn.Module, scheme: Scheme) -> Iterator[StoredTensor]:
         if path.rpartition(".")[2] == "self_attn":
             for scale in scheme.cache_scales:
                 yield replace(scale, name=f"{names.module(path)}.{scale.name}")
+
+
+def assumed_of_experts(model: nn.Module, tensors: Iterable[StoredTensor]) -> tuple[str, ...]:
+    """Return the assumption that quantised experts are stored one by one, unless transformers' loading states it."""
+    one_by_one = any(".*." in tensor.name and tensor.stands_for for tensor in tensors)
+    if not one_by_one or checkpoint_names(model).stacks:
+        return ()
+    return ("experts are stored as linear layers of each, which neither a key nor the class says",)
 
 
 def _in_layers(path: str) -> bool:

@@ -85,7 +85,7 @@ def fits(
             held = along["batch"].value(along["batch"].own, terms)
         stages.append(StageMemory(stage, folded.total("kv_cache_bytes", stage), held, *_peaks(read.peaks, stage)))
     weights, buffers = folded.total("weight_bytes"), folded.total("buffer_bytes")
-    quantised = _stored_weights(read.origin)
+    quantised, unknown = _stored_weights(read.origin)
     held = weights if quantised is None else quantised.totals.bytes - quantised.buffer_bytes
     unpacked = None if quantised is None else quantised.largest_matrix * element
     known = not {*side.target.quantised} - (set() if quantised is None else {"weights"})
@@ -105,7 +105,7 @@ def fits(
         limits=()
         if certain is None
         else (*_limits(along, certain, room, kept, read.peaks, unpacked or 0), *_of_graph(read, certain, room)),
-        notes=(*side.notes, *(() if quantised is None else _stored_notes(quantised))),
+        notes=(*side.notes, *unknown, *(() if quantised is None else _stored_notes(quantised))),
     )  # fmt: skip
 
 
@@ -120,16 +120,19 @@ def _stored_notes(found: StoredCheckpoint) -> Iterator[str]:
     yield from (f"left out of the weights: {text}" for text in found.left_out)
 
 
-def _stored_weights(target: Target | None) -> StoredCheckpoint | None:
-    """Return the checkpoint of a quantised target whose layout is known; it needs torch, which builds the model."""
+def _stored_weights(target: Target | None) -> tuple[StoredCheckpoint | None, tuple[str, ...]]:
+    """Return the checkpoint of a quantised target, or ``None`` and the reason why its layout is unknown.
+
+    It needs torch, which builds the model.
+    """
     if target is None or "weights" not in target.info().quantised:
-        return None
+        return None, ()
     try:
         require("trace", "the tensors of a checkpoint")
         with count_lock():
-            return stored_checkpoint(target)
-    except Incomplete:
-        return None
+            return stored_checkpoint(target), ()
+    except Incomplete as error:
+        return None, (error.line,)
 
 
 def _of_graph(read: Operand, held: int, room: int) -> Iterator[MemoryLimit]:

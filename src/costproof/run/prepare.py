@@ -82,7 +82,7 @@ def check_without_loading(request: RunRequest) -> tuple[str, ...]:
 
 
 def require_exportable(model: Target) -> Exportable:
-    """Return the target typed as one that third-party counters can run; raise an error if it is not.
+    """Check that third-party counters can run a target, which they need as an exportable one, and return it.
 
     Raises:
         BadInput: it cannot be exported.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from costproof.ledger.environment import require
@@ -12,7 +13,7 @@ from costproof.models.registry import load_target
 from costproof.models.target import Target, WithStorage
 from costproof.run.count_lock import count_lock
 from costproof.storage.checkpoint import StoredCheckpoint, compare_headers, parts_of
-from costproof.storage.headers import read_checkpoint, read_header
+from costproof.storage.headers import HeaderTensor, read_checkpoint, read_header
 from costproof.storage.scheme import UnknownFormat
 from costproof.storage.tensors import totals
 
@@ -37,7 +38,7 @@ def stored(
 
     Raises:
         BadInput: there is no such target, or the files are not a checkpoint.
-        Incomplete: the format of the weights is not known, or torch is missing.
+        Incomplete: the format of the weights is not known, torch is missing, or the files are in GGUF.
     """
     require("trace", "the tensors of a checkpoint")
     with count_lock():
@@ -52,7 +53,13 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         BadInput: the target has no checkpoint, or not so many modules for further tokens.
         Incomplete: the format of the weights is not known.
     """
-    from costproof.models.stored_module import NEXT_TOKEN, model_facts, next_token_tensors, stored_tensors
+    from costproof.models.stored_module import (
+        NEXT_TOKEN,
+        assumed_of_experts,
+        model_facts,
+        next_token_tensors,
+        stored_tensors,
+    )
 
     if not isinstance(target, WithStorage):
         raise BadInput("this target has no checkpoint of its own", where=target.name)
@@ -75,6 +82,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     headers = None
     if files is not None:
         there = {files.name: read_header(files)} if files.is_file() else read_checkpoint(files)
+        _require_comparable(there)
         headers = compare_headers(tensors, there, undetermined)
     return StoredCheckpoint(
         target.info().title,
@@ -84,10 +92,27 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         next_token,
         totals(tensors),
         parts_of(tensors),
-        scheme.assumed,
+        (*scheme.assumed, *assumed_of_experts(model, tensors)),
         undetermined,
         max((tensor.stands_for for tensor in tensors), default=0),
         sum(tensor.bytes for tensor in tensors if tensor.purpose == "buffer"),
         left,
         headers,
     )
+
+
+def _require_comparable(files: Mapping[str, Sequence[HeaderTensor]]) -> None:
+    """Check that the headers have names and dtypes that a configuration can state, which those of GGUF have not.
+
+    Raises:
+        Incomplete: a file is in GGUF; its bytes are in the message.
+    """
+    packed = {name: tensors for name, tensors in files.items() if name.endswith(".gguf")}
+    if packed:
+        tensors = [tensor for found in packed.values() for tensor in found]
+        dtypes = sorted({tensor.dtype for tensor in tensors})
+        raise Incomplete(
+            "GGUF has names and formats that no configuration states, so its headers are not compared",
+            where=", ".join(packed),
+            got=f"{plural(len(tensors), 'tensor')} of {sum(t.bytes for t in tensors):,} bytes in {', '.join(dtypes)}",
+        )

@@ -112,10 +112,11 @@ def _no_header(file: Path, why: str) -> BadInput:
     return BadInput("this is not the header of a checkpoint", where=str(file), got=why, expected="safetensors or GGUF")
 
 
-def _safetensors(stream: IO[bytes], file: Path) -> Iterator[HeaderTensor]:
-    """Yield the tensors of a safetensors file: eight bytes of length, then JSON.
+def header_object(stream: IO[bytes], file: Path) -> dict[str, Any]:
+    """Return the header of a safetensors file, which is eight bytes of length and a JSON object, without its metadata.
 
-    Offsets must be those of dtype and shape, and the tensors must lie one behind the other.
+    Raises:
+        BadInput: the file does not begin with such a header, or the header is too large.
     """
     length = int.from_bytes(stream.read(8), "little")
     if not 2 <= length <= _LONGEST_HEADER:
@@ -123,8 +124,16 @@ def _safetensors(stream: IO[bytes], file: Path) -> Iterator[HeaderTensor]:
     data = json_in(stream.read(length), where=str(file), what="header of a checkpoint")
     if not isinstance(data, dict) or len(data) > _MOST_TENSORS:
         raise _no_header(file, "no object of tensors")
+    return {name: value for name, value in data.items() if name != "__metadata__"}
+
+
+def _safetensors(stream: IO[bytes], file: Path) -> Iterator[HeaderTensor]:
+    """Yield the tensors of a safetensors file.
+
+    Offsets must be those of dtype and shape, and the tensors must lie one behind the other.
+    """
     end = 0
-    tensors = [(name, value) for name, value in data.items() if name != "__metadata__"]
+    tensors = header_object(stream, file).items()
     for name, value in sorted(tensors, key=lambda item: _offsets(item[1], file)):
         first, last = _offsets(value, file)
         dtype, shape = str(value.get("dtype")), value.get("shape")

@@ -21,7 +21,6 @@ from costproof.storage.formats.packed import PackedFloats, PackedIntegers
 from costproof.storage.tensors import StoredTensor
 
 Data = Mapping[str, Any]
-HEAD: Final = "lm_head"
 _REGULAR: Final = "re:"
 
 

@@ -28,7 +28,7 @@ from costproof.tracers.timing import Stage, StageModule
 MARK: Final = "costproof boundary"
 """Name of the profiler's event where execution passes a boundary."""
 RUNTIME: Final = re.compile(r"cu(da)?[A-Z]\w*|INVALID")
-"""Names of calls of the CUDA runtime and driver; the profiler has no name for some."""
+"""Events that are calls of the CUDA runtime or driver; the profiler names those that it does not know INVALID."""
 _WAITING: Final = re.compile(r"cu(da)?(Stream|Device|Event|Ctx)Synchronize\w*")
 _OVERHEAD: Final = frozenset({
     "Activity Buffer Request", "Buffer Flush", "Command Buffer Full", "Instrumentation", "Resource", "Unrecognized",

@@ -15,6 +15,7 @@ from typing import Any, Final, get_args
 from costproof.ledger.errors import BadInput
 from costproof.ledger.files import read_json
 from costproof.ledger.workload import Dtype
+from costproof.storage.headers import header_object
 from costproof.storage.scheme import PLAIN as NOT_QUANTISED
 from costproof.storage.scheme import Scheme, UnknownFormat, read_scheme, scheme_keys
 
@@ -174,7 +175,6 @@ _GGUF: Final = "*.gguf"
 _NOT_PACKED: Final = re.compile(r"(?i).*(f16|f32|fp16|fp32).*")
 """Names of GGUF files with unquantised weights."""
 _MOST_FILES: Final = 256
-_LONGEST_HEADER: Final = 2**24
 _RECIPE: Final = "recipe.yaml"
 """What llm-compressor did to a checkpoint."""
 _MODIFIER: Final = re.compile(r"\b(\w+Modifier)\b")
@@ -485,11 +485,9 @@ def _header(file: Path) -> dict[str, Any]:
     """Return the header of a safetensors file, or ``{}`` if the file is not one, such as a Git LFS pointer."""
     try:
         with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            data = json.loads(stream.read(length)) if length <= _LONGEST_HEADER else None
-    except (OSError, ValueError, RecursionError):
+            return header_object(stream, file)
+    except (OSError, BadInput):
         return {}
-    return data if isinstance(data, dict) else {}
 
 
 def _dtypes(data: object) -> Iterator[str]:

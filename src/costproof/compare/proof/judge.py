@@ -200,7 +200,7 @@ def _difference(first: str, second: str, steps: tuple[tuple[str, int], ...]) -> 
 
 @lru_cache(maxsize=4096)
 def _smallest(rest: str, steps: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-    """Return the symbol values with the smallest sum at which a difference is not 0; empty if it has no symbols."""
+    """Return small values of the symbols at which a difference is not 0, those with the least sum."""
     program = compile_expression(rest)
     names = sorted(program.symbols)
     sizes = ([i * dict(steps).get(name, 1) for i in _SMALL] for name in names)

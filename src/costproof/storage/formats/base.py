@@ -33,8 +33,6 @@ class Format(ABC):
     title: ClassVar[str]
     source: ClassVar[str]
     """Source that defines the layout."""
-    products: ClassVar[str] = ""
-    """Dtype in which kernels for the format multiply; empty: that of the run, after unpacking."""
 
     @abstractmethod
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:

@@ -15,7 +15,6 @@ class Fp8Blocks(Format):
 
     title: ClassVar[str] = "fp8, scales for blocks"
     source: ClassVar[str] = "DeepSeek-V3 technical report, section 3.3; transformers FP8Linear"
-    products: ClassVar[str] = "float8_e4m3fn"
 
     block: tuple[int, int] = (128, 128)
     scale_dtype: str = "F32"
@@ -41,7 +40,6 @@ class Fp8Tensor(Format):
 
     title: ClassVar[str] = "fp8, one scale"
     source: ClassVar[str] = "compressed-tensors float-quantized, strategy tensor; ModelOpt FP8; transformers FP8Linear"
-    products: ClassVar[str] = "float8_e4m3fn"
 
     static: bool
     """Whether the scale of the input is stored."""
@@ -66,7 +64,6 @@ class Fp8Rows(Format):
 
     title: ClassVar[str] = "fp8, scales for rows"
     source: ClassVar[str] = "compressed-tensors float-quantized, strategy channel"
-    products: ClassVar[str] = "float8_e4m3fn"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight [rows, columns] and scales [rows, 1]."""

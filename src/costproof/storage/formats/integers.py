@@ -15,7 +15,6 @@ class Int8(Format):
 
     title: ClassVar[str] = "int8"
     source: ClassVar[str] = "compressed-tensors int-quantized"
-    products: ClassVar[str] = "int8"
 
     group: int | None
     """Columns with one scale; ``None``: the whole row."""
@@ -47,7 +46,6 @@ class LlmInt8(Format):
 
     title: ClassVar[str] = "bitsandbytes int8"
     source: ClassVar[str] = "bitsandbytes Linear8bitLt._save_to_state_dict; Dettmers et al. 2022, LLM.int8()"
-    products: ClassVar[str] = "int8"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight [rows, columns], SCB [rows], and the number of its layout."""

@@ -15,7 +15,6 @@ class Nvfp4(Format):
 
     title: ClassVar[str] = "NVFP4"
     source: ClassVar[str] = "NVIDIA ModelOpt, export of NVFP4"
-    products: ClassVar[str] = "float4_e2m1fn"
 
     group: int = 16
     inputs: bool = True

@@ -51,7 +51,6 @@ class PackedFloats(Format):
 
     title: ClassVar[str] = "compressed-tensors, packed 4-bit floating point"
     source: ClassVar[str] = "compressed-tensors nvfp4-pack-quantized and mxfp4-pack-quantized"
-    products: ClassVar[str] = "float4_e2m1fn"
 
     group: int
     scale_dtype: str

@@ -234,7 +234,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._known[id(storage)] = (-1, storage)
 
     def given(self, name: str, tensor: torch.Tensor) -> None:
-        """Count the memory of an input."""
+        """Count the storage of an input of the program as live."""
         self._see(name, "", tensor, "")
 
     def number(self, tensor: torch.Tensor) -> int | None:
