@@ -25,7 +25,7 @@ from costproof.ledger.baseline import Folded, RowTree
 from costproof.opgraph.account import arithmetic_dtype
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Value
-from costproof.opgraph.rules.attention import seen_at_end, seen_from_start
+from costproof.opgraph.mask_bands import band_pairs
 from costproof.opgraph.skippable import skippable_flops
 from costproof.reports.roofline import floor_sentence, module_bound_sentence, omission_notes
 from tests.support.opcalls import call, value
@@ -61,12 +61,14 @@ def pairs(queries: int, past: int, window: int = 0) -> int:
     q=st.integers(1, 12), k=st.integers(1, 12), left=st.integers(0, 6) | st.none(), right=st.integers(0, 6) | st.none()
 )
 def test_pairs_under_a_flag(q: int, k: int, left: int | None, right: int | None) -> None:
-    assert seen_from_start(q, k) == sum(1 for i, j in product(range(q), range(k)) if j <= i)
+    assert band_pairs(q, k, None, 0, at_end=False) == sum(1 for i, j in product(range(q), range(k)) if j <= i)
     ends = [
         (i + k - q - (k + q if left is None else left), i + k - q + (k + q if right is None else right))
         for i in range(q)
     ]
-    assert seen_at_end(q, k, left, right) == sum(1 for low, high in ends for j in range(k) if low <= j <= high)
+    assert band_pairs(q, k, left, right, at_end=True) == sum(
+        1 for low, high in ends for j in range(k) if low <= j <= high
+    )
 
 
 HEADS, DIM, WIDTH = 2, 4, 8

@@ -14,7 +14,18 @@ from costproof.algebra.series import CONTEXT, STEPS, sum_over_steps
 from costproof.algebra.symbols import sym, text
 from costproof.analytic.costs import Layer, LayerCosts, Size, costs_of, layer
 from costproof.ledger.errors import BadInput
-from costproof.ledger.metrics import FLOOR, IN_FLOAT32, METRICS, SKIPPABLE, STAGE_WIDE, TRAFFIC, UNFUSED, Metric
+from costproof.ledger.metrics import (
+    FLOOR,
+    IN_FLOAT32,
+    KEPT_FLOPS,
+    KEPT_SCORES,
+    METRICS,
+    SKIPPABLE,
+    STAGE_WIDE,
+    TRAFFIC,
+    UNFUSED,
+    Metric,
+)
 from costproof.ledger.node import CostNode, Ledger
 
 
@@ -194,6 +205,8 @@ def _module_costs(
         exprs = _texts(
             ("flops", summed(sum_sizes(c.flops.get(kind, 0) for c in costs))),
             ("vector_flops", summed(sum_sizes(c.vector_flops.get(kind, 0) for c in costs))),
+            (KEPT_FLOPS, summed(sum_sizes(c.flops.get(kind, 0) - c.hidden_flops.get(kind, 0) for c in costs))),
+            (KEPT_SCORES, summed(sum_sizes(c.kept_scores.get(kind, 0) for c in costs))),
             (SKIPPABLE, summed(sum_sizes(c.skippable_flops.get(kind, 0) for c in costs))),
             (IN_FLOAT32, summed(sum_sizes(c.float32_flops.get(kind, 0) for c in costs))),
         )

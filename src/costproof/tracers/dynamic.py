@@ -19,10 +19,11 @@ from costproof.ledger.run import Convention, RunRecord, TracedRun
 from costproof.ledger.workload import Workload
 from costproof.models.specs import Built, Run
 from costproof.models.target import Exportable, Runnable, Target, WithFormulas, options_of
-from costproof.opgraph.account import account, cache_growth_nodes, locator
+from costproof.opgraph.account import account, cache_growth_nodes, locator, settle_kept
 from costproof.opgraph.costed import CostedGraph, cost_graph
 from costproof.opgraph.dataflow import data_edges
 from costproof.opgraph.fvcore_macs import fvcore_nodes
+from costproof.opgraph.mask_rows import RowMasks
 from costproof.opgraph.merge import Groups, group_costs, group_parameters, merge_nodes
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics, read_parameters, unread_modules, with_owners
 from costproof.patches.patch import gc_disabled
@@ -31,6 +32,7 @@ from costproof.tracers.callgraph import call_graph
 from costproof.tracers.cpu_fallback import trace_run
 from costproof.tracers.flop_counter_ledger import Flops, flop_counter_ledger
 from costproof.tracers.hooks import ROOT, Hooked
+from costproof.tracers.mask_inputs import mask_inputs
 from costproof.tracers.paths import Paths, dtype_name
 from costproof.tracers.resident_bytes import resident_bytes
 from costproof.tracers.timing import profile_runs
@@ -132,7 +134,8 @@ class _TracedRuns:
     ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
         """Return the nodes of a run and its unknown operators; the growth of the cache is taken from the hooks."""
         run, place = hooks.run, locator(hooks.run.locate, traced.graph.calls)
-        found = account(work, place, run_dtype=self.dtype)
+        pairs = RowMasks(work.graph, mask_inputs(run.kwargs, run.masks, "input."))
+        found = account(work, place, run_dtype=self.dtype, pairs=pairs)
         others = fvcore_nodes(traced.graph, place) if self.convention else ()
         grown = [
             node
@@ -221,7 +224,7 @@ def dynamic_ledger(
             expected=", ".join(ledger.stages),
         )
     return DynamicResult(
-        without_unfused_if_chosen(ledger, target, workload, grouped=any(run.groups for run in runs)),
+        without_unfused_if_chosen(settle_kept(ledger), target, workload, grouped=any(run.groups for run in runs)),
         call_graph(traced.hooks, traced.operators, traced.feeds, all_calls=all_calls),
         TraceCheck(len(traced.modules), len(traced.edges), tuple(traced.differences)),
         flop_counter_ledger(traced.judged, workload.new_tokens, target.info().stages, traced.without_formula),
