@@ -27,8 +27,8 @@ def band_pairs(
 ) -> Size:
     """Count the pairs of a query i and a key from i + s - left to i + s + right.
 
-    All pairs are counted, less those above the band and those below it. Of rows that begin with x, x - 1, …, each cut
-    off at 0, n have ``max(0, x)`` (``max(0, x)`` + 1) / 2 less the same for x - n pairs.
+    All pairs are counted, less those above the band and those below it. Rows of x, x - 1, … pairs, none below 0, have
+    x (x + 1) / 2 of them, and all but the first n rows x - n in place of x.
 
     Args:
         queries: number of queries.
@@ -49,8 +49,8 @@ def _band_pairs(
 
     def rows(first: Size) -> Size:
         """Return the sum of ``queries`` terms first, first - 1, …, each at least 0."""
-        whole, rest = (_positive(x, facts) for x in (first, total((first, prod((-1, queries))))))
-        return total((_triangle(whole), prod((-1, _triangle(rest)))))
+        rest = total((first, prod((-1, queries))))
+        return total((_triangle(first, facts), prod((-1, _triangle(rest, facts)))))
 
     def outside(first: Size) -> Size:
         """Return the same with each term at most the number of keys."""
@@ -64,19 +64,16 @@ def _band_pairs(
     return kept
 
 
-def _triangle(n: Size) -> Size:
-    return n * (n + 1) // 2 if isinstance(n, int) else tidy(n * (n + 1) / 2)
-
-
-def _positive(size: Size, facts: tuple[Size, ...]) -> Size:
-    """Return ``max(0, size)``; ``Max`` remains only if neither the symbols nor the facts decide it."""
-    if isinstance(size, int):
-        return max(0, size)
-    if any(never_negative(tidy(size - fact)) for fact in (0, *facts)):
-        return size
-    if any(never_negative(tidy(-size - fact)) for fact in (0, *facts)):
+def _triangle(n: Size, facts: tuple[Size, ...]) -> Size:
+    """Return n + (n - 1) + … + 1, 0 for negative n; ``Max`` remains if neither the symbols nor the facts decide it."""
+    if isinstance(n, int):
+        return n * (n + 1) // 2 if n > 0 else 0
+    if any(never_negative(tidy(n + 1 - fact)) for fact in (0, *facts)):
+        return tidy(n * (n + 1) / 2)
+    if any(never_negative(tidy(-n - fact)) for fact in (0, *facts)):
         return 0
-    return sympy.Max(0, size)
+    at_least = sympy.Max(0, n)
+    return tidy(at_least * (at_least + 1) / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +160,9 @@ class BandMasks:
                     left.append(margin.constant)
                 elif not margin.fixed or not never_negative(margin.constant):
                     return None
+        rows = {use.mask.shape[-2:-1] or (1,) for use in masks if use.mask is not None and left + right}
+        if (1,) in rows and queries != 1:  # one row for all queries
+            return None if len(rows) > 1 else self._repeated(masks, grids, queries, keys)
         limits = [_least(sizes) for sizes in (left, right)]
         if any(sizes and limit is None for sizes, limit in zip((left, right), limits, strict=True)):
             return None
@@ -170,6 +170,11 @@ class BandMasks:
             return prod((grids, queries, keys))
         one = self.in_band(queries, keys, *limits, at_end=False)
         return None if one is None else prod((grids, one))
+
+    def _repeated(self, masks: Sequence[MaskUse], grids: Size, queries: Size, keys: Size) -> Size | None:
+        """Count the pairs under masks with one row for all queries."""
+        one = self.under_masks(masks, 1, 1, keys)
+        return None if one is None else prod((grids, queries, one))
 
     def _declared(self, use: MaskUse, queries: Size, keys: Size) -> _Visible | None:
         """Return the content of a mask that is an input, or a view of one."""
