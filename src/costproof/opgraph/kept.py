@@ -7,14 +7,14 @@ every source has its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from costproof.opgraph.costed import CostedGraph
 from costproof.opgraph.graph import OpCall, Size, Value
 from costproof.opgraph.rules.cost import OpCost, ScoreGrid
-from costproof.opgraph.rules.names import canonical
+from costproof.opgraph.rules.names import canonical, overwrites
 from costproof.opgraph.rules.sizes import numel, prod
 
 _TRIANGLES: Final = frozenset({"tril", "triu"})
@@ -208,6 +208,36 @@ def _is_larger(out: Value, scores: Value) -> bool:
     """Return whether a result is certainly larger than the scores in it, which were broadcast over its rows."""
     before, after = numel(scores), numel(out)
     return isinstance(before, int) and isinstance(after, int) and after > before
+
+
+_VIEWS: Final = frozenset({
+    "slice", "select", "getitem", "view", "reshape", "unsqueeze", "squeeze", "expand", "transpose", "permute", "t",
+    "alias", "detach", "narrow",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """An operator that overwrites a tensor or a view of it."""
+
+    views: tuple[OpCall, ...]
+    """From the tensor to the view that is overwritten."""
+    op: OpCall
+
+
+def writes_of(ops: Iterable[OpCall]) -> dict[str, list[Write]]:
+    """Return id of a tensor -> the operators that overwrite it, in order of execution."""
+    found: dict[str, list[Write]] = {}
+    writers: dict[str, OpCall] = {}
+    for op in ops:
+        if op.tensors and (overwrites(op) or canonical(op.name) == "setitem"):
+            value, views = op.tensors[0], list[OpCall]()
+            while (before := writers.get(value.id)) is not None and canonical(before.name) in _VIEWS:
+                views.insert(0, before)
+                value = before.tensors[0]
+            found.setdefault(value.id, []).append(Write(tuple(views), op))
+        writers.update((v.id, op) for v in op.outputs)
+    return found
 
 
 def is_selected(op: OpCall) -> bool:

@@ -15,9 +15,9 @@ import sympy
 
 from costproof.algebra.series import CONTEXT
 from costproof.opgraph.graph import CausalMask, Graph, OpCall, Size, Value
-from costproof.opgraph.kept import MaskUse, is_selected
+from costproof.opgraph.kept import MaskUse, is_selected, writes_of
 from costproof.opgraph.rules.attention import SDPA
-from costproof.opgraph.rules.names import canonical
+from costproof.opgraph.rules.names import canonical, overwrites
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
 from costproof.opgraph.rules.sizes import never_negative, prod, tidy, total
 
@@ -136,6 +136,7 @@ class BandMasks:
             facts: sizes that are known not to be negative.
         """
         self.writers = {v.id: op for op in graph.ops for v in op.outputs}
+        self.written = writes_of(graph.ops)
         self.given, self.facts = given, tuple(facts)
         self.known: dict[str, _Content] = {}
 
@@ -207,11 +208,13 @@ class BandMasks:
     def _content(self, value: Value) -> _Content:
         if value.id not in self.known:
             self.known[value.id] = None
-            self.known[value.id] = self._found(value)
+            self.known[value.id] = None if value.id in self.written else self._found(value)
         return self.known[value.id]
 
     def _found(self, value: Value) -> _Content:
         op = self.writers.get(value.id)
+        if op is not None and overwrites(op):
+            return None
         if op is None:
             return _ALL if value.origin == "param" else None
         name, attrs = canonical(op.name), op.attrs

@@ -16,9 +16,9 @@ from typing import Any, Final
 import numpy as np
 
 from costproof.opgraph.graph import CausalMask, Graph, OpCall, Value
-from costproof.opgraph.kept import MaskUse, is_selected
+from costproof.opgraph.kept import MaskUse, Write, is_selected, writes_of
 from costproof.opgraph.rules.cost import OpCost
-from costproof.opgraph.rules.names import canonical
+from costproof.opgraph.rules.names import canonical, overwrites
 from costproof.opgraph.rules.registry import cost_of
 
 Array = np.ndarray[Any, Any]
@@ -78,6 +78,7 @@ _SAME: Final = frozenset({
     "to", "clone", "contiguous", "detach", "alias", "long", "int", "bool", "float", "lift_fresh", "lift_fresh_copy",
     "identity", "type_as", "expand_as", "half", "bfloat16",
 })  # fmt: skip
+_WRITING: Final = frozenset({"fill", "copy", "setitem"})
 _RESHAPED: Final = frozenset({"view", "reshape", "unsqueeze", "squeeze", "flatten", "expand"})
 _APPLYING: Final = frozenset({"add", "mul", "masked_fill", "where", "baddbmm", "addmm"})
 
@@ -93,6 +94,7 @@ class RowMasks:
             given: name of an input -> its content, or a function that returns its values.
         """
         self.writers = {v.id: op for op in graph.ops for v in op.outputs}
+        self.written = writes_of(graph.ops)
         self.given = given
         self.known: dict[str, Content] = {}
 
@@ -154,13 +156,43 @@ class RowMasks:
         if value.id not in self.known:
             self.known[value.id] = None
             with suppress(TypeError, ValueError, IndexError, KeyError, OverflowError):  # other forms of arguments
-                self.known[value.id] = self._found(value)
+                self.known[value.id] = self._overwritten(value, self._found(value))
         return self.known[value.id]
+
+    def _overwritten(self, value: Value, content: Content) -> Content:
+        """Return the content of a tensor after all operators that overwrite it or a view of it."""
+        writes = self.written.get(value.id, ())
+        if not writes:
+            return content
+        if not isinstance(content, np.ndarray):
+            return None
+        whole = np.array(np.broadcast_to(content, tuple(value.shape)))
+        return whole if all(self._write(whole, one) for one in writes) else None
+
+    def _write(self, whole: Array, write: Write) -> bool:
+        """Carry out an operator that overwrites a view of a tensor; return whether that is possible."""
+        view: Content = whole
+        for op in write.views:
+            name, shape = canonical(op.name), tuple(int(n) for n in op.outputs[0].shape)
+            view = (
+                _reshaped(name, view, op.tensors[0], shape) if name in _RESHAPED else _selected(name, op, [view], shape)
+            )
+        if not isinstance(view, np.ndarray) or not np.shares_memory(view, whole):
+            return False
+        name, attrs, others = canonical(write.op.name), write.op.attrs, write.op.tensors[1:]
+        number = self.content(others[-1]) if others else attrs.get("value", attrs.get("2", attrs.get("other")))
+        if len(others) > 1 or not isinstance(number, np.ndarray | int | float) or name not in _WRITING:
+            return False
+        key = attrs.get("key", attrs.get("1")) if name == "setitem" else ...
+        view[tuple(key) if isinstance(key, list) else key] = number
+        return key is not None
 
     def _found(self, value: Value) -> Content:
         op = self.writers.get(value.id)
         if op is None:
             return self._given(value)
+        if overwrites(op):
+            return self.content(op.tensors[0])
         name, shape = canonical(op.name), tuple(int(n) for n in value.shape)
         if not op.tensors or name in ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"):
             return _made(name, op.attrs, value, shape)
@@ -282,9 +314,9 @@ def _selected(name: str, op: OpCall, parts: Sequence[Content], shape: tuple[int,
     if len(parts) == 1:
         key = attrs["key"]
         return np.asarray(first[tuple(key) if isinstance(key, list) else key])
-    where = parts[1]
-    plain = len(parts) == 2 and attrs.get("indices") is None and attrs.get("key") is None
-    return first[where] if plain and isinstance(where, np.ndarray) and where.size <= MOST_ELEMENTS else None
+    places = [part for part in parts[1:] if isinstance(part, np.ndarray)]
+    plain = len(places) == len(parts) - 1 and attrs.get("indices") is None and attrs.get("key") is None
+    return np.asarray(first[tuple(places)]) if plain and prod(shape) <= MOST_ELEMENTS else None
 
 
 def _apply(function: Callable[..., Any], first: Content) -> Content:
@@ -297,6 +329,10 @@ def _combined(name: str, op: OpCall, parts: Sequence[Content], shape: tuple[int,
     other: Any = parts[1] if len(parts) > 1 else op.attrs.get("other")
     if isinstance(first, Intervals) or isinstance(other, Intervals):
         flags = _flags(first), _flags(other)
+        if name in ("bitwise_or", "logical_or"):
+            for one, rest in (flags, flags[::-1]):
+                if isinstance(one, np.ndarray) and not one.any():
+                    return rest
         if name not in ("bitwise_and", "logical_and") or flags[0] is None or flags[1] is None:
             dense = [x.dense() if isinstance(x, Intervals) else x for x in (first, other)]
             usable = all(isinstance(x, np.ndarray | int) for x in dense) and name in _UFUNCS
