@@ -23,6 +23,7 @@ from costproof.opgraph.account import account, cache_growth_nodes, locator, sett
 from costproof.opgraph.costed import CostedGraph, cost_graph
 from costproof.opgraph.dataflow import data_edges
 from costproof.opgraph.fvcore_macs import fvcore_nodes
+from costproof.opgraph.kept import PairCounter
 from costproof.opgraph.mask_rows import RowMasks
 from costproof.opgraph.merge import Groups, group_costs, group_parameters, merge_nodes
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics, read_parameters, unread_modules, with_owners
@@ -102,7 +103,9 @@ class _TracedRuns:
                 found = trace_run(run, all_calls=all_calls)
             traced, hooks = found.forward, found.hooks
             work = cost_graph(traced.graph)
-            nodes, missing = self._cost(traced, work, hooks)
+            # Of another run, on which a trace fell back, numbers may be made up.
+            pairs = RowMasks(work.graph, mask_inputs(run.kwargs, run.masks, "input."))
+            nodes, missing = self._cost(traced, work, hooks, pairs)
             self.tally.add(work, nodes, missing, run.context)
         self.hooks.append(hooks)
         self.judged.append((run.context, hooks.judged.placed(hooks.run)))
@@ -130,11 +133,10 @@ class _TracedRuns:
             self.operators.setdefault(op.module or ROOT, Counter())[op.name] += 1
 
     def _cost(
-        self, traced: TracedForward, work: CostedGraph, hooks: Hooked
+        self, traced: TracedForward, work: CostedGraph, hooks: Hooked, pairs: PairCounter
     ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
         """Return the nodes of a run and its unknown operators; the growth of the cache is taken from the hooks."""
         run, place = hooks.run, locator(hooks.run.locate, traced.graph.calls)
-        pairs = RowMasks(work.graph, mask_inputs(run.kwargs, run.masks, "input."))
         found = account(work, place, run_dtype=self.dtype, pairs=pairs)
         others = fvcore_nodes(traced.graph, place) if self.convention else ()
         grown = [

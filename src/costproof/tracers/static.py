@@ -264,7 +264,9 @@ def job_nodes(
     """Return the nodes of an export for each invocation that it describes, with decode summed over the steps."""
     job = exported.job
     bands = BandMasks(work.graph, job.masks, map(parse, job.holds))
-    rows = () if job.sizes else (RowMasks(work.graph, mask_inputs(job.args, job.masks)),)
+    # Without symbols, masks are also counted in numbers. Values of arguments that had none are made up.
+    given = {} if job.numbers and job.real is None else job.args
+    rows = () if job.sizes else (RowMasks(work.graph, mask_inputs(given, job.masks)),)
     found = account(work, job.place, job.inside, dtype, FirstKnown((bands, *rows)))
     grown = cache_nodes(job.place, exported.graph, exported.cache_inputs)
     nodes = merge_nodes((*found.nodes, *grown))
