@@ -191,7 +191,7 @@ class RowMasks:
         op = self.writers.get(value.id)
         if op is None:
             return self._given(value)
-        if overwrites(op):
+        if overwrites(op) or canonical(op.name) == "setitem":
             return self.content(op.tensors[0])
         name, shape = canonical(op.name), tuple(int(n) for n in value.shape)
         if not op.tensors or name in ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"):
