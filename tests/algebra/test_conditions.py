@@ -51,7 +51,7 @@ def test_bounds_are_rounded_to_steps() -> None:
     assert [Condition.from_margin(m).text for m in found] == ["S >= 8", "S <= 56", "S != 16"]
 
 
-def held(margins: list[sympy.Expr] | tuple[sympy.Expr, ...]) -> set[tuple[int, int]]:
+def held(margins: list[sympy.Expr] | tuple[sympy.Expr, ...]) -> set[tuple[int, ...]]:
     """The pairs of sizes at which all margins are at least 0."""
     functions = [sympy.lambdify((B, S), m, modules="math") for m in margins]
     return {at for at in product(SIZES, repeat=2) if all(f(*at) >= 0 for f in functions)}
