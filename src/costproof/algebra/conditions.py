@@ -137,7 +137,7 @@ def _linear(margin: sympy.Expr) -> tuple[sympy.Expr, sympy.Rational, sympy.Ratio
 
 
 def _squared(expr: sympy.Expr, least: int = 0) -> sympy.Expr | None:
-    """Return an expression that is 0 where ``expr``, a number of at least ``least`` times its square, is; or ``None``."""
+    """Return an expression whose square, times a number of at least ``least``, is ``expr``, or ``None``."""
     times, of = factored(expr).as_coeff_Mul()
     squares = sympy.Mul.make_args(of)
     if times <= 0 or times < least or not all(s.is_Pow and s.exp.is_even and s.exp > 0 for s in squares):
