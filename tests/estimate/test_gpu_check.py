@@ -319,7 +319,7 @@ def test_counts_are_judged_apart_from_the_format_of_a_checkpoint(tmp_path: Path)
     file = dict(gpu.small_models(tmp_path))["deepseek-v3"]
     fp8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
     file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": fp8}))
-    choices = {"run": "meta", "dtype": "bfloat16", "config": str(file), "text_tokens": 8}
+    choices: dict[str, Any] = {"run": "meta", "dtype": "bfloat16", "config": str(file), "text_tokens": 8}
     assert costproof.report("deepseek-v3", **choices).discrepancy.verdict == "incomplete"
     said: list[tuple[Any, ...]] = []
     STEPS["counts"](lambda kind, value=None, **more: said.append((kind, value, more)), "deepseek-v3", choices)
