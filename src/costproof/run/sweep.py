@@ -39,6 +39,7 @@ from costproof.run.sweep_parts import (
     not_symbolic_errors,
     title,
 )
+from costproof.tracers.cache import check_configuration_file
 from costproof.views.numbers import exact
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ def sweep(
     """
     with count_lock(rules):  # reports an invalid file before anything is evaluated
         points = Evaluator.of(target, None if config is None else Path(config), trusted=trust_remote_code)
+        check_configuration_file(points.target)
         products: Iterable[Over] = [over] if isinstance(over, Mapping) else over
     found: list[tuple[GridAxis, ...]] = [grid_axes(points, one) for one in products if one]
     if table is not None:
