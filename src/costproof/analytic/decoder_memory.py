@@ -96,8 +96,12 @@ class DecoderTape:
         return tape
 
     def _embedding(self, stack: DecoderStack, ids: Piece) -> Piece:
-        hidden = self._make(self.call.rows * stack.width, ids)
-        return self._make(self.call.rows * stack.width, hidden) if stack.scaled else hidden
+        tape, tokens, elements = self.tape, self.call.tokens, self.call.rows * stack.width
+        hidden = self._make(elements, ids)
+        if stack.table == 0:  # learned positions are added
+            positions = tape.make(_ID * tokens, tape.make(_ID * tokens))
+            hidden = self._make(elements, hidden, self._make(tokens * stack.width, positions))
+        return self._make(elements, hidden) if stack.scaled else hidden
 
     def _tables(self, stack: DecoderStack, hidden: Piece) -> list[tuple[Piece, ...]]:
         """Record the cosines and sines, or complex numbers, of each table; none without rotation."""
@@ -169,8 +173,11 @@ class DecoderTape:
         return piece if self.branches.wide else self.tape.make(4 * elements, piece)
 
     def _narrow(self, piece: Piece, elements: Size, *reads: Piece) -> Piece:
-        """Record a cast from float32 to the dtype of the run."""
-        return piece if self.branches.wide else self._make(elements, piece, *reads)
+        """Record a cast from float32 to the dtype of the run, or to that of further pieces, which it reads."""
+        if not self.branches.wide:
+            return self._make(elements, piece, *reads)
+        self.tape.read(piece, *reads)
+        return piece
 
     def _norm(self, kind: NormKind, x: Piece, rows: Size, width: Size) -> Piece:
         tape, elements = self.tape, rows * width
@@ -194,6 +201,8 @@ class DecoderTape:
         self, block: AttentionBlock, x: Piece, table: tuple[Piece, ...], old: tuple[Piece, ...], mask: Piece | None
     ) -> Piece:
         rows = self.call.rows
+        if block.fused:
+            return self._fused_attention(block, x, old, mask)
         widths = (block.heads * block.head_dim, block.kv_heads * block.head_dim)
         # Gemma 3 projects all three first; others normalize queries and keys as they are projected.
         late = block.qk_norm_kind == "centred_rms"
@@ -210,9 +219,18 @@ class DecoderTape:
         size = rows * widths[1] if self.call.past == 0 else self.call.batch * self._keys(block) * widths[1]
         cache = [self._make(size, *old[:1], keys), self._make(size, *old[1:], values)]
         self.tape.keep(*cache)
-        turned = not block.pairs  # queries that were joined lie in order
-        core = self._core(block, queries, cache[0], cache[1], mask, turned=turned)
+        # Queries that were joined lie in order.
+        core = self._core(block, queries, cache[0], cache[1], mask, copied=not (block.pairs or self.branches.one_token))
         return self._make(rows * block.width, core)
+
+    def _fused_attention(self, block: AttentionBlock, x: Piece, old: tuple[Piece, ...], mask: Piece | None) -> Piece:
+        """Record attention whose queries, keys and values are parts of one product, without rotation."""
+        size = self.call.batch * self._keys(block) * block.width
+        whole = self._make(3 * self.call.rows * block.width, x)
+        cache = [self._make(size, *old[i : i + 1], whole) for i in range(2)]
+        self.tape.keep(*cache)
+        core = self._core(block, whole, cache[0], cache[1], mask, copied=True)
+        return self._make(self.call.rows * block.width, core)
 
     def _rotate(self, x: Piece, elements: Size, table: tuple[Piece, ...], pairs: bool) -> Piece:
         if pairs:
@@ -231,7 +249,7 @@ class DecoderTape:
         return self._make(elements, *halves)
 
     def _core(
-        self, block: AttentionBlock, q: Piece, k: Piece, v: Piece, mask: Piece | None, *, turned: bool
+        self, block: AttentionBlock, q: Piece, k: Piece, v: Piece, mask: Piece | None, *, copied: bool
     ) -> Piece:
         """Record scores and weighted sums of queries [B, heads, T, d] over the cached keys and values."""
         call, branches, keys = self.call, self.branches, self._keys(block)
@@ -243,7 +261,7 @@ class DecoderTape:
             k, v = (self._make(call.batch * keys * block.heads * block.head_dim, piece) for piece in (k, v))
         if not block.written_out:
             return self._fused(result, call.rows * block.heads, (q, k, v), mask, call.rows * keys)
-        copied = turned and not (branches.one_sequence or branches.one_token or branches.one_head)
+        copied = copied and not (branches.one_sequence or branches.one_head)
         copy = (self._make(result, q),) if copied else ()
         scores = call.rows * block.heads * keys
         weights = self._make(scores, q, k, *copy)
@@ -258,6 +276,8 @@ class DecoderTape:
             most = self._make(each, joined)
             self.tape.read(joined, self.tape.make(_ID * each, joined))
             weights = self._make(whole, self._make(whole, joined, most))
+        elif block.fused:  # GPT-2 has no cast
+            weights = self._make(scores, weights)
         else:
             weights = self._softmax(weights, scores)
         return self._in_order(self._make(result, weights, v), result)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import sympy
 
 from costproof.algebra.dominance import Factors, Terms, expression_of, terms_of, undominated
-from costproof.algebra.evaluation import ExactNumber
+from costproof.algebra.evaluation import ExactNumber, evaluate
 from costproof.algebra.symbols import sym
 from costproof.analytic.costs import Size
 
@@ -63,33 +64,42 @@ class MemoryTape:
 
         Args:
             known: values of symbols, such as those of a configuration; others stay symbols.
-            inputs_held: whether inputs stay alive to the end; otherwise each is released after its last reader, as a
-                run releases the cache of a layer once the extended one exists.
+            inputs_held: as for :meth:`peak_bytes`.
         """
         return tuple(map(expression_of, undominated(self._moments(known, inputs_held))))
 
     def _moments(self, known: Mapping[str, int], inputs_held: bool) -> Iterator[Terms]:
         """Yield the live bytes after each allocation, as sums of products."""
+        numbers = {sym(name): sympy.Integer(value) for name, value in known.items()}
+        terms = [terms_of(sympy.sympify(size).xreplace(numbers)) for size in self.sizes]
+        alive: dict[Factors, ExactNumber] = {}
+        for piece, sign in self._events(inputs_held):
+            for of, n in terms[piece].items():
+                alive[of] = alive.get(of, 0) + sign * n
+            if sign > 0:
+                yield {of: n for of, n in alive.items() if n}
+
+    def peak_bytes(self, values: Mapping[str, int], *, inputs_held: bool = True) -> int:
+        """Return the peak at given sizes.
+
+        Args:
+            values: values of all symbols.
+            inputs_held: whether inputs stay alive to the end; otherwise each is released after its last reader, as a
+                run releases the cache of a layer once the extended one exists.
+        """
+        sizes = [size if isinstance(size, int) else evaluate(size, values) for size in self.sizes]
+        return max(accumulate((sign * sizes[piece] for piece, sign in self._events(inputs_held)), initial=0))
+
+    def _events(self, inputs_held: bool) -> Iterator[tuple[Piece, int]]:
+        """Yield each piece with 1 when it is allocated, and with -1 when it is released."""
         last = {piece: at for at, (made, reads) in enumerate(self.steps) for piece in (*reads, made) if piece is not None}
         held = self.results.union(self.inputs if inputs_held else ())
         ends: dict[int, list[Piece]] = {}
         for piece, at in last.items():
             if piece not in held:
                 ends.setdefault(at, []).append(piece)
-        numbers = {sym(name): sympy.Integer(value) for name, value in known.items()}
-        terms = [terms_of(sympy.sympify(size).xreplace(numbers)) for size in self.sizes]
-        alive: dict[Factors, ExactNumber] = {}
-
-        def count(piece: Piece, sign: int) -> None:
-            for of, n in terms[piece].items():
-                alive[of] = alive.get(of, 0) + sign * n
-
-        for piece in self.inputs:
-            count(piece, 1)
-        yield dict(alive)
+        yield from ((piece, 1) for piece in self.inputs)
         for at, (made, _) in enumerate(self.steps):
             if made is not None:
-                count(made, 1)
-                yield {of: n for of, n in alive.items() if n}
-            for piece in ends.get(at, ()):
-                count(piece, -1)
+                yield made, 1
+            yield from ((piece, -1) for piece in ends.get(at, ()))

@@ -20,6 +20,7 @@ from costproof.analytic.norms import NormKind
 from costproof.analytic.rotary import Rotary, RotaryTable
 from costproof.analytic.router import RoutingRule
 from costproof.analytic.transformer import DecoderStack, TransformerLayer
+from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.config import DecoderConfig, MixtureConfig
@@ -157,13 +158,25 @@ def decoder_stack(
 
 
 def decoder_tapes(
-    config: DecoderConfig, workload: Workload, style: DecoderStyle
+    config: DecoderConfig,
+    workload: Workload,
+    stack: Callable[[StackCall], DecoderStack],
+    *,
+    capped: bool = False,
 ) -> dict[tuple[str, str], MemoryTape]:
     """Return (stage, invocation) -> the memory tape of the prompt, and of a decode step at context P.
 
+    Args:
+        stack: returns the layers of the decoder in a call.
+        capped: whether logits pass a soft cap.
+
     Branches: some operators copy an argument unless one of its dimensions is 1.
+
+    Raises:
+        Incomplete: a loop over experts decides by values what it allocates.
     """
-    windows = _windows(config)
+    if workload.experts == "eager":
+        raise Incomplete("the memory of a loop over experts depends on values", where="--experts eager")
     calls = {("prefill", "prompt"): StackCall(sym("B"), sym("S"), sym("b"))}
     if workload.new_tokens > 0:
         calls["decode", "steps"] = StackCall(sym("B"), 1, sym("b"), past=CONTEXT)
@@ -179,10 +192,11 @@ def decoder_tapes(
             one_key=one_token and call.past == 0,
             wide_heads=config.head_dim > _WIDEST_SHARED,
         )
-        found[name] = DecoderTape(call, branches).record(
-            decoder_stack(config, workload, style)(call), windows, _positions(workload, call),
-            _given_masks(config, workload, call), capped=style.logits_capped,
-        )  # fmt: skip
+        masks = _given_masks(config, workload, call)
+        record = DecoderTape(call, branches)
+        found[name] = record.record(
+            stack(call), _windows(config), _positions(workload, call), masks, capped=capped
+        )
     return found
 
 
