@@ -85,7 +85,8 @@ class DecoderTape:
             if i in last:
                 hidden = self._layer(layer, hidden, table, (*old[i], *number), self.masks.get(windows[i] > 0))
             else:
-                tape.keep(*(tape.make(size) for size in self._cache_sizes(layer)))
+                for k, size in enumerate(self._cache_sizes(layer)):
+                    tape.keep(tape.make(size, *old[i][k : k + 1]))
                 tape.read(*number)
         out = self._norm(stack.norm, hidden, call.rows, stack.width)
         size = call.batch * positions * stack.vocabulary * call.item_bytes
