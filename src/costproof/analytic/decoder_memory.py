@@ -249,9 +249,7 @@ class DecoderTape:
             halves.append(self._make(elements / 2, *products))
         return self._make(elements, *halves)
 
-    def _core(
-        self, block: AttentionBlock, q: Piece, k: Piece, v: Piece, mask: Piece | None, *, copied: bool
-    ) -> Piece:
+    def _core(self, block: AttentionBlock, q: Piece, k: Piece, v: Piece, mask: Piece | None, *, copied: bool) -> Piece:
         """Record scores and weighted sums of queries [B, heads, T, d] over the cached keys and values."""
         call, branches, keys = self.call, self.branches, self._keys(block)
         result = call.rows * block.heads * block.head_dim
@@ -294,9 +292,7 @@ class DecoderTape:
             return result
         return self._make(elements, result)
 
-    def _fused(
-        self, elements: Size, rows: Size, reads: tuple[Piece, ...], mask: Piece | None, masked: Size
-    ) -> Piece:
+    def _fused(self, elements: Size, rows: Size, reads: tuple[Piece, ...], mask: Piece | None, masked: Size) -> Piece:
         """Record torch's fused attention on a CPU, which turns a boolean mask into numbers."""
         if mask is not None:
             constants = (self._make(1), self._make(1))
@@ -455,7 +451,10 @@ class DecoderTape:
         latents = self._norm("rms", down, rows, block.rank)
         turned, key = self._rotate_latent(block, q, down, table)
         sizes = (call.batch * keys * block.rank, call.batch * keys * block.rope)
-        cache = [self._make(size, *old[i : i + 1], one) for i, (size, one) in enumerate(zip(sizes, (latents, key), strict=True))]
+        cache = [
+            self._make(size, *old[i : i + 1], one)
+            for i, (size, one) in enumerate(zip(sizes, (latents, key), strict=True))
+        ]
         self.tape.keep(*cache)
         if block.absorbed:
             return self._absorbed(block, q, turned, cache)
@@ -475,7 +474,9 @@ class DecoderTape:
         elif block.equal_widths:
             core = self._fused(result, rows * block.heads, (q, joined, expanded), None, 0)
         else:
-            core = self._unfused(block.heads, keys, (q, joined, expanded), (width, block.value_dim), block.heads, copied=copied)
+            core = self._unfused(
+                block.heads, keys, (q, joined, expanded), (width, block.value_dim), block.heads, copied=copied
+            )
         return self._make(rows * block.width, self._in_order(core, result))
 
     def _rotate_latent(
@@ -507,7 +508,9 @@ class DecoderTape:
         q, k, v = reads
         width, value = widths
         queries, context = call.rows * heads, call.batch * keys * kv_heads
-        held = [self._widen(piece, n) for piece, n in ((q, queries * width), (k, context * width), (v, context * value))]
+        held = [
+            self._widen(piece, n) for piece, n in ((q, queries * width), (k, context * width), (v, context * value))
+        ]
         scaled = tape.make(4 * queries * width, held[0])
         mask: tuple[Piece, ...] = ()
         if not branches.one_token:

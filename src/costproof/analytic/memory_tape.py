@@ -1,4 +1,4 @@
-"""Record the operators of a call with the bytes of their results in symbols, and find the moments of most live bytes."""
+"""Record the operators of a call with the bytes of their results in symbols, and find when most bytes are live."""
 
 from __future__ import annotations
 
@@ -92,7 +92,9 @@ class MemoryTape:
 
     def _events(self, inputs_held: bool) -> Iterator[tuple[Piece, int]]:
         """Yield each piece with 1 when it is allocated, and with -1 when it is released."""
-        last = {piece: at for at, (made, reads) in enumerate(self.steps) for piece in (*reads, made) if piece is not None}
+        last = {
+            piece: at for at, (made, reads) in enumerate(self.steps) for piece in (*reads, made) if piece is not None
+        }
         held = self.results.union(self.inputs if inputs_held else ())
         ends: dict[int, list[Piece]] = {}
         for piece, at in last.items():

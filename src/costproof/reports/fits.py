@@ -164,16 +164,19 @@ def _plain_lines(found: Fits) -> tuple[str, ...]:
     if found.token_bytes:
         lines.append(f"One more token of text takes {exact(found.token_bytes)} B of cache in each sequence.")
     by_cache, by_peak = (
-        {x.setting: x for x in found.limits if x.held == held} for held in ("weights and cache", "weights and live peak")
+        {x.setting: x for x in found.limits if x.held == held}
+        for held in ("weights and cache", "weights and live peak")
     )
-    for setting, what in (("batch", "The largest batch at this length"), ("text_tokens", "The longest text in this batch")):
+    for setting, what in (
+        ("batch", "The largest batch at this length"),
+        ("text_tokens", "The longest text in this batch"),
+    ):
         if setting in by_peak and (most := _most(by_peak[setting])) is not None:
             alone = _most(by_cache[setting]) if setting in by_cache else None
             lines.append(f"{what}: {most}" + (f" (by the cache alone {alone})." if alone not in (None, most) else "."))
     if found.live_bytes and found.last_logits_bytes and found.last_logits_bytes < found.live_bytes:
-        lines.append(
-            f"Logits of all positions decide the live peak: with --logits last it is {exact(found.last_logits_bytes)} B."
-        )
+        less = exact(found.last_logits_bytes)
+        lines.append(f"Logits of all positions decide the live peak: with --logits last it is {less} B.")
     return tuple(lines)
 
 

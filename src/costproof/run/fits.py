@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -42,6 +43,7 @@ from costproof.storage.checkpoint import StoredCheckpoint
 
 SETTINGS: Final = ("batch", "text_tokens")
 """Settings that are varied."""
+_FRACTION: Final = re.compile(r"[0-9]*\.[0-9]+")
 _CACHES: Final = ("kv_read_bytes", "kv_cache_bytes")
 _CACHE: Final = (MetricTerm("kv_cache_bytes", lambda node: True),)
 
@@ -89,7 +91,7 @@ def fits(
     stages = []
     for stage in folded.stages:
         held = None
-        if along and live is None:
+        if along:
             terms = (*activations(element, stage), *unfused_attention(side, sizes, stage))
             held = along["batch"].value(along["batch"].own, terms)
         known = (*_peaks(read.peaks, stage), by_stage.get(stage))
@@ -182,12 +184,10 @@ def _reserve(reserve: int | str | None, whole: int) -> int:
     """
     if reserve is None or isinstance(reserve, int):
         found = reserve or 0
+    elif _FRACTION.fullmatch(reserve):
+        found = int(Fraction(reserve) * whole)
     else:
-        try:
-            part = Fraction(reserve)
-            found = int(part * whole) if 0 <= part < 1 else parse_size(reserve, "--reserve")
-        except ValueError:
-            found = parse_size(reserve, "--reserve")
+        found = parse_size(reserve, "--reserve")
     if not 0 <= found < whole:
         expected = f"less than the memory, {whole:,} B, or a fraction such as 0.1"
         raise BadInput("nothing is left of the memory", where="--reserve", expected=expected, got=f"{found:,} B")
@@ -305,9 +305,7 @@ def _limits(
                 yield MemoryLimit(setting, what, found.outcome, found.at, points, found.why)
 
 
-def _live_limit(
-    setting: str, of: SettingCurve, lasting: int, room: int, live: _LiveMemory
-) -> Iterator[MemoryLimit]:
+def _live_limit(setting: str, of: SettingCurve, lasting: int, room: int, live: _LiveMemory) -> Iterator[MemoryLimit]:
     """Yield the first value at which the live peak no longer fits, which does not shrink as a run grows."""
 
     def held(at: int) -> int:

@@ -194,9 +194,7 @@ def decoder_tapes(
         )
         masks = _given_masks(config, workload, call)
         record = DecoderTape(call, branches)
-        found[name] = record.record(
-            stack(call), _windows(config), _positions(workload, call), masks, capped=capped
-        )
+        found[name] = record.record(stack(call), _windows(config), _positions(workload, call), masks, capped=capped)
     return found
 
 
