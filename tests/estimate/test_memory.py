@@ -315,7 +315,7 @@ def test_three_verdicts(llama: Fits) -> None:
     assert api.fits("llama-3.1-8b", memory=most).exit_code == 0
     clip = api.fits("clip-l-336", memory=10**12)
     for memory, verdict, code in (
-        (clip.bound_bytes, "fits", 0), ((clip.certain_bytes or 0) + 1, "not known", 3),
+        (clip.bound_bytes or 0, "fits", 0), ((clip.certain_bytes or 0) + 1, "not known", 3),
         ((clip.certain_bytes or 0) - 1, "does not fit", 1),
     ):  # fmt: skip
         found = api.fits("clip-l-336", memory=memory)
