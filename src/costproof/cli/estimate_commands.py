@@ -14,7 +14,7 @@ from costproof.cli.params import DEVICE, OPERAND, ChoiceParam
 from costproof.ledger.errors import BadInput
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import ALL_SOURCES
-from costproof.reports.devices import devices_text
+from costproof.reports.listing import devices_text
 
 
 @click.command()

@@ -57,8 +57,7 @@ class Workload:
     """Arguments of the first stage of a target without formulas: ``image`` -> ``float32[2,3,64,64]``.
 
     Where values decide a size or a branch of the run, the values of tensors follow their shape. The arguments of a
-    target with
-    formulas follow from its settings and its configuration.
+    target with formulas follow from its settings and its configuration.
     """
 
 
