@@ -23,6 +23,7 @@ from costproof.models.decoding.decoder import Decoder
 from costproof.models.reader_check import ConfigFile, check_reader
 from costproof.models.specs import Built
 from costproof.models.target import NamedWorkload, Setting
+from costproof.storage.scheme import CheckpointLayout
 from costproof.weights.stored import PLAIN, Stored, stored
 
 if TYPE_CHECKING:
@@ -148,6 +149,8 @@ class Native(Configured[N]):
     """The presets; one of them is the default."""
     notation: ClassVar[dict[str, SymbolDoc]]
     """Typesetting and meaning of each symbol in the formulas."""
+    checkpoint_layout: ClassVar[CheckpointLayout] = CheckpointLayout()
+    """Differences between the modules of the class and the names of its checkpoints."""
     released: ClassVar[Stored] = Stored()
     """How the published checkpoint of the default configuration stores its weights."""
 

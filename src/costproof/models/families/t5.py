@@ -38,6 +38,7 @@ from costproof.models.generic.encoder_decoder import PROMPT, TWO_STAGES, FirstRu
 from costproof.models.native import Native
 from costproof.models.specs import ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting
+from costproof.storage.scheme import CheckpointLayout
 
 if TYPE_CHECKING:
     from torch import nn
@@ -157,6 +158,7 @@ class T5(Native[T5Config]):
     name: str = "t5"
     stages: ClassVar[tuple[str, ...]] = TWO_STAGES
     model_types: ClassVar[tuple[str, ...]] = ("t5",)
+    checkpoint_layout: ClassVar[CheckpointLayout] = CheckpointLayout(in_float32=("wo",))
     attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa",)
     named: ClassVar[tuple[NamedWorkload, ...]] = PRESETS
     notation: ClassVar[dict[str, SymbolDoc]] = TWO_STACK_SYMBOLS

@@ -22,6 +22,11 @@ class LinearShape:
     """Dtype of tensors that are not quantised, as in a header: ``BF16``."""
 
     @property
+    def elements(self) -> Size:
+        """Return the number of weights and biases."""
+        return self.rows * self.columns + (self.rows if self.bias else 0)
+
+    @property
     def plain_bias(self) -> tuple[StoredTensor, ...]:
         """Return the bias in :attr:`dtype`, if there is one."""
         return (StoredTensor("bias", self.dtype, (self.rows,), "bias"),) if self.bias else ()
@@ -33,6 +38,9 @@ class Format(ABC):
     title: ClassVar[str]
     source: ClassVar[str]
     """Source that defines the layout."""
+
+    in_numbers: ClassVar[bool] = False
+    """Whether a size depends on the digits of the shape, so that it has no formula."""
 
     @abstractmethod
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:

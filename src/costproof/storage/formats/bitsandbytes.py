@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from costproof.storage.formats.base import Format, LinearShape
-from costproof.storage.tensors import STORED_AS, StoredTensor, ceil_div
+from costproof.storage.tensors import DESCRIPTION, STORED_AS, StoredTensor, ceil_div
 
 _BLOCK: Final = 64
 _NESTED: Final = 256
@@ -21,6 +21,7 @@ class FourBit(Format):
     title: ClassVar[str] = "bitsandbytes, 4 bits"
     source: ClassVar[str] = "bitsandbytes Params4bit, QuantState.as_dict(packed=True); Dettmers et al. 2023, QLoRA"
 
+    in_numbers: ClassVar[bool] = True
     kind: str
     """``nf4`` or ``fp4``."""
     nested: bool
@@ -30,7 +31,7 @@ class FourBit(Format):
         """Return weight [⌈rows columns / 2⌉, 1], the maxima and their scales, and the tables of values."""
         blocks = ceil_div(of.rows * of.columns, _BLOCK)
         maxima = StoredTensor("weight.absmax", "U8" if self.nested else "F32", (blocks,), "scale")
-        description = StoredTensor(f"weight.{self._state}", "U8", (self._description_bytes(of),), "table")
+        description = StoredTensor(f"weight.{self._state}", "U8", (self._description_bytes(of),), DESCRIPTION)
         return (
             StoredTensor("weight", "U8", (ceil_div(of.rows * of.columns, 2), 1)),
             maxima,
