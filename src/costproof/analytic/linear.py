@@ -100,7 +100,10 @@ class Lent:
 
     elements: Size
     item_bytes: Size
+    matrices: tuple[Matrix, ...] = ()
+    """Those of the elements that are a linear layer or a table."""
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
-        return LayerCosts(params=self.elements, weight_bytes=self.elements * self.item_bytes, intermediate_bytes=0)
+        held = self.elements * self.item_bytes
+        return LayerCosts(params=self.elements, weight_bytes=held, matrices=self.matrices, intermediate_bytes=0)

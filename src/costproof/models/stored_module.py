@@ -85,8 +85,7 @@ def stored_modules(model: nn.Module, scheme: Scheme) -> Iterator[StoredModule]:
     from transformers.pytorch_utils import Conv1D
 
     names = checkpoint_names(model)
-    head = attribute(model, "get_output_embeddings", lambda: None)()
-    table = attribute(model, "get_input_embeddings", lambda: None)()
+    head, table = _embedding(model, "get_output_embeddings"), _embedding(model, "get_input_embeddings")
     shared = {id(p) for p in (table.parameters() if table is not None else ())}
     in_float32 = {str(n) for key in _IN_FLOAT32 for n in attribute(model, key, None) or ()}
     seen: set[int] = set()
@@ -142,6 +141,15 @@ def stored_modules(model: nn.Module, scheme: Scheme) -> Iterator[StoredModule]:
         if quantised or plain:
             undetermined = any(of.undetermined() for of in formats)
             yield StoredModule(path, tuple(quantised), tuple(plain), replaced, undetermined)
+
+
+def _embedding(model: nn.Module, method: str) -> nn.Module | None:
+    """Return the embedding that a method of transformers returns, or ``None`` for a model without one."""
+    try:
+        found: nn.Module | None = attribute(model, method, lambda: None)()
+    except NotImplementedError:
+        return None
+    return found
 
 
 def assumed_of_experts(model: nn.Module, tensors: Iterable[StoredTensor]) -> tuple[str, ...]:

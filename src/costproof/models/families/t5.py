@@ -19,6 +19,7 @@ from costproof.analytic.compose import (
     invocation_nodes,
     stage_nodes,
 )
+from costproof.analytic.costs import Matrix
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.linear import Lent, LmHead
@@ -362,7 +363,7 @@ def _parts(config: T5Config, stack: str, call: StackCall) -> tuple[ModulePart, .
         for parts in [_layer(config, stack, call, first=i == 0)]
     )
     return (
-        ModulePart("shared", (Lent(vocab * width, b),), called=False),
+        ModulePart("shared", (Lent(vocab * width, b, (Matrix(vocab, width, kind="Embedding"),)),), called=False),
         ModulePart(stack),
         ModulePart(f"{stack}.embedding", (Embedding(call.rows, vocab, width, b, lent=True, read_whole=decodes),)),
         ModulePart(f"{stack}.dropout", times=2),
