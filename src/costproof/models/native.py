@@ -226,6 +226,11 @@ class Native(Configured[N]):
         self.check(made)
         return made if made == plain else replace(made, name="custom")
 
+    def build_stored(self) -> nn.Module:
+        """Return the model on the meta device in the dtype of its checkpoint; no length of a preset has to fit it."""
+        usual = self.default_workload(next(preset.name for preset in self.named if preset.default))
+        return self.build(replace(usual, dtype=self.dtype, attention=self.attentions[0]))
+
     @property
     def decoder(self) -> Decoder:
         """Return the calling convention of the decoder: module paths, masks and cache."""

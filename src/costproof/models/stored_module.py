@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +24,7 @@ _DTYPES: Final = {
     "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
 }  # fmt: skip
 """Name of a dtype of torch -> its name in a header."""
+_AS_IT_IS: Final[Mapping[str, str]] = {}
 NEXT_TOKEN: Final = "num_nextn_predict_layers"
 """Key with the number of modules that predict one more token, each after the last layer in the checkpoint."""
 _IN_FLOAT32: Final = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
@@ -71,18 +72,24 @@ def stored_tensors(model: nn.Module, scheme: Scheme) -> Iterator[StoredTensor]:
         yield from module.plain
 
 
-def stored_modules(model: nn.Module, scheme: Scheme) -> Iterator[StoredModule]:
+def stored_modules(model: nn.Module, scheme: Scheme, dtypes: Mapping[str, str] = _AS_IT_IS) -> Iterator[StoredModule]:
     """Yield what a checkpoint of the model in a scheme stores: parameters and persistent buffers, each once.
 
     Names are those of the checkpoint, which transformers may change on loading. Stacks of experts are linear layers of
     each expert, unless the scheme stores stacks, or the checkpoint does and the scheme leaves them as they are. What
     the scheme does not quantise has the dtype of the module.
 
+    Args:
+        dtypes: dtype of a parameter of the model -> its dtype in the checkpoint, where the model has another one.
+
     Raises:
         UnknownFormat: the scheme has settings for a module that the model does not have.
     """
     from torch.nn import Embedding, Linear
     from transformers.pytorch_utils import Conv1D
+
+    def as_stored(dtype: str) -> str:
+        return dtypes.get(dtype, dtype)
 
     names = checkpoint_names(model)
     head, table = _embedding(model, "get_output_embeddings"), _embedding(model, "get_input_embeddings")
@@ -110,14 +117,14 @@ def stored_modules(model: nn.Module, scheme: Scheme) -> Iterator[StoredModule]:
             )  # fmt: skip
             if (of := scheme.format_of(place)) is not None:
                 bias = own.pop("bias", None)
-                linear = LinearShape(place.rows, place.columns, bias is not None, _dtype(own.pop("weight")))
+                linear = LinearShape(place.rows, place.columns, bias is not None, as_stored(_dtype(own.pop("weight"))))
                 quantised += _named(_packed(of, linear), place.path)
                 replaced += linear.elements
                 formats.add(of)
             elif scheme.float32 and place.in_float32:
                 plain.append(replace(_plain(f"{place.path}.weight".lstrip("."), own["weight"]), dtype="F32"))
         for name in [n for n, p in own.items() if p.dim() == 3 and names.layers_of(n)]:
-            found = list(_stack(path, name, module, own[name], own.get(f"{name}_bias"), scheme, names))
+            found = list(_stack(path, name, module, own[name], own.get(f"{name}_bias"), scheme, names, as_stored))
             for linear, count, of, tensors in found:
                 (plain if of is None else quantised).extend(tensors)
                 replaced += 0 if of is None else count * linear.elements
@@ -128,7 +135,8 @@ def stored_modules(model: nn.Module, scheme: Scheme) -> Iterator[StoredModule]:
         in_place = {tensor.name.rpartition(".")[2] for tensor in plain}
         for name, parameter in own.items():
             if name not in in_place:
-                plain.append(_plain(names.parameter(f"{path}.{name}".lstrip(".")), parameter))
+                stored = _plain(names.parameter(f"{path}.{name}".lstrip(".")), parameter)
+                plain.append(replace(stored, dtype=as_stored(stored.dtype)))
         persistent = set(module.state_dict(keep_vars=True)) - set(dict(module.named_parameters(recurse=False)))
         for name, buffer in module.named_buffers(recurse=False):
             if name in persistent and id(buffer) not in seen:
@@ -187,6 +195,7 @@ def _stack(
     bias: torch.Tensor | None,
     scheme: Scheme,
     names: CheckpointNames,
+    as_stored: Callable[[str], str],
 ) -> Iterator[tuple[LinearShape, int, Format | None, list[StoredTensor]]]:
     """Yield the tensors of a stack of matrices, each [rows, columns] or, if the class says so, [columns, rows].
 
@@ -198,7 +207,7 @@ def _stack(
     experts, rows, columns = weight.shape
     if _is_transposed(module):
         rows, columns = columns, rows
-    dtype, layers = _dtype(weight), names.layers_of(name)
+    dtype, layers = as_stored(_dtype(weight)), names.layers_of(name)
     stack = names.module(path)
     if scheme.stacked:
         of = scheme.format_of(LinearModule(f"{stack}.0.{layers[0]}", "Expert", columns, rows=rows))

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from costproof.ledger.metrics import STORAGE, Metric
 from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
+from costproof.models.native import Configured
 from costproof.models.stored_formulas import NOT_KNOWN
 from costproof.models.stored_module import model_facts, stored_modules
 from costproof.models.target import Target, WithStorage
 from costproof.opgraph.tally import ParameterShapes
 from costproof.storage.scheme import PLAIN, Scheme, UnknownFormat
-from costproof.storage.tensors import DESCRIPTION
+from costproof.storage.tensors import DESCRIPTION, STORED_AS
 from costproof.tracers.paths import Paths, dtype_name, unwrapped
 from costproof.tracers.resident_bytes import resident_bytes
 
@@ -43,12 +44,15 @@ def storage_by_layout(
         parameters: its parameters, each once.
         buffers: full name -> bytes that are not counted under another name.
     """
-    stored = model
+    stored, dtypes = model, dict[str, str]()
     try:
         scheme = _scheme(target, model)
         if isinstance(target, WithStorage) and target.dtype not in (None, workload.dtype):
-            stored = target.build_stored()
-        modules = list(stored_modules(stored, scheme))
+            if isinstance(target, Configured):
+                dtypes[STORED_AS[workload.dtype]] = STORED_AS[target.dtype]
+            else:  # some of its parameters may have a dtype of their own
+                stored = target.build_stored()
+        modules = list(stored_modules(stored, scheme, dtypes))
     except UnknownFormat as error:
         return ModuleStorage(notes=(f"{NOT_KNOWN}: {error.name}: {error.why}",))
     found: dict[str, Costs] = {}
@@ -84,7 +88,8 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
         costs, tensor = found[name.rpartition(".")[0]], tensors[name]
         if name in persistent and size != 0:
             dtype = dtype_name(tensor.dtype)
-            stored = stored_dtype if stored_dtype is not None and dtype == workload.dtype else dtype
+            cast = stored_dtype is not None and dtype == workload.dtype and name in paths.parameters
+            stored = stored_dtype if cast and stored_dtype is not None else dtype
             costs["stored_bytes"] = (costs["stored_bytes"] or 0) + tensor.numel() * ITEM_BYTES[stored]
             costs["stored_elements"] = (costs["stored_elements"] or 0) + tensor.numel()
     return _known(found, PLAIN)
