@@ -17,7 +17,7 @@ from costproof.analytic.linear import LmHead
 from costproof.ledger.metrics import METRICS, STORAGE, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import FLOAT_BYTES, Dtype
-from costproof.storage.formats.base import Format, LinearShape
+from costproof.storage.formats import Format, LinearShape
 from costproof.storage.scheme import CheckpointLayout, LinearModule, Scheme, UnknownFormat, in_numbered_layer
 from costproof.storage.tensors import DESCRIPTION, STORED_AS, StoredTensor
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput
 from costproof.models.checkpoint_names import CheckpointNames, checkpoint_names
-from costproof.storage.formats.base import Format, LinearShape
+from costproof.storage.formats import Format, LinearShape
 from costproof.storage.scheme import LinearModule, Scheme, UnknownFormat, in_numbered_layer
 from costproof.storage.tensors import StoredTensor
 
