@@ -8,7 +8,7 @@ import pytest
 
 from costproof.compare.compare import compare
 from costproof.compare.verdict import exit_code, verdict_sentence
-from costproof.ledger.metrics import METRICS
+from costproof.ledger.metrics import METRICS, STORAGE
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.families.vit import Vit
