@@ -161,7 +161,7 @@ def test_an_expert_that_costs_more_a_row_is_named() -> None:
     # 64 FLOPs a row in three experts; the fourth, with 2 rows, 100 a row.
     run = TracedRun("prompt", None, 0, 0, 0, 0, 0, {"l.experts": (3, 0, 1, 1, 2)}, {"l.experts": (192, 0, 64, 64, 200)})
     capture = replace(judged(judge()), run=RunRecord(RunOptions(), (), (run,)), callgraph=b.capture().callgraph)
-    from costproof.compare.expert_coverage import uneven_experts
+    from costproof.compare.totals import uneven_experts
 
     (bad,) = uneven_experts(capture)
     assert (bad.id, bad.delta) == ("judge/prefill[prompt]/l.experts.4#flops", 200 - 2 * 64)

@@ -31,7 +31,7 @@ from costproof.estimate.hardware import (
 from costproof.estimate.roofline import roof
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.schema import to_data
-from costproof.reports.devices import device_text
+from costproof.reports.listing import device_text
 from tests.conftest import Golden
 from tests.support.running import costproof
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import costproof
 from costproof.estimate.hardware import HOST_FIGURES, Device, DeviceFigure, DevicePeak, FigureQuote, FigureSource
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.profile import Timing
+from costproof.ledger.profile import EnqueuedCall, Timing
 from costproof.models.generic import live_module
 from costproof.models.generic.factories import Given
 from costproof.models.specs import Run
-from costproof.run.measure import WAYS, measure_machine
+from costproof.run.measure import WAYS, _predicted_forward, measure_machine
 from costproof.tracers import device_benchmark, host_costs, replay, timing
 from costproof.tracers.eager_calls import EagerForward, measure_calls
-from costproof.tracers.replay import predict_operators, replay_operators
+from costproof.tracers.replay import ReplayedCall, predict_operators, replay_operators
 from costproof.tracers.stage_variants import NOT_ON_CPU, record_stage_calls, time_compiled, time_graphs
 from costproof.tracers.timing import Stage, profile_runs, time_stage_clocks
 from tests.models.test_config import shallow_config
@@ -411,6 +412,30 @@ def test_measure_from_end_to_end(
         assert row.graph.predicted == row.graph.time.median
         assert row.compiled is not None
         assert row.compiled.time == row.measured
+
+
+def test_a_forward_that_never_ran_takes_the_host_longer_than_its_operators() -> None:
+    def call(order: tuple[int, ...], operator: str = "mm", first: int = 9_000) -> ReplayedCall:
+        hot = EnqueuedCall(operator, "m", 0, 2_000, 1_000, 1, 5_000, False)
+        cold = replace(hot, dispatch=first - 3_000, launch=3_000)
+        placed = tuple((at, 1) for at in order)
+        return ReplayedCall(TEXT, "m", operator, ((2, 2),), placed, Timing((5_000,)), "", hot, cold)
+
+    said = (FigureQuote("here", "by hand"),)
+    known = {"module_call": 100, "operator_in_run": 1_500, "operator_alone": 1_000}
+    figures: dict[str, Any] = {name: DeviceFigure(value, said) for name, value in known.items()}
+    device = Device("d", "d", "measured", {"here": FigureSource("a test", "2026-11-26")}, (), **figures)
+    ((stage, found),) = _predicted_forward([call((0, 2)), call((1,), "add", first=3_000)], device)
+    assert stage == TEXT
+    # Half as long again in a forward; the first call three times as long, with the Python before it.
+    assert [(c.operator, c.python, c.dispatch, c.launch) for c in found] == [
+        ("mm", 300, 9_000, 4_500), ("add", 100, 3_000, 1_500), ("mm", 100, 3_000, 1_500),
+    ]  # fmt: skip
+    # An operator that is no slower in a forward is not made faster.
+    quick = replace(device, operator_in_run=DeviceFigure(500, said))
+    assert [c.dispatch for c in _predicted_forward([call((0, 2), first=3_000)], quick)[0][1]] == [2_000, 2_000]
+    assert not _predicted_forward([call((0,))], replace(device, module_call=None))
+    assert not _predicted_forward([replace(call((0,)), enqueue=None)], device)
 
 
 def test_an_interrupt_leaves_nothing(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:

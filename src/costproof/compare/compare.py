@@ -6,10 +6,9 @@ from costproof.compare.align import align
 from costproof.compare.causes import context
 from costproof.compare.counters import compare_counters
 from costproof.compare.diagnose import module_findings
-from costproof.compare.expert_coverage import expert_findings, uneven_experts
 from costproof.compare.findings import CAUSES, Cause, CauseKind, Discrepancy, Finding, Level
 from costproof.compare.flop_counter_check import second_judge
-from costproof.compare.totals import sums
+from costproof.compare.totals import expert_findings, sums, uneven_experts
 from costproof.compare.verdict import coverage, gaps, given_by, verdict_of
 from costproof.ledger.capture import Capture
 

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 
 from costproof.estimate.clocks import VariantTime
 from costproof.estimate.measured import MeasuredOperator, MeasuredPart, MeasuredStage, Measurement, TimeSplit
+from costproof.ledger.errors import Absent
 from costproof.ledger.plural import plural
 from costproof.ledger.profile import Measured, Profile, Timing
 from costproof.ledger.workload import counted_line
@@ -26,7 +27,6 @@ from costproof.reports.document import (
     subject_lines,
 )
 from costproof.reports.roofline import border_sentences, decimal, duration
-from costproof.views.absent import Absent
 from costproof.views.describe import versions_line
 from costproof.views.numbers import human, share
 

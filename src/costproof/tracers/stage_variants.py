@@ -194,8 +194,7 @@ def _time_graph(calls: Sequence[BoundaryCall], count: int) -> Timing | str:
     graph: Any = torch.cuda.CUDAGraph()
     try:
         capture(graph, lambda inputs: _run(calls, inputs), lambda: [call.prepare() for call in calls])
-        other = torch.empty(_cache_bytes() // 2, dtype=torch.float32, device="cuda")  # of twice its size
-        return time_events(lambda nothing: graph.replay(), other.sum, _WARM, count, queued=True)
+        return time_events(lambda nothing: graph.replay(), other_data().sum, _WARM, count, queued=True)
     except Exception as error:  # torch and the code of a model may raise anything while capturing
         return first_line(error)
     finally:
@@ -204,9 +203,10 @@ def _time_graph(calls: Sequence[BoundaryCall], count: int) -> Timing | str:
         _check_device()
 
 
-def _cache_bytes() -> int:
-    """Return the bytes of the last cache before the memory of the device."""
-    return int(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", _CACHE))
+def other_data() -> torch.Tensor:
+    """Return numbers that fill the last cache of the device twice when they are read."""
+    size = int(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", _CACHE))
+    return torch.empty(size // 2, dtype=torch.float32, device="cuda")
 
 
 def _run(calls: Sequence[BoundaryCall], inputs: Sequence[Inputs]) -> None:
