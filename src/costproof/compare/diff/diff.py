@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -91,7 +91,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
     one_sided = silences(base, head, sources)
     silent = () if changed.implementation.changed else tuple(one_sided.values())
     hidden = {(s, m): f"{m}: {why}" for s, found_ in apart.items() for m, why in found_.items()}
-    incomplete = list(dict.fromkeys(why for place, why in hidden.items() if not silent or place not in one_sided))
+    incomplete = list(dict.fromkeys(why for place, why in hidden.items() if _counts(place, one_sided, silent)))
     for source, part in found.items():
         unknown = [r for r in part.rows if r.delta is None]
         if unknown:
@@ -134,10 +134,15 @@ def silences(base: Baseline, head: Baseline, sources: Iterable[str]) -> dict[tup
     found = {}
     for source in sources:
         sides = [side.sources[source].metrics for side in (base, head)]
-        for metric in (m for m in METRICS if (m in sides[0]) != (m in sides[1])):
+        for metric in (m for m in METRICS if (m in sides[0]) != (m in sides[1]) and not METRICS[m].optional):
             gave, not_ = ("base", "head") if metric in sides[0] else ("head", "base")
             found[source, metric] = f"{source} gives {metric} in the {gave} and not in the {not_}"
     return found
+
+
+def _counts(place: tuple[str, Metric], one_sided: Container[tuple[str, Metric]], silent: Sized) -> bool:
+    """Return whether a metric that is not compared leaves the comparison incomplete."""
+    return not EVERY_METRIC[place[1]].optional and (not silent or place not in one_sided)
 
 
 def side_of(side: Baseline) -> Side:
