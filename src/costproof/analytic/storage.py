@@ -19,10 +19,10 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import FLOAT_BYTES, Dtype
 from costproof.storage.formats import Format, LinearShape
 from costproof.storage.scheme import CheckpointLayout, LinearModule, Scheme, UnknownFormat, in_numbered_layer
-from costproof.storage.tensors import DESCRIPTION, STORED_AS, StoredTensor
+from costproof.storage.tensors import STORED_AS, StoredTensor
 
 _ITEM: Final = sym("b")
-_RUNS_CACHE: Final = "self_attn"
+_RUNS_CACHE: Final = ".self_attn"
 """Last part of the path of a module that has the scales of a quantised cache."""
 
 
@@ -48,7 +48,7 @@ class _Sum:
 
     def plus(self, *tensors: StoredTensor) -> _Sum:
         """Return the sums with tensors of a quantised matrix added."""
-        resident = [t.bytes for t in tensors if t.purpose != DESCRIPTION]
+        resident = [t.bytes for t in tensors if t.is_held]
         return _Sum(
             _added(self.stored_bytes, sum(t.bytes for t in tensors)),
             _added(self.stored_elements, sum(t.elements for t in tensors)),
@@ -108,7 +108,7 @@ def _costed(node: HeldNode, storage: Storage) -> CostNode:
             for of, part in _formats(node.module, matrix, storage, is_head=isinstance(layer, LmHead)):
                 if of is not None:
                     quantised.append((part, of))
-    scales = storage.scheme.cache_scales if node.module.rpartition(".")[2] == _RUNS_CACHE else ()
+    scales = storage.scheme.cache_scales if node.module.endswith(_RUNS_CACHE) else ()
     in_float32 = storage.scheme.float32 and storage.layout.loads_in_float32(node.module)
     found = _texts(node.layers, tuple(quantised), scales, "float32" if in_float32 else storage.dtype)
     known: dict[Metric, str] = {m: size for m, size in found if size is not None and size != "0"}

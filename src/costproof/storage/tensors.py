@@ -50,6 +50,11 @@ class StoredTensor:
     """Number of weights that each tensor holds in quantised form; 0 for a tensor that is not quantised."""
 
     @property
+    def is_held(self) -> bool:
+        """Return whether a loaded model holds it, rather than attributes made from it."""
+        return self.purpose != DESCRIPTION
+
+    @property
     def elements(self) -> Size:
         """Return the elements of all ``count`` tensors; a word that packs several weights is one element."""
         return self.count * prod(self.shape)

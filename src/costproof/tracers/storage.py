@@ -15,7 +15,7 @@ from costproof.models.stored_module import model_facts, stored_modules
 from costproof.models.target import Target, WithStorage
 from costproof.opgraph.tally import ParameterShapes
 from costproof.storage.scheme import PLAIN, Scheme, UnknownFormat
-from costproof.storage.tensors import DESCRIPTION, STORED_AS
+from costproof.storage.tensors import STORED_AS
 from costproof.tracers.paths import Paths, dtype_name, unwrapped
 from costproof.tracers.resident_bytes import resident_bytes
 
@@ -59,7 +59,7 @@ def storage_by_layout(
     for module in modules:
         tensors = (*module.quantised, *module.plain)
         known = not module.undetermined
-        resident = sum(t.bytes for t in module.quantised if t.purpose != DESCRIPTION)
+        resident = sum(t.bytes for t in module.quantised if t.is_held)
         found[module.path] = {
             "stored_bytes": sum(t.bytes for t in tensors) if known else None,
             "stored_elements": sum(t.elements for t in tensors) if known else None,
