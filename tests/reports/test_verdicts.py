@@ -8,7 +8,7 @@ import pytest
 
 from costproof.compare.compare import compare
 from costproof.compare.findings import Finding, Level, Status
-from costproof.views.verdicts import stage_words, worst
+from costproof.views.results import stage_words, worst
 from tests.support.toy import toy
 
 

@@ -31,6 +31,8 @@ INVALIDATED = "CUDA error: operation failed due to a previous error during captu
 LATENCY = 2_000
 REPLAY = 5_000
 """Host nanoseconds of one replay of a graph."""
+GAP, STARTED = 300, 4_000
+"""Nanoseconds of the device after each kernel of a graph, and once for each replay."""
 
 
 @dataclass(frozen=True)
@@ -280,6 +282,10 @@ class StubTimer:
         assert self.stub.graph is None
         self.at = self.stub.enqueue(0)[1]
 
+    def query(self) -> bool:
+        """Return whether the device has come to it."""
+        return self.at is None or self.at <= self.stub.host
+
     def elapsed_time(self, end: StubTimer) -> float:
         """Return milliseconds."""
         assert self.timed
@@ -348,7 +354,7 @@ class StubGraph:
         """Enqueue the kernels."""
         assert self.done
         self.stub.host += REPLAY
-        self.stub.enqueue(sum(self.kernels))
+        self.stub.enqueue(STARTED + sum(self.kernels) + GAP * len(self.kernels))
 
     def reset(self) -> None:
         """Forget the kernels."""
@@ -418,7 +424,7 @@ def stub_cuda(patch: pytest.MonkeyPatch, stub: StubCuda | None = None) -> Iterat
         "is_tf32_supported": lambda: True,
         "get_device_name": lambda *_: "Stub GPU", "empty_cache": lambda: None,
         "is_current_stream_capturing": lambda: stub.graph is not None,
-        "get_device_properties": lambda *_: SimpleNamespace(total_memory=memory, name="Stub GPU"),
+        "get_device_properties": lambda *_: SimpleNamespace(total_memory=memory, name="Stub GPU", L2_cache_size=2**10),
         "mem_get_info": lambda *_: (memory // 2, memory), "max_memory_allocated": lambda *_: 2**20,
         "reset_peak_memory_stats": lambda *_: None, "default_generators": stub.generators,
     }.items():  # fmt: skip

@@ -13,7 +13,7 @@ import sympy
 from costproof.claims.catalogue import STATED, effects
 from costproof.claims.effects import Effect, Mistakes
 from costproof.claims.memory_mistakes import peak_terms
-from costproof.claims.rules_of_thumb import rule_terms
+from costproof.claims.mistakes import rule_terms
 from costproof.claims.terms import ClaimTerm, nodes_of, shared_symbols, terms_of
 from costproof.claims.types import TOTAL, PublishedClaim
 from costproof.ledger.capture import Capture

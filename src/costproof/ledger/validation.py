@@ -1,9 +1,8 @@
 """Recompute the numbers of a capture and check that its parts agree.
 
 A file may be truncated, edited or made by somebody else. It contains its expressions, the values of their symbols and
-the
-traced runs, so its numbers can be checked without torch, in a fraction of a second. This finds files that contradict
-themselves; it does not show who wrote them.
+the traced runs, so its numbers can be checked without torch, in a fraction of a second. This finds files that
+contradict themselves; it does not show who wrote them.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ def validate_capture(capture: Capture, *, where: str) -> None:
     """Refuse a capture whose parts contradict each other.
 
     Stages and invocations are those that the capture names; sources and quantities occur once; costs equal their
-    expressions
-    at the capture's symbols; and the dynamic source is the sum of its runs.
+    expressions at the capture's symbols; and the dynamic source is the sum of its runs.
 
     Raises:
         Problems: all contradictions, each with its path in the file.

@@ -57,8 +57,7 @@ class Workload:
     """Arguments of the first stage of a target without formulas: ``image`` -> ``float32[2,3,64,64]``.
 
     Where values decide a size or a branch of the run, the values of tensors follow their shape. The arguments of a
-    target with
-    formulas follow from its settings and its configuration.
+    target with formulas follow from its settings and its configuration.
     """
 
 
@@ -114,6 +113,9 @@ SIZE_FROM: Final = "image_size_from"
 FURTHER_TOKENS: Final = "layers that predict further tokens (MTP) are not part of the class"
 OWN_CODE: Final = "transformers has the class: the code that it names does not run"
 NO_CLASS: Final = "transformers has no such type: that of the architecture is counted"
+WHOLE_FILE: Final = "$"
+"""Key of ``TargetInfo.waived`` for the configuration file as a whole."""
+NOT_COMPARED: Final = "not compared with the reading of transformers, which is not installed"
 STATED_REASONS: Final = {
     UNREAD: "keys that nothing reads",
     FURTHER_TOKENS: "not counted, layers that predict further tokens (MTP)",
@@ -209,11 +211,13 @@ def proved_line(target: TargetInfo) -> str:
 
 
 def _unused(target: TargetInfo) -> str:
-    """Return the number of configuration keys that were read and not used; empty if they were not checked."""
-    unused = len(target.waived)
+    """Return what of the configuration was not used or not compared; empty if it was not checked."""
+    unused = len(target.waived.keys() - {WHOLE_FILE})
+    used = "every key of the configuration used" if target.config is not None else ""
     if unused:
-        return f"{plural(unused, 'key')} of the configuration not used (target.waived in JSON)"
-    return "every key of the configuration used" if target.config is not None else ""
+        used = f"{plural(unused, 'key')} of the configuration not used (target.waived in JSON)"
+    whole = target.waived.get(WHOLE_FILE)
+    return ", ".join(filter(None, (used, whole and f"the configuration {whole}")))
 
 
 def quantised_clause(target: TargetInfo, workload: Workload) -> str:

@@ -6,6 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
@@ -15,7 +16,15 @@ from costproof.ledger.files import read_configuration
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, TargetInfo, Workload
+from costproof.ledger.workload import (
+    NOT_COMPARED,
+    WHOLE_FILE,
+    AttentionKind,
+    Dtype,
+    ExpertKernel,
+    TargetInfo,
+    Workload,
+)
 from costproof.models import settings as common
 from costproof.models.config import Config, NativeConfig, changes, keys_of, put, with_keys
 from costproof.models.decoding.build import build, with_numbers
@@ -84,7 +93,7 @@ class Configured(ABC, Generic[C]):
             config_hash=self.config.config_hash(),
             symbols=self.config.symbols(),
             stages=self.stages,
-            waived=dict(self.config.waived),
+            waived=dict(self.config.waived) | self.uncompared(),
             cut=dict(self.cut),
             changed=changes(self.whole or self.config, self.published or type(self.config)())
             if self.is_known
@@ -92,6 +101,10 @@ class Configured(ABC, Generic[C]):
             config=keys_of(self.config),
             quantised=dict(self.stored.quantised),
         )
+
+    def uncompared(self) -> dict[str, str]:
+        """Return why the configuration file was not compared with the reading of transformers, by its key."""
+        return {}
 
     @property
     def dtype(self) -> Dtype:
@@ -166,6 +179,10 @@ class Native(Configured[N]):
         known = published is not None
         file = ConfigFile.of(data, config, path)
         return replace(usual, config=config, published=published, is_known=known, stored=stored(data, path), file=file)
+
+    def uncompared(self) -> dict[str, str]:
+        """Return why the configuration file was not compared with the reading of transformers, by its key."""
+        return {} if self.file is None or find_spec("transformers") else {WHOLE_FILE: NOT_COMPARED}
 
     def every_published(self) -> tuple[N, ...]:
         """Return the default configuration of the family and those of its known models."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput
 from costproof.models.checkpoint_names import CheckpointNames, checkpoint_names
-from costproof.storage.formats.base import Format, LinearShape
+from costproof.storage.formats import Format, LinearShape
 from costproof.storage.scheme import LinearModule, Scheme, UnknownFormat
 from costproof.storage.tensors import StoredTensor
 

@@ -14,7 +14,7 @@ from costproof.ledger.node import CostNode, Ledger, exact_sum, total
 from costproof.ledger.run import GRAPH_SOURCES
 from costproof.views.numbers import first_names
 from costproof.views.quantities import ledgers
-from costproof.views.verdicts import worst
+from costproof.views.results import worst
 
 if TYPE_CHECKING:
     from costproof.compare.findings import Finding

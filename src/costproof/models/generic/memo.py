@@ -15,8 +15,7 @@ from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.offline import offline
 from costproof.ledger.workload import AttentionKind, Dtype, Workload
 from costproof.models.decoding.decoder import text_config
-from costproof.models.generic.cache_probe import OwnCache, own_cache
-from costproof.models.generic.cache_state import HeldCache
+from costproof.models.generic.caches import HeldCache, OwnCache, own_cache
 from costproof.models.generic.described import fingerprint
 from costproof.models.generic.encoder_decoder import FirstRun, first_run, of_encoder
 from costproof.models.generic.factories import Given, Made, Maker

@@ -28,7 +28,7 @@ from costproof.models import settings as common
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding import STAGE
-from costproof.models.generic.cache_state import is_cache
+from costproof.models.generic.caches import is_cache
 from costproof.models.generic.described import arguments, module_kinds, shapes
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
 from costproof.models.generic.factories import Cuttable, Given, Made, Maker

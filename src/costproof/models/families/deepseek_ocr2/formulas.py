@@ -17,7 +17,7 @@ from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.node import Ledger
 from costproof.models.decoding.names import decoder_names, mixture_names
 from costproof.models.families.deepseek_ocr.names import NATIVE_NAMES
-from costproof.models.families.deepseek_ocr2.workload import IMAGE_STAGES, LARGE, SMALL, STAGES
+from costproof.models.families.deepseek_ocr2.config import IMAGE_STAGES, LARGE, SMALL, STAGES
 from costproof.models.pages.formulas import PageStructure, View, decoder_border, page_ledger, page_symbols, sam_parts
 
 _TOWER: Final = "model.vision_tower"

@@ -1,27 +1,35 @@
-"""Define ``costproof explain``: a stage's cost by formula, by exported operator, or by tensors at its peak."""
+"""Define the commands on formulas: ``explain``, ``prove`` and ``derive``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
 from costproof import api
-from costproof.cli.options import options, run_request
-from costproof.cli.output import emit, print_note, terminal_width
-from costproof.cli.params import FILE, STAGE, TARGET, ChoiceParam, NameParam
+from costproof.cli.options import options, run_command, run_request
+from costproof.cli.output import check_apart, emit, note_written, print_lines, print_note, terminal_width
+from costproof.cli.params import FILE, STAGE, TARGET, ChoiceParam, IntParam, NameParam
+from costproof.cli.progress import show_progress
 from costproof.cli.target_command import TargetCommand
 from costproof.ledger.capture import CAPTURE, Capture
 from costproof.ledger.errors import NOT_GIVEN, BadInput
 from costproof.ledger.files import first_bytes
 from costproof.ledger.metrics import PEAK_METRICS
+from costproof.ledger.plural import plural
+from costproof.ledger.workload import proved_line
+from costproof.reports.escape import visible
 from costproof.reports.listing import listing_text
 from costproof.reports.outputs import PICTURES, variant, variants
 from costproof.views.explanation import peaks_in
 from costproof.views.quantities import EXPLAINED
+
+if TYPE_CHECKING:
+    from costproof.compare.proof.certificate import Certificate
+    from costproof.compare.proof.closed_form import Form
 
 _HEADER: Final = 256
 """Bytes at the beginning of a file of ours that contain its schema name."""
@@ -184,3 +192,95 @@ def _last_report(target: str) -> Capture | None:
     except BadInput as error:
         print_note(f"{path} is not used: {error.what}")
         return None
+
+
+@click.command(cls=TargetCommand)
+@click.argument("target", required=False, type=TARGET)
+@click.option("-o", "--output", type=FILE, metavar="DIR", help="Folder for the certificate.  [default: out/TARGET]")
+@options("request", "dry-run", "config")
+@click.option("--samples", type=IntParam(), metavar="N", help="Random configurations to draw.  [default: 64]")
+@click.option("--seed", type=IntParam(), metavar="N", help="Seed of the random configurations.  [default: 1]")
+@click.option("--jobs", type=IntParam(), metavar="N", help="Processes.  [default: one per core]")
+@click.option("--verify", type=FILE, metavar="FILE", help="Repeat the proof of this certificate and compare.")
+@options("trust-remote-code", "rules", "progress")
+def prove(verify: Path | None, **given: Any) -> int:
+    """Prove that the formulas of TARGET equal its graphs.
+
+    Sizes that are symbolic in the graph are compared as identities, other sizes one by one, and random small
+    configurations as integers. Writes certificate.json, .md and .html. An interrupted proof resumes where it stopped.
+    """
+    return _prove(**given) if verify is None else _verify(verify, **given)
+
+
+@run_command
+def _prove(run: api.RunRequest, output: Path | None, jobs: int | None, progress: str) -> int:
+    folder = output if output is not None else Path("out") / Path(run.target).name
+    with show_progress(progress) as say:
+        made = api.prove(run, out=folder, jobs=jobs, progress=say)
+    for output_ in variants("certificate").values():
+        note_written(folder / output_.file)
+    _print_certificate(made)
+    return made.exit_code
+
+
+def _verify(certificate: Path, rules: tuple[Path, ...], jobs: int | None, progress: str, **given: Any) -> int:
+    context = click.get_current_context()
+    made = {name for name, value in given.items() if value not in (None, False)}
+    params = [p for p in context.command.get_params(context) if p.name in made]
+    clash = [p.opts[0] if isinstance(p, click.Option) else p.human_readable_name for p in params]
+    if clash:
+        raise BadInput("--verify takes everything from the certificate", where=", ".join(clash), fix="leave it out")
+    with show_progress(progress) as say:
+        again = api.verify(certificate, rules=rules, jobs=jobs, progress=say)
+    print_lines(*again.versions, *again.differences)
+    holds = "does not hold" if again.differences else "holds"
+    print_lines(f"{again.certificate.verdict}; the certificate {holds}")
+    return again.exit_code
+
+
+def _print_certificate(made: Certificate) -> None:
+    rows = sum(made.coverage.rows.values())
+    print_lines(
+        f"{made.verdict}: {plural(len(made.claims), 'claim')}, {plural(rows, 'quantity', 'quantities')} compared, "
+        f"{plural(len(made.coverage.sizes), 'size')}, {plural(made.coverage.samples, 'configuration')}"
+    )
+    print_lines(visible(proved_line(made.target)))
+    for example, *_ in made.mistakes()[:3]:
+        print_lines(f"  {example.stage}/{example.module} {example.kind} {example.metric}: {example.difference}")
+    for reason in made.missing[:3]:
+        print_lines(f"  not carried out: {reason}")
+
+
+@click.command()
+@click.argument("target", required=False, type=TARGET)
+@click.argument("stage", required=False, type=STAGE)
+@click.option(
+    "-f",
+    "--format",
+    "form",
+    type=ChoiceParam("text", "latex", "python", "yaml"),
+    default="text",
+    show_default=True,
+    help="Notation of the formulas.",
+)
+@click.option("--points", type=IntParam(), metavar="N", help="Random sizes to check at.  [default: 5]")
+@options("request", "dry-run", "config", "trust-remote-code", "rules", "no-cache", "output")
+@run_command
+def derive(run: api.RunRequest, form: str, output: Path | None) -> int:
+    """Derive the closed formulas of STAGE of TARGET from its graph.
+
+    TARGET is a name, or the address of a model: hf:CONFIG.json, hf:FOLDER, hf:MODEL_TYPE, FILE.py:FUNCTION or
+    package.module:FUNCTION. STAGE is required if there are several. The formulas are checked against new counts at
+    random sizes.
+    """
+    check_apart(output)
+    found = api.derive(run)
+    emit(found.text(cast("Form", form)), output)
+    for p in found.wrong:
+        sizes = ", ".join(f"{k} = {v}" for k, v in p.sizes.items())
+        click.echo(
+            f"differs at {sizes}: {p.derived:,} derived, {p.counted:,} counted in {', '.join(p.differing)}", err=True
+        )
+    total = len(found.points)
+    print_note(f"checked: equal to a fresh count at {total - len(found.wrong)} of {total} points")
+    return found.exit_code

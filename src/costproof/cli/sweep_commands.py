@@ -22,8 +22,8 @@ from costproof.ledger.writing import places, written_in_place
 from costproof.reports.escape import visible
 
 if TYPE_CHECKING:
+    from costproof.run.sweep import ValidatedPoint
     from costproof.run.sweep_files import Tally
-    from costproof.run.sweep_validation import ValidatedPoint
 
 _EXAMPLES = 20
 """Maximum number of printed reasons."""
