@@ -338,7 +338,7 @@ class StubGraph:
         self.done = False
         self.pool: list[torch.Tensor] = []
         """Results of captured operators, whose memory belongs to the graph."""
-        self.reads: list[StorageWeakRef] = []
+        self.reads: list[Any] = []
         """Memory that captured operators read."""
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
@@ -382,9 +382,12 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if self._stub.graph is not None:
             read = (tensor.untyped_storage() for tensor in _tensors((args, kwargs)))
-            self._stub.graph.reads += [StorageWeakRef(storage) for storage in read if storage.nbytes()]
+            self._stub.graph.reads += [_weak(storage) for storage in read if storage.nbytes()]
             self._stub.graph.pool += _tensors(result)
         return result
+
+
+_weak: Any = StorageWeakRef
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
