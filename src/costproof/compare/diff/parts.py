@@ -248,14 +248,10 @@ def _change(path: str, old: ModuleKinds, new: ModuleKinds, fate: Fate) -> Change
     same = {key for k in after if known.get(key := _key(k)) == k.count}
     left = [[k for k in kinds if _key(k) not in same] for kinds in (before, after)]
     if all(len(kinds) == 1 for kinds in left) and left[0][0].kind == left[1][0].kind:
-        one, other = (_entries(kinds[0]) for kinds in left)
+        one, other = ({**kinds[0].settings, **kinds[0].shapes} for kinds in left)
         if left[0][0].count == left[1][0].count:
             return Change(path, _differing(one, other), _differing(other, one))
     return Change(path, _text(left[0]) or None, _text(left[1]) or None)
-
-
-def _entries(kind: ModuleKind) -> dict[str, ConfigValue]:
-    return {**kind.settings, **kind.shapes}
 
 
 def _differing(one: Mapping[str, ConfigValue], other: Mapping[str, ConfigValue]) -> str:
