@@ -35,6 +35,7 @@ from costproof.opgraph.tally import LedgerBuilder, graph_metrics
 from costproof.patches.patch import gc_disabled
 from costproof.snapshots.copies import unchecked
 from costproof.tracers.cache import cached_export
+from costproof.tracers.equal_layers import ledger_of_equal_layers
 from costproof.tracers.exported import Exported
 from costproof.tracers.exporting import with_numbers, with_sizes
 from costproof.tracers.guards import first_broken_guard
@@ -64,8 +65,12 @@ def static_ledger(target: Exportable, workload: Workload, progress: Progress = s
     progress("build the model", 0, 1)
     model = target.build(workload)
     covered = tuple(s for s in target.info().stages if s not in stages_not_exported(target))
-    values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
-    found = exported_ledger(target, workload, model, target.export_jobs(model, workload), covered, values, progress)
+
+    def count(one: Exportable, built: nn.Module) -> Ledger:
+        values = {(i.stage, i.id): i.symbols for i in one.invocations(workload)}
+        return exported_ledger(one, workload, built, one.export_jobs(built, workload), covered, values, progress)
+
+    found = ledger_of_equal_layers(target, workload, model, count) or count(target, model)
     return replace(found, sizes=input_sizes(target, model, workload))
 
 
