@@ -193,6 +193,8 @@ class LatentBlock:
     """See :class:`LatentAttention`."""
     narrow: bool = False
     """Whether nope + value_dim is less than 4."""
+    equal_widths: bool = False
+    """Whether values are as wide as queries and keys, which torch's fused attention requires."""
 
     def parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
         """Return the modules of the block with their formulas."""

@@ -17,6 +17,8 @@ class RoutingRule:
     """Expert groups of group-limited routing; 0 for top-k over all experts."""
     group_best: int = 1
     """Number of scores whose sum ranks a group."""
+    best_groups: int = 1
+    """Number of groups from which the experts of a token are chosen."""
     corrected: bool = False
     """Whether a bias is added to the scores for the choice."""
     normalised: bool = False

@@ -18,6 +18,7 @@ from costproof.models.specs import Built, ExportJob, Run, Truncation
 if TYPE_CHECKING:
     from torch import nn
 
+    from costproof.analytic.memory_tape import MemoryTape
     from costproof.weights.stored import Stored
 
 
@@ -109,6 +110,19 @@ class Uncut(WithFormulas, Protocol):
 
     def uncut(self) -> WithFormulas:
         """Return the model with all its layers."""
+        ...
+
+
+@runtime_checkable
+class WithMemory(WithFormulas, Protocol):
+    """Target whose peak of live activations is a formula."""
+
+    def memory(self, workload: Workload) -> Mapping[tuple[str, str], MemoryTape]:
+        """Return (stage, invocation) -> the memory tape of one call; of decode steps, at a context of P tokens.
+
+        Raises:
+            Incomplete: values of the input decide what the run allocates.
+        """
         ...
 
 

@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 
 import sympy
 
+from costproof.algebra.dominance import Factors, Terms, expression_of, terms_of, undominated
+from costproof.algebra.evaluation import ExactNumber
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.peaks import STRETCHES, GapPart, LiveTensor, Moment, Peak
 from costproof.opgraph.graph import Size
@@ -175,8 +177,6 @@ def _key(tensor: LiveTensor) -> tuple[object, ...]:
     return (tensor.module, tensor.operator, tensor.name, tensor.shape, tensor.dtype, tensor.bytes)
 
 
-Bytes = Mapping[sympy.Expr, sympy.Rational]
-"""Product of symbols -> its coefficient."""
 MOST: Final = 8
 """Maximum number of moments in a symbolic peak; longer ones are unreadable."""
 
@@ -191,44 +191,18 @@ def peak_form(events: Iterable[MemoryEvent], sizes: Sequence[Size]) -> sympy.Exp
     Raises:
         Incomplete: more than :data:`MOST` moments can be the highest.
     """
-    found: list[Bytes] = []
-    for moment in _moments(events, sizes):
-        if not any(_at_least(other, moment) for other in found):
-            found = [other for other in found if not _at_least(moment, other)] + [moment]
+    found = undominated(_moments(events, sizes))
     if len(found) > MOST:
         raise Incomplete("too many moments may be the peak", expected=f"at most {MOST}", got=len(found))
-    return sympy.Max(*(sum((n * term for term, n in moment.items()), sympy.Integer(0)) for moment in found or [{}]))
+    return sympy.Max(*map(expression_of, found or [{}]))
 
 
-def _moments(events: Iterable[MemoryEvent], sizes: Sequence[Size]) -> Iterable[Bytes]:
-    """Return the distinct live bytes after each allocation, as sums of products."""
-    terms = [_terms(size) for size in sizes]
-    alive: dict[sympy.Expr, sympy.Rational] = {}
-    found: dict[frozenset[tuple[sympy.Expr, sympy.Rational]], None] = {}
+def _moments(events: Iterable[MemoryEvent], sizes: Sequence[Size]) -> Iterable[Terms]:
+    """Yield the live bytes after each allocation, as sums of products."""
+    terms = [terms_of(size) for size in sizes]
+    alive: dict[Factors, ExactNumber] = {}
     for event in events:
-        for term, n in terms[event.tensor].items():
-            alive[term] = alive.get(term, sympy.Integer(0)) + (n if event.made else -n)
+        for of, n in terms[event.tensor].items():
+            alive[of] = alive.get(of, 0) + (n if event.made else -n)
         if event.made:
-            found[frozenset((term, n) for term, n in alive.items() if n)] = None
-    return [dict(moment) for moment in found]
-
-
-def _terms(size: Size) -> Bytes:
-    return dict(sympy.expand(size).as_coefficients_dict())
-
-
-def _at_least(one: Bytes, other: Bytes) -> bool:
-    """Return whether one sum is never less than another, by their coefficients with every size >= 1."""
-    more = {term: n for term in {*one, *other} if (n := one.get(term, 0) - other.get(term, 0))}
-    if all(n > 0 for n in more.values()):
-        return True
-    if all(n < 0 for n in more.values()):
-        return False
-    whole = sympy.Add(*(n * term for term, n in more.items()))
-    # Rounding functions are at least 0; ceilings of sizes are at least 1.
-    opaque = {f: sympy.Dummy() + int(f.func is sympy.ceiling) for f in whole.atoms(sympy.ceiling, sympy.floor)}
-    whole = whole.xreplace(opaque)
-    if not whole.is_polynomial():
-        return False
-    shifted = whole.xreplace({symbol: symbol + 1 for symbol in whole.free_symbols if symbol.is_positive})
-    return all(n > 0 for n in sympy.expand(shifted).as_coefficients_dict().values())
+            yield {of: n for of, n in alive.items() if n}

@@ -304,7 +304,10 @@ def _fits(found: Fits) -> list[dict[str, Any]]:
     run = {
         "stage": "",
         "weights_bytes": found.weights_bytes,
-        **{name: getattr(found, name) for name in ("cache_bytes", "activations_bytes", "peak_bytes", "peaks_bytes")},
+        **{
+            name: getattr(found, name)
+            for name in ("cache_bytes", "live_bytes", "activations_bytes", "peak_bytes", "peaks_bytes")
+        },
         "memory_bytes": found.memory_bytes,
     }
     stages = [{"stage": s.id, **{k: v for k, v in _plain(s).items() if k != "id"}} for s in found.stages]

@@ -28,6 +28,7 @@ from costproof.models.target import NamedWorkload, Setting
 if TYPE_CHECKING:
     from torch import nn
 
+    from costproof.analytic.memory_tape import MemoryTape
     from costproof.models.decoding.domain import Drawn
     from costproof.models.decoding.formulas import DecoderStyle
     from costproof.models.proof import Proof
@@ -81,6 +82,14 @@ class CausalTarget(Native[C]):
         from costproof.models.decoding.formulas import decoder_ledger
 
         return decoder_ledger(self.config, workload, self.style())
+
+    def memory(self, workload: Workload) -> Mapping[tuple[str, str], MemoryTape]:
+        """Return (stage, invocation) -> the memory tape of one call; for decode, of a step at context P."""
+        from costproof.models.decoding.formulas import decoder_stack, decoder_tapes
+
+        style = self.style()
+        stack = decoder_stack(self.config, workload, style)
+        return decoder_tapes(self.config, workload, stack, capped=style.logits_capped)
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
