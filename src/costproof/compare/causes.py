@@ -140,7 +140,7 @@ class SourcePair:
 Adjustment = tuple[CauseKind, int, str]
 """(cause, amount to add to a source's value to convert it to the capture's conventions, reason)"""
 
-Rule = Callable[[SourcePair, Context], Adjustment | None]
+CauseRule = Callable[[SourcePair, Context], Adjustment | None]
 
 
 def causes_of(pair: SourcePair, ctx: Context) -> tuple[Cause, ...]:
@@ -286,7 +286,7 @@ def _unexecuted(side: SourcePair, ctx: Context) -> Adjustment | None:
     return "unexecuted_parameters", side.target, why
 
 
-_RULES: tuple[Rule, ...] = (
+_RULES: tuple[CauseRule, ...] = (
     _unit, _causal, _logits, _dtype, _padding, _invocations, _uncounted, _unexecuted, _looped,
 )  # fmt: skip
 

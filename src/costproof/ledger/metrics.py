@@ -33,6 +33,8 @@ class MetricInfo:
     """Whether reports print its formula; ``explain`` has all formulas."""
     convention: str = ""
     """The other tool's convention that it belongs to, counted on request; empty for ours."""
+    optional: bool = False
+    """Whether a source may lack it, as files of earlier versions do, without leaving a comparison incomplete."""
     largest: bool = False
     """Whether it is a maximum over time: stages do not add up, and no node has a part of it."""
 
@@ -53,6 +55,24 @@ EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
         "bytes", True, "buffer bytes",
         "bytes of the buffers that the module itself registers, persistent or not, each in its own dtype; what several "
         "names or views share counts once",
+    ),
+    "stored_bytes": MetricInfo(
+        "bytes", True, "stored bytes",
+        "bytes that the checkpoint stores of the module's own parameters and persistent buffers: in its quantised "
+        "format, else in the dtype that its configuration names; tied tensors once",
+        column="Stored", optional=True,
+    ),
+    "stored_elements": MetricInfo(
+        "elements", True, "stored elements",
+        "elements of these tensors, as the headers of its files add up to: with scales, and a word of packed integers "
+        "as one",
+        optional=True,
+    ),
+    "resident_bytes": MetricInfo(
+        "bytes", True, "resident bytes",
+        "bytes that a loaded module occupies: quantised parameters as they are stored, others in the run's dtype, and "
+        "all buffers",
+        optional=True,
     ),
     "calls": MetricInfo("calls", False, "calls", "how often the module's forward runs", proven=True),
     "flops": MetricInfo(
@@ -158,6 +178,8 @@ METRICS: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items(
 PEAK_METRICS: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.largest}
 FVCORE: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.convention == "fvcore-macs"}
 STAGE_WIDE: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.stage_wide)
+STORAGE: Final[tuple[Metric, ...]] = ("stored_bytes", "stored_elements", "resident_bytes")
+"""Metrics that depend on the format of the checkpoint."""
 TRAFFIC: Final[tuple[Metric, ...]] = (
     "weight_read_bytes", "input_bytes", "output_bytes", "kv_read_bytes", "kv_cache_bytes",
 )  # fmt: skip

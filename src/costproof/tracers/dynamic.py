@@ -37,6 +37,7 @@ from costproof.tracers.hooks import ROOT, Hooked
 from costproof.tracers.mask_inputs import mask_inputs
 from costproof.tracers.paths import Paths, dtype_name
 from costproof.tracers.resident_bytes import resident_bytes
+from costproof.tracers.storage import storage_of_run
 from costproof.tracers.timing import profile_runs, timed_device
 from costproof.tracers.torchlens_trace import TracedForward, lost_tensors
 
@@ -215,14 +216,15 @@ def dynamic_ledger(
             return target.stages_of(path, workload)
         return dict.fromkeys(run.locate(path, 1)[0] for run in runs)
 
-    owned = tally.owned(stages_of, owners)
+    storage = storage_of_run(target, built.model, workload)
+    owned = tally.owned(stages_of, owners, storage.modules)
     ledger = Ledger(
         source="dynamic",
         nodes=with_owners((*nodes, *group_parameters(owned, _groups(runs[0]), runs[0].positions)), owners),
-        metrics=graph_metrics(target.options),
+        metrics=graph_metrics(target.options, storage.metrics),
         stages=target.info().stages,
         unknown_ops=tally.missing(),
-        notes=tuple(notes),
+        notes=(*notes, *storage.notes),
         bounds=True,
     )
     if stray := {n.stage for n in ledger.nodes} - set(ledger.stages):

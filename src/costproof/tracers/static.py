@@ -45,6 +45,7 @@ from costproof.tracers.exporting import with_numbers, with_sizes
 from costproof.tracers.guards import first_broken_guard
 from costproof.tracers.mask_inputs import mask_inputs
 from costproof.tracers.paths import Paths
+from costproof.tracers.storage import storage_by_layout
 
 if TYPE_CHECKING:
     from torch import nn
@@ -133,11 +134,13 @@ def exported_ledger(
     if absent and not stages:
         raise next(iter(absent.values()))
     nodes = [n for n in tally.nodes if n.stage in stages]
-    owned = tally.owned(lambda path: target.stages_of(path, workload), Paths(model).class_names())
+    storage = storage_by_layout(target, model, workload, tally.parameters, tally.buffers)
+    owners = Paths(model).class_names()
+    owned = tally.owned(lambda path: target.stages_of(path, workload), owners, storage.modules)
     symbolic = Ledger(
         source="static",
         nodes=merge_nodes((*nodes, *(n for n in owned if n.stage in stages))),
-        metrics=graph_metrics(options_of(target) if with_convention else RunOptions()),
+        metrics=graph_metrics(options_of(target) if with_convention else RunOptions(), storage.metrics),
         stages=stages,
         unknown_ops=tally.missing(),
         notes=(
@@ -145,6 +148,7 @@ def exported_ledger(
             *(f"{stage} is not covered: {why.line}" for stage, why in absent.items()),
             *dict.fromkeys(note for job in jobs for note in job.notes),
             *notes,
+            *storage.notes,
         ),
         conventions=departs,
     )
