@@ -225,10 +225,10 @@ def _unused(target: TargetInfo) -> str:
 
 def quantised_clause(target: TargetInfo, workload: Workload) -> str:
     """Return which bytes differ from those of the checkpoint, and why; empty if nothing is quantized."""
-    return _as_if(_uncounted(target, workload), workload.dtype)
+    return _as_if(cache_counted(target, workload), workload.dtype)
 
 
-def _uncounted(target: TargetInfo, workload: Workload) -> TargetInfo:
+def cache_counted(target: TargetInfo, workload: Workload) -> TargetInfo:
     """Return the target without the format of its cache, if the workload counts the cache in a format of its own."""
     if KV_DTYPE not in workload.inputs:
         return target
@@ -246,5 +246,5 @@ def _as_if(target: TargetInfo, dtype: str) -> str:
 def unknown_bytes(target: TargetInfo, workload: Workload) -> frozenset[Metric]:
     """Return the metrics whose numbers differ from those of the quantized checkpoint."""
     found = {"weights": _WEIGHTS, "cache": _CACHE}
-    parts = _uncounted(target, workload).quantised
+    parts = cache_counted(target, workload).quantised
     return frozenset(metric for part in parts for metric in found.get(part, _WEIGHTS | _CACHE))
