@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ PLAIN = 2 * (2 * VOCABULARY * HIDDEN + (2 * 32 + 1) * HIDDEN)
 """Table, output projection and norms in bfloat16."""
 
 
-def of_layers(linear: Any) -> int:
+def of_layers(linear: Callable[[int, int], int]) -> int:
     """Return the bytes of the linear layers of 32 layers."""
     return 32 * sum(linear(rows, columns) for rows, columns in LINEAR)
 
