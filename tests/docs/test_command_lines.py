@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -107,8 +108,7 @@ THOROUGH_LINES = (
 
 def written(line: Line) -> set[str]:
     """Return the paths that a line writes."""
-    words = line.arguments
-    return {after for word, after in zip(words, words[1:], strict=False) if word in ("-o", "--output")}
+    return {after for word, after in pairwise(line.arguments) if word in ("-o", "--output")}
 
 
 def groups(page: Path) -> Iterator[tuple[Line, ...]]:
@@ -119,7 +119,7 @@ def groups(page: Path) -> Iterator[tuple[Line, ...]]:
             names = {part for word in line.arguments for part in (word, str(Path(word).parent))} - written(line)
             before = [group for group in found if names & {path for other in group for path in written(other)}]
             found = [group for group in found if group not in before]
-            found.append([*sum(before, []), line])
+            found.append([*chain.from_iterable(before), line])
     yield from (tuple(group) for group in found)
 
 
