@@ -20,7 +20,7 @@ from costproof.analytic.relative_bias import NoBias
 from costproof.analytic.rotary import Rotary, RotaryAxes, RotaryPairs, RotaryProduct, RotaryTable
 from costproof.analytic.router import Router, RoutingRule
 from costproof.ledger.metrics import TRAFFIC
-from costproof.models.families.deepseek_ocr.image_tokens import PageInPlace
+from costproof.models.families.deepseek_ocr.formulas import PageInPlace
 from costproof.models.registry import load_target
 from costproof.models.target import WithFormulas
 from costproof.parametric.targets import evaluate_formulas as evaluated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Mapping
 from pathlib import Path
 
@@ -20,7 +21,7 @@ TARGETS = ("deepseek-ocr", "deepseek-v3", "qwen2-5-vl", "qwen3-vl-vision")
 
 
 def markdown(own: Mapping[str, Mistakes]) -> str:
-    """Return the known mistakes as Markdown lists, one for each set of metrics, one item for each name.
+    """Return the known mistakes as Markdown lists, one for each set of metrics, one item for each meaning.
 
     Args:
         own: name of a target -> the mistakes that it adds.
@@ -35,8 +36,14 @@ def markdown(own: Mapping[str, Mistakes]) -> str:
             metrics.setdefault((row.cause, row.what), set()).update(
                 m for m in (*METRICS, *PEAK_METRICS) if m in row.metrics
             )
-        for (cause, what), found in metrics.items():
-            lists.setdefault(f"{title}, {words(found)}:", []).append(f"- `{cause}`: {what}")
+        items: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for (cause, what), found in metrics.items():  # items that differ only in numbers, or in names, are one
+            items.setdefault((f"{title}, {words(found)}:", re.sub(r"\d+", "#", what)), []).append((cause, what))
+        for (head, _), alike in items.items():
+            names = ", ".join(f"`{cause}`" for cause, _ in alike)
+            meanings = {what for _, what in alike}
+            meaning = meanings.pop() if len(meanings) == 1 else re.sub(r"\d+", "N", alike[0][1])
+            lists.setdefault(head, []).append(f"- {names}: {meaning}")
     return "\n\n".join(f"{head}\n\n" + "\n".join(items) for head, items in lists.items()) + "\n"
 
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from costproof.compare.compare import compare
+from costproof.compare.compare import WITHOUT, compare
 from costproof.compare.findings import Judges
-from costproof.compare.flop_counter_check import WITHOUT
 from costproof.ledger.capture import Capture
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.run import RunOptions, RunRecord, TracedRun

@@ -49,13 +49,15 @@ def roofline(target: str, device: str, **choices: Any) -> object:
 @click.argument("target", type=OPERAND)
 @device_option("Device whose memory is the limit")
 @click.option("--memory", metavar="SIZE", help="Limit instead of a device: 80GB, 80GiB, or bytes.")
+@click.option("--reserve", metavar="SIZE", help="Memory left to the runtime: 2GB, 2GiB, bytes, or a fraction: 0.1.")
 @options("config")
 @report_command("fits", "trust-remote-code", "rules")
 def fits(target: str, device: str | None, **choices: Any) -> object:
     """Check whether TARGET fits into the memory of a device, and up to which batch and length.
 
     TARGET is a target with settings (llama-3.1-8b@chat,batch=4,text_tokens=8000), a capture, a folder of reports or a
-    baseline. Weights and caches are exact; activations are an upper bound. Needs torch only for quantised weights.
+    baseline. Weights and caches are exact, and so is the live peak of a model with formulas for it; activations of
+    others are an upper bound. Needs torch only for quantised weights.
 
     The exit code is 0 if it fits, 1 if it does not, and 3 if that is unknown.
     """

@@ -211,7 +211,7 @@ def _check_node(
         result, place = cache[key], f"{at}.exprs.{metric}"
         if isinstance(result, BadInput):
             yield BadInput(
-                result.what, where=place, expected=_expected(result.expected), got=result.got or result.where
+                result.what, where=place, expected=result.expected or "an integer", got=result.got or result.where
             )
         elif result != node.cost(metric):
             shown = result if abs(result) < _LARGEST_COST else "a number of more than 100 digits"
@@ -247,7 +247,3 @@ def _sum_of_runs(runs: tuple[TracedRun, ...], metric: Metric, steps: int) -> int
     if len(known) in (0, steps):
         return once + sum(known)
     return once + steps * (known[0] + known[-1]) // 2
-
-
-def _expected(expected: str | None) -> str:
-    return "an integer" if expected is None else expected

@@ -12,12 +12,13 @@ from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunDevice, RunOptions
-from costproof.ledger.workload import Invocation, ModuleKinds, TargetInfo, Workload
+from costproof.ledger.workload import Dtype, Invocation, ModuleKinds, TargetInfo, Workload
 from costproof.models.specs import Built, ExportJob, Run, Truncation
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from costproof.analytic.memory_tape import MemoryTape
     from costproof.weights.stored import Stored
 
 
@@ -113,6 +114,19 @@ class Uncut(WithFormulas, Protocol):
 
 
 @runtime_checkable
+class WithMemory(WithFormulas, Protocol):
+    """Target whose peak of live activations is a formula."""
+
+    def memory(self, workload: Workload) -> Mapping[tuple[str, str], MemoryTape]:
+        """Return (stage, invocation) -> the memory tape of one call; of decode steps, at a context of P tokens.
+
+        Raises:
+            Incomplete: values of the input decide what the run allocates.
+        """
+        ...
+
+
+@runtime_checkable
 class WithKeys(WithFormulas, Protocol):
     """Target with closed formulas for any configuration."""
 
@@ -164,6 +178,11 @@ class WithStorage(Target, Protocol):
     @property
     def stored(self) -> Stored:
         """Return the properties of the checkpoint that its files state."""
+        ...
+
+    @property
+    def dtype(self) -> Dtype | None:
+        """Return the dtype of what the checkpoint does not quantise; ``None``: that of each parameter."""
         ...
 
     def build_stored(self) -> nn.Module:

@@ -115,13 +115,8 @@ def _rows(report: Results, *, digits: bool) -> tuple[tuple[str, ...], list[tuple
 
 def _status(found: Discrepancy, stage: StageCompute) -> str:
     """Return the status of a stage; ``not-executed`` if it does not run at this workload and nothing is wrong."""
-    words = stage_words(found, stage.id)
-    return words if stage.invocations or _word(words) not in GOOD else "not-executed"
-
-
-def _word(status: str) -> str:
-    """Return the status without the metrics that have it."""
-    return status.partition(" ")[0]
+    words = stage_words(found, stage.id)  # the status, and the metrics that have it
+    return words if stage.invocations or words.partition(" ")[0] not in GOOD else "not-executed"
 
 
 def summary_text(report: Results, width: int | None = None) -> str:

@@ -22,7 +22,7 @@ from costproof.ledger.progress import Progress, silent
 from costproof.models.specs import Run
 from costproof.tracers.eager_calls import launch_latency, measure_calls, profile_calls
 from costproof.tracers.replay import replay_operators
-from costproof.tracers.stage_variants import capture
+from costproof.tracers.stage_variants import capture, other_data
 from costproof.tracers.timing import time_events, time_stage_clocks, watch_modules
 
 _SIZES: Final[dict[str, Any]] = {
@@ -39,6 +39,8 @@ _CHAIN: Final = 50
 """Kernels of a graph after the first."""
 _WIDTH: Final = 512
 """Features of the mixture of kernels."""
+_PROFILES: Final = 5
+"""Profiled runs after the first; the median counts."""
 _BLOCKS: Final = 24
 """Blocks of the mixture, of about five kernels each."""
 
@@ -94,17 +96,17 @@ def measure_host(run: str, source: str, progress: Progress = silent) -> dict[str
     operators = sum(bool(call.operator) for call in repeated[0])
     in_run = min(sum(call.dispatch + call.launch for call in calls if call.operator) for calls in repeated)
     found = [(c.calls, c.enqueue) for c in replay_operators(forward, _REPEATED, progress) if c.enqueue is not None]
-    alone = sum(calls * (each.dispatch + each.launch) for calls, each in found)
-    for name, spent, where in (("operator_in_run", in_run, ""), ("operator_alone", alone, ", each by itself")):
+    apart = sum(calls * (each.dispatch + each.launch) for calls, each in found)
+    for name, spent, where in (("operator_in_run", in_run, ""), ("operator_alone", apart, ", each by itself")):
         figures[name] = figure(spent // operators, f"{spent:,} ns in {operators:,} operators of the decoder{where}")
     latency, graph = launch_latency(), measure_graph()
     if latency is not None:
         figures["launch_latency"] = figure(latency, "the median of launches on an idle device")
     if graph is not None:
-        (one, more), (launches, kernels, mixed) = graph.chain, graph.mixture
+        (one, alone), (launches, kernels, mixed) = graph.cold, graph.mixture
         said = f"a graph of {launches:,} kernels in {mixed:,} ns, the kernels in an eager run {kernels:,} ns"
         figures["graph_gap"] = DeviceFigure(graph.gap, (FigureQuote(source, said),))
-        said = f"a graph of one kernel in {one:,} ns, of {1 + _CHAIN} in {more:,} ns"
+        said = f"a graph of one kernel in {one:,} ns after other data was read, the kernel {alone:,} ns"
         figures["graph_replay"] = DeviceFigure(graph.replay, (FigureQuote(source, said),))
     return figures
 
@@ -117,8 +119,8 @@ class GraphTimes:
     """For each kernel, beyond the time that the profiler shows of it in an eager run."""
     replay: int
     """Once for each replay."""
-    chain: tuple[int, int]
-    """Times of the graphs of one small kernel and of :data:`_CHAIN` more."""
+    cold: tuple[int, int]
+    """Times of the graph of one small kernel and of that kernel in an eager run, both after other data was read."""
     mixture: tuple[int, int, int]
     """Launches of a mixture of kernels, the times of these kernels in an eager run, and that of their graph."""
 
@@ -138,19 +140,34 @@ class _Mixture(nn.Module):
         return x
 
 
+class _Cold(nn.Module):
+    """A small kernel after other data was read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = nn.Parameter(torch.zeros(1, device="cuda"), requires_grad=False)
+        self.other = other_data()
+
+    def forward(self) -> None:
+        self.other.sum()
+        self.number.add_(1)
+
+
 def measure_graph() -> GraphTimes | None:
     """Measure what a CUDA graph takes besides its kernels.
 
-    The time of one replay is that of the graph of one kernel, less what each kernel of a longer graph of the same adds.
-    What is left of the graph of a mixture of kernels, beyond one replay and the times of these kernels in an eager run
-    as the profiler shows them, is divided among them. The device is busy until a graph is enqueued: on an idle device
-    the time would contain that of the host, which grows with the number of kernels too.
+    What a graph of a mixture of kernels takes beyond the times of these kernels in an eager run, as the profiler shows
+    them, and beyond a replay, is divided among them. The replay is what the graph of one kernel takes, less what each
+    kernel of a longer graph adds. That of a graph which is not in the caches, as between other work, is what the graph
+    of one kernel then takes beyond that kernel. The device is busy until a graph is enqueued: on an idle device the
+    time would contain that of the host, which grows with the number of kernels too.
 
     Returns:
         ``None`` if the device captures no graphs, or the profiler sees no kernels.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        number = torch.zeros(1, device="cuda")
+        cold = _Cold()
+        number, other = cold.number, cold.other
         mixture = _Mixture().to("cuda", torch.bfloat16).eval()
         x = torch.zeros(_TOKENS, _WIDTH, device="cuda", dtype=torch.bfloat16)
 
@@ -159,21 +176,32 @@ def measure_graph() -> GraphTimes | None:
 
         try:
             one, more, mixed = chain(1), chain(1 + _CHAIN), _graph_time(lambda: mixture(x))
+            cold_one = _graph_time(lambda: number.add_(1), other.sum)
         except RuntimeError:
             return None
-        run = Run("mixture", mixture, {"x": x}, lambda path, call: ("mixture", ""))
-        passes = [[c for piece in profile_calls(run, [""]) for c in piece.calls] for _ in range(1 + _REPEATED)][1:]
-    launches = sum(call.launches for call in passes[0])
-    if not launches:
+        passes, of_cold = _profiles(mixture, {"x": x}), _profiles(cold, {})
+    if not all(passes) or not all(of_cold):
         return None
-    replay = max(0, one - (more - one) // _CHAIN)
+    launches = sum(call.launches for call in passes[0])
+    alone = median_low(calls[-1].device for calls in of_cold)
     kernels = median_low(sum(call.device for call in calls) for calls in passes)
-    gap = max(0, mixed - replay - kernels) // launches
-    return GraphTimes(gap, replay, (one, more), (launches, kernels, mixed))
+    gap = max(0, mixed - max(0, one - (more - one) // _CHAIN) - kernels) // launches
+    return GraphTimes(gap, max(0, cold_one - alone - gap), (cold_one, alone), (launches, kernels, mixed))
 
 
-def _graph_time(work: Callable[[], object]) -> int:
+def _profiles(model: nn.Module, inputs: dict[str, Any]) -> list[list[EnqueuedCall]]:
+    """Return the calls that enqueue kernels in several profiled runs of a model."""
+    run = Run("graphs", model, inputs, lambda path, call: ("graphs", ""))
+    every = [[c for piece in profile_calls(run, [""]) for c in piece.calls] for _ in range(1 + _PROFILES)][1:]
+    return [[call for call in calls if call.launches] for calls in every]
+
+
+def _graph_time(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> int:
     """Return the median time of a replay of some work as a graph.
+
+    Args:
+        work: the work.
+        before: is called before each replay, outside of the time.
 
     Raises:
         RuntimeError: the device captures no graphs.
@@ -181,6 +209,6 @@ def _graph_time(work: Callable[[], object]) -> int:
     graph: Any = torch.cuda.CUDAGraph()
     try:
         capture(graph, lambda nothing: work(), lambda: None)
-        return time_events(lambda nothing: graph.replay(), lambda: None, 2, _TIMES, queued=True).median
+        return time_events(lambda nothing: graph.replay(), before, 2, _TIMES, queued=True).median
     finally:
         graph.reset()

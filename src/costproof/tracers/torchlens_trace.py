@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.environment import advice
 from costproof.ledger.errors import Incomplete, first_line
 from costproof.ledger.node import UnknownOp
-from costproof.models.generic.cache_state import CACHES
+from costproof.models.generic.caches import CACHES
 from costproof.models.specs import Run
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.patches.inference import inference_context

@@ -13,7 +13,7 @@ from costproof.compare.diff.changes import FORMULA_SOURCE, OF_THE_WORKLOAD, WORK
 from costproof.compare.diff.diff import not_comparable, side_of, silences
 from costproof.compare.diff.types import Change
 from costproof.compare.gate.policy import WILD, Allowance, Limit, Policy, PolicyPlace
-from costproof.compare.gate.types import AllowanceUse, Check, Gate, State, Status
+from costproof.compare.gate.types import AllowanceUse, Check, CheckStatus, Gate, State
 from costproof.ledger.baseline import Baseline, BaselineRow, Folded
 from costproof.ledger.environment import COUNTING, FORMULAS, RULES
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
@@ -68,7 +68,7 @@ def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
         if policy.inputs == "same" and (role := limit.place.role) and any(pair.lost(limit.place) for pair in giving):
             incomplete.append(f"the head has no {role}, which the limit in line {limit.place.line} is about")
     for name, of in (("base", base), ("head", head)):
-        if unknown_bytes(of.target) & {c.metric for c in checks}:
+        if unknown_bytes(of.target, of.workload) & {c.metric for c in checks}:
             incomplete.append(f"{name}: {quantised_clause(of.target, of.workload)}")
     used = {line for c in checks for line in c.allowed_by}
     statuses = {c.status for c in checks}
@@ -232,7 +232,7 @@ class _Pair:
 class _Said(NamedTuple):
     """The outcome of a check."""
 
-    status: Status
+    status: CheckStatus
     why: str = ""
     allowed_by: tuple[int, ...] = ()
 

@@ -14,9 +14,8 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import ExpertKernel, Workload
 from costproof.models.decoding.build import build
 from costproof.models.decoding.decoder import Decoder, config_of, on_meta
-from costproof.models.families.deepseek_ocr2.config import Ocr2Config
+from costproof.models.families.deepseek_ocr2.config import MODES, STAGES, Ocr2Config, queries, vision_tokens
 from costproof.models.families.deepseek_ocr2.formulas import NAMES, SYMBOLS, ocr2_ledger
-from costproof.models.families.deepseek_ocr2.workload import MODES, STAGES, queries, vision_tokens
 from costproof.models.image_text.layout import StagePaths
 from costproof.models.pages.jobs import VISION_INPUTS, PageReader, stride, vision_job
 from costproof.models.pages.target import PageTarget
