@@ -17,6 +17,8 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import (
     FLOOR,
     IN_FLOAT32,
+    KEPT_FLOPS,
+    KEPT_SCORES,
     METRICS,
     SKIPPABLE,
     STAGE_WIDE,
@@ -217,6 +219,8 @@ def _module_costs(
         exprs = _texts(
             ("flops", summed(sum_sizes(c.flops.get(kind, 0) for c in costs))),
             ("vector_flops", summed(sum_sizes(c.vector_flops.get(kind, 0) for c in costs))),
+            (KEPT_FLOPS, summed(sum_sizes(c.flops.get(kind, 0) - c.hidden_flops.get(kind, 0) for c in costs))),
+            (KEPT_SCORES, summed(sum_sizes(c.kept_scores.get(kind, 0) for c in costs))),
             (SKIPPABLE, summed(sum_sizes(c.skippable_flops.get(kind, 0) for c in costs))),
             (IN_FLOAT32, summed(sum_sizes(c.float32_flops.get(kind, 0) for c in costs))),
         )

@@ -88,8 +88,12 @@ class LayerCosts:
     """Headline FLOPs by operator kind, 2 per multiply-accumulate."""
     vector_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
     """Elementwise and reduction FLOPs by operator kind."""
+    kept_scores: Mapping[str, Size] = field(default_factory=lambda: _NONE)
+    """Pairs of a query and a key that the masks leave, in all heads, by operator kind."""
+    hidden_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
+    """Part of :attr:`flops` for scores that a mask hides."""
     skippable_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
-    """Part of :attr:`flops` that another implementation of the same result skips."""
+    """Part of the other :attr:`flops` that another algorithm for the same result skips."""
     float32_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
     """Part of :attr:`flops` in float32 products, whatever the dtype of the run."""
     input_bytes: Size = _MISSING

@@ -61,6 +61,7 @@ class ProbeAttention:
                 "linear": 4 * query * self.width + 4 * query * self.tokens * self.width,
                 "attention": 4 * query * self.tokens,
             },
+            kept_scores={"attention": scores},
             vector_flops={"softmax": 5 * scores, "mean": scores, "elementwise": query},
             input_bytes=(query + query * self.tokens) * self.item_bytes,
             output_bytes=query * self.item_bytes,

@@ -15,7 +15,7 @@ from threading import RLock
 from typing import Final
 
 from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, kind_of, nearest, operators
-from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
+from costproof.ledger.metrics import EVERY_METRIC, KEPT_FLOPS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum
 from costproof.ledger.run import ALL_SOURCES
 
@@ -195,7 +195,7 @@ def _match(metric: Metric, parts: CellsBySource) -> list[tuple[str, dict[str, Al
     kinds: list[str] = list(dict.fromkeys(k for cells in parts.values() for k in cells))
     present = {k: {s for s in parts if k in parts[s] and parts[s][k].value != 0} for k in kinds}
     kinds = [k for k in kinds if present[k]]
-    if metric != "flops" or len(parts) < 2:
+    if metric not in ("flops", KEPT_FLOPS) or len(parts) < 2:
         return [(k, _cells(parts, (k,))) for k in kinds]
     shared = [k for k in kinds if len(present[k]) == len(parts)]
     if (

@@ -18,7 +18,7 @@ class MetricInfo:
     """Properties of a metric, which reports and comparisons use instead of naming metrics."""
 
     unit: str
-    """``elements``, ``bytes``, ``calls``, ``FLOP`` or ``MAC``."""
+    """``elements``, ``bytes``, ``calls``, ``scores``, ``FLOP`` or ``MAC``."""
     stage_wide: bool
     title: str
     """Title in the tables of reports."""
@@ -80,6 +80,15 @@ EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
         "matmul-like work, 2 per multiply-accumulate: linear, convolution, attention over the full "
         "S_q x S_k, einsum, grouped expert GEMMs, router",
         proven=True, by_kind=True, column="FLOPs", formula=True,
+    ),
+    "kept_flops": MetricInfo(
+        "FLOP", False, "kept FLOPs",
+        "the FLOPs without those of scores that a mask hides: causal, window, chunk, document and padding masks",
+        by_kind=True,
+    ),
+    "kept_scores": MetricInfo(
+        "scores", False, "kept scores",
+        "pairs of a query and a key that the masks leave, each counted for every query head",
     ),
     "vector_flops": MetricInfo(
         "FLOP", False, "vector FLOPs",
@@ -143,6 +152,9 @@ EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
 }  # fmt: skip
 """All metrics, in the order of reports."""
 
+KEPT_FLOPS: Final[Metric] = "kept_flops"
+KEPT_SCORES: Final[Metric] = "kept_scores"
+KEPT: Final[tuple[Metric, ...]] = (KEPT_FLOPS, KEPT_SCORES)
 SKIPPABLE: Final[Metric] = "skippable_flops"
 SPARED: Final[Metric] = "skippable_bytes"
 SPARED_AT_FLOOR: Final[Metric] = "skippable_floor_bytes"
@@ -150,8 +162,8 @@ IN_FLOAT32: Final[Metric] = "float32_flops"
 ARITHMETIC: Final[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16", "float8", "other")
 """Dtypes of multiplications, the slowest first; ``other`` for integers and dtypes that no device file names."""
 OF_BOUNDS: Final[dict[Metric, str]] = {
-    SKIPPABLE: "headline FLOPs that another implementation of the same result leaves out: scores that a mask hides or "
-    "may hide, latents whose expansion queries absorb",
+    SKIPPABLE: "kept FLOPs that another algorithm for the same result leaves out: overlapping taps of a convolution, "
+    "latents whose expansion queries absorb; without kept_flops also scores that a mask hides or may hide",
     SPARED: "bytes at the module boundary that a run need not move: keys and values that a mask may hide, and what "
     "autocast makes narrower than an export on meta has it",
     SPARED_AT_FLOOR: "such bytes among the floor_bytes",

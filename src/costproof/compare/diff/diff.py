@@ -24,7 +24,7 @@ from costproof.compare.diff.types import (
 )
 from costproof.ledger.baseline import PEAK_SOURCE, Baseline, Folded
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.ledger.metrics import EVERY_METRIC, METRICS, PEAK_METRICS, TRAFFIC, UNFUSED, Metric
+from costproof.ledger.metrics import EVERY_METRIC, KEPT, KEPT_FLOPS, METRICS, PEAK_METRICS, TRAFFIC, UNFUSED, Metric
 from costproof.ledger.plural import plural
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import counted_line, quantised_clause, unknown_bytes
@@ -32,9 +32,9 @@ from costproof.ledger.workload import counted_line, quantised_clause, unknown_by
 StageMetric = tuple[str, Metric]
 """(stage, metric); an empty stage means all stages."""
 NOTHING: Final = Folded((), (), {})
-_PER_CALL: Final = ("flops", "vector_flops", *TRAFFIC, UNFUSED)
+_PER_CALL: Final = ("flops", *KEPT, "vector_flops", *TRAFFIC, UNFUSED)
 _AFFECTED: Final[Mapping[str, tuple[Metric, ...]]] = {
-    "unit": ("flops", "vector_flops"),  # FLOPs of MACs are known: two each
+    "unit": ("flops", KEPT_FLOPS, "vector_flops"),  # FLOPs of MACs are known: two each
     "causal": ("flops", "vector_flops"),
     "window_padding": _PER_CALL,
     "vector": ("vector_flops",),
@@ -99,7 +99,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
             incomplete.append(f"the {source} source does not know {unknown[0].metric} of {unknown[0].id}{more}")
     for name, side in (("base", base), ("head", head)):
         told = {m for folded in side.sources.values() for m in folded.metrics}
-        if told & unknown_bytes(side.target):
+        if told & unknown_bytes(side.target, side.workload):
             incomplete.append(f"{name}: {quantised_clause(side.target, side.workload)}")
     return Diff(
         base=side_of(base),
