@@ -17,6 +17,7 @@ from typing import Final
 from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, kind_of, nearest, operators
 from costproof.ledger.metrics import (
     EVERY_METRIC,
+    KEPT_FLOPS,
     OF_BOUNDS,
     SKIPPABLE,
     SPARED,
@@ -28,7 +29,6 @@ from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum
 from costproof.ledger.run import ALL_SOURCES, GRAPH_SOURCES
 
 _ORDER: Final = (*EVERY_METRIC, *OF_BOUNDS)
-_KEPT: Final[Metric] = "kept_flops"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def gives(ledger: Ledger, metric: Metric) -> bool:
     if metric not in OF_BOUNDS:
         return metric in ledger.metrics
     of_graph = ledger.source in GRAPH_SOURCES
-    known = {SPARED: of_graph, SPARED_AT_FLOOR: of_graph, SKIPPABLE: _KEPT in ledger.metrics}
+    known = {SPARED: of_graph, SPARED_AT_FLOOR: of_graph, SKIPPABLE: KEPT_FLOPS in ledger.metrics}
     return ledger.bounds and known.get(metric, True)
 
 
@@ -224,7 +224,7 @@ def _match(metric: Metric, parts: CellsBySource) -> list[tuple[str, dict[str, Al
     kinds: list[str] = list(dict.fromkeys(k for cells in parts.values() for k in cells))
     present = {k: {s for s in parts if k in parts[s] and parts[s][k].value != 0} for k in kinds}
     kinds = [k for k in kinds if present[k]]
-    if metric != "flops" or len(parts) < 2:
+    if metric not in ("flops", KEPT_FLOPS) or len(parts) < 2:
         return [(k, _cells(parts, (k,))) for k in kinds]
     shared = [k for k in kinds if len(present[k]) == len(parts)]
     if (

@@ -19,6 +19,7 @@ from costproof.compare.causes import Context, SourcePair, causes_of, other_calls
 from costproof.compare.findings import Cause, CauseKind, Finding, FindingStatus
 from costproof.compare.kinds import kind_of
 from costproof.compare.patterns import patterns, template
+from costproof.ledger.metrics import KEPT_FLOPS
 from costproof.ledger.node import exact_sum
 from costproof.ledger.run import ALL_SOURCES, GRAPH_SOURCES
 
@@ -119,7 +120,7 @@ def diagnose(row: AlignedRow, ctx: Context) -> Diagnosis:
 
 def renamed(row: AlignedRow) -> tuple[Cause, ...]:
     """Return causes of amount 0 that state that the sources use different operators for the same work."""
-    if row.metric != "flops":
+    if row.metric not in ("flops", KEPT_FLOPS):
         return ()
     names = {s: sorted({k for k, v in c.kinds if v != 0}) for s, c in row.cells.items() if c.kinds}
     spelled = {s: frozenset(kind_of(n) for n in found) for s, found in names.items() if found}

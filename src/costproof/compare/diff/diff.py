@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,7 +24,7 @@ from costproof.compare.diff.types import (
 )
 from costproof.ledger.baseline import PEAK_SOURCE, Baseline, Folded
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.ledger.metrics import EVERY_METRIC, METRICS, PEAK_METRICS, TRAFFIC, UNFUSED, Metric
+from costproof.ledger.metrics import EVERY_METRIC, KEPT, KEPT_FLOPS, METRICS, PEAK_METRICS, TRAFFIC, UNFUSED, Metric
 from costproof.ledger.plural import plural
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import counted_line, quantised_clause, unknown_bytes
@@ -32,9 +32,9 @@ from costproof.ledger.workload import counted_line, quantised_clause, unknown_by
 StageMetric = tuple[str, Metric]
 """(stage, metric); an empty stage means all stages."""
 NOTHING: Final = Folded((), (), {})
-_PER_CALL: Final = ("flops", "vector_flops", *TRAFFIC, UNFUSED)
+_PER_CALL: Final = ("flops", *KEPT, "vector_flops", *TRAFFIC, UNFUSED)
 _AFFECTED: Final[Mapping[str, tuple[Metric, ...]]] = {
-    "unit": ("flops", "vector_flops"),  # FLOPs of MACs are known: two each
+    "unit": ("flops", KEPT_FLOPS, "vector_flops"),  # FLOPs of MACs are known: two each
     "causal": ("flops", "vector_flops"),
     "window_padding": _PER_CALL,
     "vector": ("vector_flops",),
@@ -91,7 +91,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
     one_sided = silences(base, head, sources)
     silent = () if changed.implementation.changed else tuple(one_sided.values())
     hidden = {(s, m): f"{m}: {why}" for s, found_ in apart.items() for m, why in found_.items()}
-    incomplete = list(dict.fromkeys(why for place, why in hidden.items() if not silent or place not in one_sided))
+    incomplete = list(dict.fromkeys(why for place, why in hidden.items() if _counts(place, one_sided, silent)))
     for source, part in found.items():
         unknown = [r for r in part.rows if r.delta is None]
         if unknown:
@@ -134,10 +134,15 @@ def silences(base: Baseline, head: Baseline, sources: Iterable[str]) -> dict[tup
     found = {}
     for source in sources:
         sides = [side.sources[source].metrics for side in (base, head)]
-        for metric in (m for m in METRICS if (m in sides[0]) != (m in sides[1])):
+        for metric in (m for m in METRICS if (m in sides[0]) != (m in sides[1]) and not METRICS[m].optional):
             gave, not_ = ("base", "head") if metric in sides[0] else ("head", "base")
             found[source, metric] = f"{source} gives {metric} in the {gave} and not in the {not_}"
     return found
+
+
+def _counts(place: tuple[str, Metric], one_sided: Container[tuple[str, Metric]], silent: Sized) -> bool:
+    """Return whether a metric that is not compared leaves the comparison incomplete."""
+    return not EVERY_METRIC[place[1]].optional and (not silent or place not in one_sided)
 
 
 def side_of(side: Baseline) -> Side:

@@ -190,6 +190,11 @@ class GenericTarget:
         """Return the properties of the checkpoint that its files state."""
         return self.maker.stored
 
+    @property
+    def dtype(self) -> Dtype | None:
+        """Return the dtype that the configuration names, if it names one."""
+        return self.maker.stored.dtype
+
     def build_stored(self) -> nn.Module:
         """Return the module in the dtype of the tensors that its checkpoint does not quantise; needs no inputs."""
         return made_of(self.maker, None, None).module
