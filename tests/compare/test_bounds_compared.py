@@ -56,7 +56,7 @@ def test_equal_bounds_are_no_findings() -> None:
 
 
 @pytest.mark.parametrize("source", ["analytic", "static"])
-@pytest.mark.parametrize("metric", ["float32_flops", "float64_flops", "other_flops"])
+@pytest.mark.parametrize("metric", ["skippable_flops", "float32_flops", "float64_flops", "other_flops"])
 def test_flops_of_another_dtype_that_one_source_gives(source: str, metric: str) -> None:
     found = compare(planted(counted(), source, metric, 2))
     assert found.verdict == "unexplained"
