@@ -13,6 +13,7 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import OF_BOUNDS
 from costproof.ledger.node import CostNode
 from costproof.models.registry import load_target
+from costproof.models.stored_formulas import stored_formulas
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.run.proof_pieces import count_piece
@@ -82,7 +83,7 @@ def test_bytes_that_two_graphs_give() -> None:
 
 def test_a_proof_has_a_counterexample_and_claims_none_of_them() -> None:
     made = count_piece(piece(), {})
-    formulas = piece().target.formulas(piece().workload)
+    formulas = stored_formulas(piece().target, piece().workload)
     right = made.judged(formulas)
     assert (right.counterexamples, OF_BOUNDS.keys() & {c.metric for c in right.claims}) == ((), set())
     nodes = tuple(
