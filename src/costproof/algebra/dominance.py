@@ -41,7 +41,7 @@ def _product(of: Factors) -> sympy.Expr:
 
 
 def undominated(sums: Iterable[Terms]) -> list[Terms]:
-    """Return the distinct sums that no other one reaches at all sizes, in their order."""
+    """Return the sums for which no other sum is at least as large at all sizes; of equal ones the first."""
     found: list[Terms] = []
     for one in {frozenset(terms.items()): terms for terms in sums}.values():
         if not any(at_least(other, one) for other in found):

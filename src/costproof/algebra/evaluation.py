@@ -99,7 +99,7 @@ def evaluate(expr: str | sympy.Expr, values: SymbolValues) -> int:
 
 
 def shared_values(all_values: Iterable[SymbolValues]) -> dict[str, int]:
-    """Return the symbols with the same value wherever they occur, such as the bytes of an element, with that value."""
+    """Return the symbols with one value in all given mappings, such as the bytes of an element, and that value."""
     found: dict[str, set[int]] = {}
     for values in all_values:
         for name, value in values.items():

@@ -22,21 +22,24 @@ class LatentAttention:
     Queries and keys are nope + rope wide in every head, values value_dim; the rotated part of the key is the same in
     all heads. Scores, softmax and weighted sum cost what :class:`~costproof.analytic.attention.Attention` costs with
     as many key/value heads as heads. Keys and values of the whole context, past ones too, are made anew in every call
-    by a projection of the latents, a module of its own: with keys = past + queries it maps batch x keys latents.
+    by a projection of the latents, a module of its own, whose input has batch x keys rows, keys = past + queries.
 
-    In come the new queries and rotated keys, the projection's result (batch x keys x heads x (nope + value_dim)),
-    and a mask that is given from outside. Out goes batch x queries x heads x value_dim. With a past the new latents
-    come in too, latents and rotated keys are read from the cache, and the latents of the whole context, joined for
-    the projection, go out (batch x keys x rank); without one the new latents pass by. The cache grows by the new
-    latents and rotated keys:
+    - In: new queries and rotated keys, the result of the projection (batch x keys x heads x (nope + value_dim)), and
+      a mask that is given from outside. With a past also the new latents; past latents and rotated keys are read from
+      the cache.
+    - Out: batch x queries x heads x value_dim. With a past also the latents of the whole context, joined for the
+      projection (batch x keys x rank); without a past the projection reads the new latents directly.
+
+    The cache grows by the new latents and rotated keys:
 
         kv_read_bytes  = batch past (rank + rope) item_bytes
         kv_cache_bytes = batch queries (rank + rope) item_bytes
 
-    A floor takes the less of this and :class:`AbsorbedAttention`: where 2 rank < nope + value_dim (``wide``), scores
-    that are rank + rope wide and sums that are rank wide. What the projection of the past saves is said there.
+    Floors take the smaller of this layer and :class:`AbsorbedAttention`, whose scores are rank + rope wide and whose
+    sums are rank wide; it is smaller if 2 rank < nope + value_dim (``wide``). It also states how much of the projection
+    of past latents can be skipped.
 
-    Unfused, beside what :class:`~costproof.analytic.attention.Attention` moves: both parts of the queries are joined,
+    Unfused, besides what :class:`~costproof.analytic.attention.Attention` moves: both parts of the queries are joined,
     and of the keys, which writes and reads all of them; with a past the rotated keys of the whole context are joined
     before.
     """

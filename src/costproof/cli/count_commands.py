@@ -72,7 +72,7 @@ def report(run: api.RunRequest, output: Path | None, progress: str) -> int:
     type=ChoiceParam("capture", "baseline"),
     default="capture",
     show_default=True,
-    help="baseline: summed by role and metric, small enough to commit.",
+    help="capture: all ledgers; baseline: summed by role and metric, small enough to commit.",
 )
 @options("request", "dry-run", "config", "preset", "run", "weights", "layers", "seed", "sources")
 @options("convention", "all-calls", "peaks", "trust-remote-code", "rules", "no-cache", "progress")

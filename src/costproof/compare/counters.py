@@ -121,7 +121,10 @@ def _vector(found: _Found, theirs: KindSums, where: str, products: bool, module:
 
 
 def _match(found: _Found, theirs: KindSums, ours: KindSums) -> None:
-    """Remove the work common to both sides: first equal kinds, then rows that equal the sum of a set of kinds."""
+    """Remove what is equal from both dicts, and add it to the covered work.
+
+    First kinds with the same total on both sides, then a row of theirs that equals the sum of several kinds of ours.
+    """
     names: dict[str, list[str]] = {}
     for kind in theirs:
         names.setdefault(kind_of(kind) if kind else "", []).append(kind)

@@ -41,7 +41,11 @@ class Known:
         return made
 
     def from_file(self, path: Path) -> Target:
-        """Return the target of a file of the family, compared with the published configuration of this model."""
+        """Return the target of a configuration file of the family.
+
+        Reports list the keys that differ from the published configuration of this model, not from the default of the
+        family.
+        """
         made: Target = self._as_published(self._family().from_file(path))
         return made
 

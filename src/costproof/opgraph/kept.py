@@ -101,7 +101,7 @@ def kept_work(costed: CostedGraph, count: PairCounter) -> Mapping[int, KeptWork]
 
 
 def _fused(op: OpCall, grid: ScoreGrid, count: PairCounter) -> KeptWork:
-    """Return the kept work of fused attention."""
+    """Return the FLOPs and the query-key pairs of a call of fused attention that its mask or window leaves."""
     pairs = prod((grid.grids, grid.queries, grid.keys))
     kept: Size | None = pairs
     hides = False

@@ -53,9 +53,10 @@ def skippable_flops(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> Mappin
 
 
 def _wider(op: OpCall, rank: Size, out: Size) -> int | None:
-    """Return by how much two latents are wider than the key and value of a head; 0 if a head is narrower than 4.
+    """Return by how many elements two latents are wider than the key and value of one head.
 
-    Such narrow heads save at most the expansion. ``None`` if it is not a number.
+    0 if key and value together are narrower than ``_NARROWEST`` and not wider than two latents: attention on latents
+    then skips at most the expansion. ``None`` if a size is a symbol.
 
     Args:
         op: the operator that computes the scores of the heads.

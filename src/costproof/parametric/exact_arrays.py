@@ -63,7 +63,7 @@ class PointBatch:
     """Points that are evaluated together, with the intermediate results computed so far.
 
     Args:
-        atoms: the atoms of the regime.
+        atoms: variables and functions (``Min``, ``ceiling``) whose products are the terms of the regime's formulas.
         values: variable -> an array, or a number if it is the same for all points. Together they broadcast to
             ``shape``, so that a result that depends on one axis of a grid is computed along that axis only.
         shape: the shape of the array of points.

@@ -198,7 +198,7 @@ def plain_text(prose: Prose) -> str:
 
 
 def pieces(prose: Prose) -> tuple[str, ...]:
-    """Return the pieces of prose."""
+    """Return prose as a tuple of its pieces (text, code, bold); a plain string is one piece."""
     return (prose,) if isinstance(prose, str) else prose
 
 

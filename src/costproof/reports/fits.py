@@ -44,7 +44,11 @@ SHEET: Final = (
 
 
 def document(found: Fits, form: Form) -> Document:
-    """Return the report: the verdict, what is held by kind and by stage, what bounds it, and solved limits."""
+    """Return the report of whether a model fits into a memory.
+
+    It has the verdict, the bytes held by weights, cache and activations and by each stage, the source of each bound,
+    and the largest batch and length that fit.
+    """
     head, stages = _head(found), _stages(found)
     says: list[Prose] = list(_scope_sentences(found))
     body: list[Block] = [Table(HEAD, "lrr", _held_rows(found))]

@@ -51,10 +51,11 @@ class Output:
         return self.data is not None and self.folder != "measured"
 
     def text(self, data: Any, width: int | None = None) -> str:
-        """Return the text of the data.
+        """Return the content of this output, in its format (text, JSON, HTML …).
 
         Args:
-            width: columns of the screen that it is read on; ``None`` is a file.
+            data: the result of ``self.data`` for a report.
+            width: columns of the terminal that the output is printed on; ``None`` if it is written to a file.
         """
         if self.write is not None:
             return self.write()(data, width) if self.for_screens else self.write()(data)

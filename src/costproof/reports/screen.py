@@ -69,7 +69,7 @@ def _break(line: str, width: int, first: int) -> int | None:
 
 
 def fill_lines(lines: Iterable[str], width: int | None) -> str:
-    """Return the text of some lines, harmless on a terminal."""
+    """Join lines into text: make control characters visible, and wrap lines at ``width``."""
     return "".join(f"{part.rstrip()}\n" for line in lines for part in fold_line(visible(line), width))
 
 

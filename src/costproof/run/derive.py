@@ -72,7 +72,9 @@ def derive(target: str | RunRequest, stage: str | None = None, **choices: Any) -
 
 
 def prepare_derivation(asked: RunRequest) -> tuple[int, Callable[[], Subject]]:
-    """Return the number of points, and a function that exports the subject; nothing is traced yet.
+    """Return the number of sizes at which to check the formula, and a function that exports the stage.
+
+    The request is checked; nothing is traced yet.
 
     Raises:
         BadInput: there is no such target, stage or file, or too many points.

@@ -48,7 +48,11 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def watching(state: ModuleState) -> Iterator[None]:
-    """Save memory before it is written, for the time of the block; code that gets a pointer may write at any time."""
+    """Copy the memory of a tensor into the snapshot before code in the block writes to it.
+
+    A call that hands out a pointer (``data_ptr``, a storage) counts as a write, since later writes through the pointer
+    cannot be observed.
+    """
 
     def before(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(owner: Any, *args: Any, **kwargs: Any) -> Any:

@@ -283,9 +283,10 @@ def _bitsandbytes(described: Data, model_type: str) -> Scheme:
 
 
 def _is_packable(module: LinearModule, rows: int) -> bool:
-    """Return whether a library that packs several rows into a word can quantise a module of a layer.
+    """Return whether AutoGPTQ and AutoAWQ quantise a module.
 
-    AutoGPTQ and AutoAWQ refuse others, as the gate of a shared expert, whose one row they leave as it is.
+    It must be inside a layer, and its number of output rows a multiple of the ``rows`` that one word packs. The gate
+    of a shared expert has one row, and stays in 16 bits.
     """
     return module.in_layers and module.rows % rows == 0
 
@@ -366,7 +367,7 @@ def _mlx(described: Data, model_type: str) -> Scheme:
 
 
 def _mxfp4(described: Data, model_type: str) -> Scheme:
-    """Return the scheme of gpt-oss: stacks of experts only, whatever else a list names."""
+    """Return the scheme of gpt-oss: only stacks of expert weights are MXFP4; the file's list of modules is ignored."""
     if model_type != "gpt_oss":
         raise UnknownFormat("mxfp4", f"the layout is known of gpt_oss, not of {model_type}")
     return Scheme("mxfp4", (Rule(formats.Mxfp4(), lambda m: m.kind == "Expert"),), stacked=True)

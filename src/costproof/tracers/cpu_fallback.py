@@ -90,7 +90,7 @@ def _numbered(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return nested values with every tensor changed; a cache and its tensors are copied."""
+    """Return nested values with ``change`` applied to every tensor; containers and objects (a cache) are copied."""
     import torch
 
     if isinstance(value, torch.Tensor):

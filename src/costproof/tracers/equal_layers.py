@@ -56,7 +56,7 @@ class _Cut:
         return (int(index), rest) if index.isdecimal() else None
 
     def path_in(self, layer: int, rest: str) -> str:
-        """Return the path of a module in a layer."""
+        """Return the full path of the module at path ``rest`` inside layer number ``layer`` of this stack."""
         return ".".join(filter(None, (self.path, str(layer), rest)))
 
     def stands_for(self, layer: int) -> range:

@@ -90,13 +90,13 @@ def _place(run: Run, where: CallStack, again: Collection[str]) -> tuple[str, str
 def flop_counter_ledger(
     runs: Sequence[tuple[int | None, Flops]], steps: int, stages: tuple[str, ...], alone: Iterable[UnknownOp]
 ) -> Ledger:
-    """Return the ledger of the calls that ran once and of all decode steps.
+    """Return the ledger of torch's own FLOP formulas: calls that ran once, and all decode steps.
 
     Args:
         runs: (tokens in the cache before a decode step or ``None``, FLOPs) of all traced runs. If not all steps were
             traced, they must lie on the straight line through the first and the last, or the sum is unknown.
         steps: number of decode steps.
-        alone: operators without a formula.
+        alone: operators that torch has no formula for; sums with them are unknown.
     """
     parts: dict[FlopKey, list[int | None]] = {}
     for context, flops in runs:

@@ -69,7 +69,7 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._in_einsum = False
 
     def where(self) -> CallStack:
-        """Return the active calls."""
+        """Return the calls of modules that are running, as (path, number of the call), outermost first."""
         return tuple(("" if path == self.root else path, number) for path, number, _ in self.calls)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

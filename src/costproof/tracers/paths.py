@@ -1,4 +1,4 @@
-"""Give each module, parameter and buffer of a model one name, and split the arguments of operators.
+"""Give each module, parameter and buffer one name; split the arguments of an operator call into tensors and attributes.
 
 A shared module has several paths, a tied parameter has several names, and ``torch.compile`` wraps a module. The name is
 the first path in ``named_modules``, without wrappers.

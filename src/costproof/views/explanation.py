@@ -212,7 +212,10 @@ def _call(
 def _parts(
     capture: Capture, group: list[CostNode], metric: Metric, values: dict[str, int], graph: Capture | None
 ) -> list[FormulaPart]:
-    """Return one part per pattern of module paths; paths that do not form a full grid become several parts."""
+    """Return one part per pattern of module paths.
+
+    Paths whose numbers are not all combinations of their ranges (layers 0 to 3 with experts 0 to 7) give several parts.
+    """
     first = group[0]
     formula = nodes_formula([first], metric, capture.target.symbols, capture.symbols)
     if formula is None:

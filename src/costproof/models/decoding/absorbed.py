@@ -1,7 +1,7 @@
-"""Latent attention with absorbed decode steps: our forward on the modules of a class of transformers.
+"""Latent attention with absorbed decode steps: a forward of costproof on the modules of the library's class.
 
-Servers decode this way (FlashMLA), classes of transformers do not. The prompt runs as in the class: its keys and values
-are expanded once. Importing this module imports transformers.
+Servers decode like this (FlashMLA), transformers does not. The prompt runs as in the class of transformers: its keys
+and values are expanded once. Importing this module imports transformers.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def decoder_ledger(config: DecoderConfig, workload: Workload, style: DecoderStyl
 def decoder_parts(
     config: DecoderConfig, workload: Workload, style: DecoderStyle
 ) -> Callable[[StackCall], tuple[ModulePart, ...]]:
-    """Return a function from a call to the parts of all modules, from the root to the output projection."""
+    """Return a function that gives the part (role, layers) of each module in a call, from the root to the logits."""
 
     def parts(call: StackCall) -> tuple[ModulePart, ...]:
         positions = _positions(workload, call)

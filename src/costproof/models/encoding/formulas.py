@@ -217,7 +217,8 @@ def masked_words(
         function: name of the activation.
         holds_bias: role of the module that owns the bias of the logits.
         activates: role of the module in which the activation runs.
-        owns_words: whether the head owns the table that it shares with the embedding.
+        owns_words: whether the word table, which head and embedding share, is counted in the head (default: in the
+            embedding).
     """
     texts, length, b, width, vocab = sym("B"), sym("S"), sym("b"), sym("text_hidden"), sym("text_vocab")
     rows = texts * length

@@ -73,7 +73,7 @@ class PatchConfig(EncoderConfig):
         return found
 
     def __post_init__(self) -> None:
-        """Convert the list of a certificate to a tuple."""
+        """Convert the indices of the chosen layers to a tuple, since a certificate (JSON) gives a list."""
         field, _ = self.chosen_layers
         object.__setattr__(self, field, tuple(getattr(self, field)))
 

@@ -71,7 +71,7 @@ class DeepseekV2Config(LatentConfig):
 
     @classmethod
     def draw_fields(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
-        """Return random values of the fields that are not drawn for every decoder."""
+        """Return random values of the fields that only this family has: the sizes of latents, and ``limited``."""
         return {**draw_latents(sizes, rng), "limited": rng.random() < 0.5}
 
     def native(self) -> dict[str, Any]:

@@ -184,7 +184,7 @@ class Qwen25VlTextConfig(DecoderConfig):
         return found
 
     def __post_init__(self) -> None:
-        """Convert the list of a certificate to a tuple."""
+        """Convert ``sections`` to a tuple, since a certificate (JSON) gives a list."""
         object.__setattr__(self, "sections", tuple(self.sections))
 
 

@@ -32,7 +32,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class FirstRun:
-    """Findings of one run on meta: the encoder's path, and the shapes of its result and of the cache."""
+    """Path of the encoder, and shapes of its result and of the cache, as one run on meta shows them."""
 
     encoder: str
     """Path of the encoder."""

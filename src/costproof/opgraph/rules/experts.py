@@ -185,7 +185,10 @@ def _drops_rows(op: OpCall) -> bool:
 
 
 def _renamed(op: OpCall, picks: Mapping[str, Size], picked: Mapping[str, str]) -> OpCall:
-    """Return the call, under the name of an expert rule if it selects a matrix of a stack or multiplies by one."""
+    """Return the call, renamed if it selects the matrix of one expert from a stack, or multiplies by one.
+
+    The rule of the new name counts the call for all experts.
+    """
     if op.outputs and op.outputs[0].id in picks:
         rows = picks[op.outputs[0].id]
         return replace(op, name=EXPERT_MATRIX, tensors=op.tensors[:1], attrs={_ROWS: rows}, names={})

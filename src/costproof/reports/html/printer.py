@@ -174,7 +174,7 @@ def _piece(piece: str) -> str:
 
 
 def status(word: str) -> Html:
-    """Return a status with its sign."""
+    """Return a status word after its glyph, which is hidden from screen readers."""
     kind = word.partition(" ")[0]
     kind = LIKE.get(kind, kind)
     sign = h("span", f"{GLYPHS.get(kind, '·')} ", aria_hidden="true")  # the word already states it

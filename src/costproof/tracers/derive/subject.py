@@ -1,4 +1,4 @@
-"""Choose an export to derive formulas of, name its constants, sample sizes, and find where its graph holds."""
+"""Choose the export that formulas are derived from, name its constants, draw sizes, find conditions on its validity."""
 
 from __future__ import annotations
 

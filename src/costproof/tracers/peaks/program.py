@@ -169,9 +169,10 @@ def on_fake_cpu(job: ExportJob, *, host_apart: bool = False) -> FakeCpuJob:
 
 
 class HostTensors(TorchFunctionMode):
-    """Makes ``torch.tensor`` and ``Tensor.to`` return tensors on ``cpu:0`` if asked to.
+    """Gives results of ``torch.tensor``, ``as_tensor`` and ``Tensor.to`` the device index that the caller asked for.
 
-    Fake tensors of known values are computed, and lose the index of the device; these have no known value.
+    ``FakeTensorMode`` evaluates such calls on real data and returns the device ``cpu`` without the index of ``cpu:0``;
+    this mode replaces the result by an empty tensor on the requested device, whose values are not known.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

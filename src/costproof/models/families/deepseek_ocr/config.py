@@ -222,7 +222,7 @@ def parse_config(data: object, *, where: str) -> OcrConfig:
 
 
 def _read_native(top: Section) -> OcrConfig:
-    """Return the configuration in a native file; errors are added to the section."""
+    """Return the configuration in a file of the native class; errors are collected in ``top``, not raised."""
     top.waive(WAIVED)
     top.fixed("model_type", "unlimited_ocr", why="this model type is not the native DeepSeek-OCR's")
     sam, clip, text = OcrConfig.read_parts(top, "unlimited_ocr")

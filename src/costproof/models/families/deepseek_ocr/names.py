@@ -62,7 +62,13 @@ _CLIP: Final = {
 
 
 def _towers(sam: str, clip: str, column: int) -> dict[str, str]:
-    """Return role -> module path of both towers, from one column of the tables."""
+    """Return role -> module path of SAM and CLIP.
+
+    Args:
+        sam: path of SAM.
+        clip: path of CLIP.
+        column: column of ``_SAM`` and ``_CLIP``: 0 for the native classes, 1 for the vendor's.
+    """
     found = {"sam": sam, "clip": clip}
     for tower, table in (("sam", _SAM), ("clip", _CLIP)):
         found |= {

@@ -128,5 +128,5 @@ def drawn_run(p: Mapping[str, int], workload: Workload) -> Workload:
 
 
 def _grouped(p: Mapping[str, int]) -> bool:
-    """Return whether a draw has grouped GEMMs, which on meta are bfloat16."""
+    """Return whether experts of a drawn configuration run as ``grouped_mm``, which meta supports only in bfloat16."""
     return not p["batched"] and p["b"] == FLOAT_BYTES["bfloat16"]
