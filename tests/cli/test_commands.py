@@ -219,7 +219,7 @@ def test_what_other_commands_take_in_place_of_a_target(tmp_path: Path) -> None:
         line = (*verb, "bert-base@text,batch=2", "forward")
         said = costproof(*line, cwd=tmp_path)
         assert (said.code, said.stdout) == (2, "")
-        assert "settings of a target are options here" in said.stderr
+        assert "this command takes settings of the workload as options" in said.stderr
         assert f"costproof {verb[0]} bert-base --workload text --batch 2" in said.stderr
     assert (
         costproof("capture", "bert-base", "--sources", "analytic", "-f", "baseline", "-o", "b.json", cwd=tmp_path).code

@@ -63,7 +63,7 @@ def test_a_padded_side_is_a_ceiling() -> None:
 
 def test_a_graph_holds_where_its_guards_do() -> None:
     points = [{"n": 2, "H": side} for side in (2, 4, 7, 8, 10, 14, 100)]
-    # Not at 2, less than two steps; not at 7, no multiple of 2; not at 10, where the module takes another way.
+    # Not at 2, less than two steps; not at 7, no multiple of 2; not at 10, where the module takes another branch.
     assert holds_at(windows(), points) == (False, True, False, True, False, True, True)
 
 

@@ -288,7 +288,11 @@ def test_where_no_graph_is_in_symbols_there_is_no_row(monkeypatch: pytest.Monkey
     monkeypatch.setattr("costproof.run.sweep_parts.measure_peaks", lambda *_, **__: calls)
     tally = sweep("llama", {"batch": "1:3"}, metrics=["graph_peak_bytes"]).stream(lambda _: None)
     ((reason, one),) = tally.refused.items()
-    assert (tally.rows, one["count"], reason) == (0, 3, "a graph peak is not known in symbols (prefill prompt)")
+    assert (tally.rows, one["count"], reason) == (
+        0,
+        3,
+        "the graph peak of a call has no formula in the swept settings (prefill prompt)",
+    )
     assert "of this test" in one["says"]
 
 

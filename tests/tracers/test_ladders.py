@@ -125,7 +125,7 @@ def test_an_operator_without_a_cost_in_symbols_is_counted_at_the_size_of_the_run
     (note,) = ledger.notes
     assert note == (
         "export fourier: at the sizes of this workload alone, not in symbols: "
-        "an operator has a cost at given sizes alone; got aten.fft_rfft"
+        "the cost of an operator has no formula in symbols; got aten.fft_rfft"
     )
 
 

@@ -69,7 +69,11 @@ def _build(node: sympy.Expr, names: set[str]) -> _Run:
         return lambda values: Fraction(base(values)) ** exponent if exponent < 0 else base(values) ** exponent
     function = _EXACT.get(node.func)
     if function is None:
-        raise BadInput("an expression holds a function that has no exact value", where=text(node))
+        raise BadInput(
+            "an expression uses a function that cannot be evaluated exactly",
+            where=text(node),
+            expected=", ".join(sorted(str(known) for known in _EXACT)),
+        )
     return lambda values: function(*(p(values) for p in parts))
 
 

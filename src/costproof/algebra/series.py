@@ -17,6 +17,10 @@ STEPS: Final = sym("N")
 
 
 @lru_cache(maxsize=4096)
+_NO_SUM: Final = "the cost of a decode step has no closed sum over the steps"
+_POLYNOMIAL: Final = f"a polynomial in {CONTEXT}, the number of cached tokens"
+
+
 def sum_over_steps(expr: sympy.Expr) -> sympy.Expr:
     """Return the closed form of ``sum(f(P + i) for i in range(N))`` for a polynomial f of P.
 
@@ -30,7 +34,11 @@ def sum_over_steps(expr: sympy.Expr) -> sympy.Expr:
     """
     expr = sympy.sympify(expr)
     if STEPS in expr.free_symbols:
-        raise BadInput("a cost per step already contains the number of steps", where=text(expr), got=STEPS)
+        raise BadInput(
+            "the cost of one decode step must not depend on the number of steps",
+            where=text(expr),
+            got=f"the symbol {STEPS}",
+        )
     if CONTEXT not in expr.free_symbols:
         return STEPS * expr
     expr, full = _apart(expr)
@@ -38,10 +46,10 @@ def sum_over_steps(expr: sympy.Expr) -> sympy.Expr:
         powers = sympy.Poly(sympy.expand(expr), CONTEXT).terms()
     except sympy.PolynomialError as error:
         raise BadInput(
-            "a cost per step has no closed sum", where=text(expr), expected="a polynomial in P", got=str(error)
+            _NO_SUM, where=text(expr), expected=_POLYNOMIAL, got=str(error)
         ) from error
     if any(CONTEXT in coefficient.free_symbols for _, coefficient in powers):
-        raise BadInput("a cost per step has no closed sum", where=text(expr), expected="a polynomial in P")
+        raise BadInput(_NO_SUM, where=text(expr), expected=_POLYNOMIAL)
     return full + sympy.Add(*(coefficient * _sum_of_powers(int(monomial[0])) for monomial, coefficient in powers))
 
 

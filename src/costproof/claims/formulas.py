@@ -25,7 +25,7 @@ from costproof.algebra.symbols import MOST_TERMS, parse, sym, term_count, text
 from costproof.claims.truth import TIED, ClaimCase, TargetRuns
 from costproof.claims.types import TOTAL, Formula, FormulaCounterexample, PublishedClaim
 from costproof.ledger.capture import Capture
-from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.errors import BadInput, CostproofError, first_line
 from costproof.ledger.workload import Invocation
 
 ELSEWHERE: Final = 3
@@ -160,8 +160,11 @@ def formula_value(formula: Formula, case: ClaimCase) -> int:
     except CostproofError as error:
         error.where = f"{claim.where}: {error.where}"
         raise
-    except (OverflowError, MemoryError, RecursionError, ValueError):
-        raise BadInput("a formula cannot be evaluated", where=claim.where) from None
+    except (OverflowError, MemoryError, RecursionError, ValueError) as error:
+        raise BadInput(
+            "a formula cannot be evaluated", where=claim.where, expected="a value of at most a few thousand digits",
+            got=first_line(error),
+        ) from None  # fmt: skip
 
 
 def comparison(case: ClaimCase) -> Comparison | None:

@@ -193,15 +193,19 @@ def roofline_in(data: object, where: str) -> Roofline:
     return found
 
 
+_RATE: Final = f"1 to {LARGEST_FIGURE:,}, in FLOP or bytes a second"
+_COST: Final = "at least 0, and at most 100 digits"
+
+
 def _contradictions(found: Roofline) -> Iterator[BadInput]:
     for name, figure in (("peak_flops", found.peak_flops), ("bandwidth", found.bandwidth)):
         if not 0 < figure <= LARGEST_FIGURE:
-            yield BadInput("this is out of range", where=f"$.{name}", expected="a rate of a device", got=figure)
+            yield BadInput("a rate of the device is out of range", where=f"$.{name}", expected=_RATE, got=figure)
             return
     for dtype, peak in found.peaks.items():
         if not 0 < peak <= LARGEST_FIGURE:
             yield BadInput(
-                "this is out of range", where=f"$.peaks.{dtype[:80]}", expected="a rate of a device", got=peak
+                "a peak of the device is out of range", where=f"$.peaks.{dtype[:80]}", expected=_RATE, got=peak
             )
             return
     of, stages = (
@@ -238,10 +242,10 @@ def _unlike(bound: WorkBound, of: Roof, where: str, *, summed: bool = False) -> 
     The seconds of a sum may be larger than those of its work.
     """
     if any(n is not None and not 0 <= n < _LARGEST for n in (bound.flops, bound.bytes)):
-        yield BadInput("this is out of range", where=where, expected="a cost of at most 100 digits")
+        yield BadInput("a cost is out of range", where=where, expected=_COST)
         return
     if bound.least is not None and not all(0 <= n < _LARGEST for n in bound.least.values()):
-        yield BadInput("this is out of range", where=f"{where}.least", expected="a cost of at most 100 digits")
+        yield BadInput("a cost is out of range", where=f"{where}.least", expected=_COST)
         return
     expected = of.bound(bound.flops, bound.bytes, bound.least)
     if summed:
@@ -250,12 +254,14 @@ def _unlike(bound: WorkBound, of: Roof, where: str, *, summed: bool = False) -> 
     if bound != expected:
         name = next(f.name for f in fields(WorkBound) if getattr(bound, f.name) != getattr(expected, f.name))
         right, got = (str(getattr(b, name))[:80] for b in (expected, bound))
-        yield BadInput("this is not the bound that its work gives", where=f"{where}.{name}", expected=right, got=got)
+        yield BadInput(
+            "a bound does not follow from its FLOPs and bytes", where=f"{where}.{name}", expected=right, got=got
+        )
 
 
 def _inexact(value: Rational | None, where: str) -> Iterator[BadInput]:
     if value is not None and (not _EXACT.fullmatch(value) or not int(value.partition("/")[2] or 1)):
-        yield BadInput("this is not an exact number", where=where, expected="such as 3/4 or 12", got=value[:80])
+        yield BadInput("a time is not an exact fraction", where=where, expected="such as 3/4 or 12", got=value[:80])
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +346,8 @@ def roof(device: Device, dtype: str) -> Roof:
             fix="--math DTYPE takes the peak of another; a file of your own may have it: costproof schema device",
         )
     if device.bandwidth is None:
-        raise BadInput("the bandwidth of this device is not known", where=device.name, fix="--on FILE.json with one")
+        raise BadInput("the bandwidth of this device is not known", where=device.name,
+                       fix="--on FILE.json with one: costproof schema device")  # fmt: skip
     found = {other: device.bounding_peak(other) for other in ARITHMETIC}
     peaks = {other: its.flops for other, its in found.items() if its is not None}
     own, tf32 = (0 if p is None else p.flops for p in (found["float32"], device.peak(CONVOLUTION)))

@@ -124,7 +124,10 @@ class Configured(ABC, Generic[C]):
         if options.layers is None or options.layers == self.options.layers:
             return replace(self, options=options)
         if self.cut:
-            raise BadInput("the model is already cut", where="--layers", got=options.layers)
+            raise BadInput(
+                "the number of layers is already cut", where="--layers", expected=f"{self.options.layers}, as before",
+                got=options.layers, fix="start from the whole model",
+            )  # fmt: skip
         small, cut = self.first_layers(options.layers)
         return replace(self, config=small, options=options, cut=tuple(cut.items()), whole=self.config)
 

@@ -292,5 +292,5 @@ def _twos(number: int) -> int:
 
 
 def _not_an_integer(cost: Quotient) -> BadInput:
-    terms = f"{len(cost.terms)} terms over {cost.divisor}"
-    return BadInput("a cost is not an integer at a point", where=terms)
+    terms = f"a sum of {len(cost.terms)} terms that {cost.divisor} does not divide"
+    return BadInput("a cost is not an integer at these settings", expected="an integer", got=terms)

@@ -163,10 +163,15 @@ def _axis(points: Evaluator[WithKeys], names: str, values: Any, where: str) -> G
     else:
         rows = [tuple(row) for row in values]
         if any(len(row) != len(chosen) for row in rows):
-            raise BadInput("names in step need tuples of values", where=where, expected=f"{len(chosen)} in each")
+            wrong = next(row for row in rows if len(row) != len(chosen))
+            raise BadInput(
+                "names that vary together need tuples of values", where=where,
+                expected=f"one tuple of {len(chosen)} values for each point", got=repr(wrong)[:60],
+                fix="such as {'batch/seq_len': [(1, 512), (2, 1024)]}",
+            )  # fmt: skip
         chosen_columns = tuple(_check_values(name, [row[i] for row in rows], where) for i, name in enumerate(chosen))
     if not len(chosen_columns[0]):
-        raise BadInput("nothing to vary", where=where, expected="values")
+        raise BadInput("nothing to vary", where=where, expected="at least one value", got="none")
     return GridAxis(chosen, chosen_columns)
 
 
@@ -174,7 +179,9 @@ def _pairs(names: tuple[GridParameter, ...], item: str, where: str) -> list[tupl
     parts = item.split("/")
     if len(parts) != len(names):
         expected = "/".join(n.given for n in names)
-        raise BadInput("names in step need values joined by /", where=where, expected=expected, got=item[:60])
+        raise BadInput(
+            "names that vary together need values joined by /", where=where, expected=expected, got=item[:60]
+        )
     return list(zip(names, parts, strict=True))
 
 
@@ -184,7 +191,8 @@ def _in_step(words: list[tuple[GridParameter, str]], where: str) -> list[Sequenc
     longest = max(map(len, parts))
     if any(len(part) not in (1, longest) for part in parts):
         got = " and ".join(str(len(part)) for part in parts)
-        raise BadInput("names in step need equally many values", where=where, got=got)
+        expected = "ranges of equal length, or a single value"
+        raise BadInput("names that vary together need equally many values", where=where, expected=expected, got=got)
     if any(len(part) != longest for part in parts):
         _check_listed(longest, where)
     return [part if len(part) == longest else list(part) * longest for part in parts]
@@ -194,7 +202,10 @@ def _check_listed(count: int, where: str) -> None:
     """Refuse more values than may be expanded into a list."""
     if count > MOST_LISTED:
         raise BadInput(
-            "too many values", where=where, expected=f"at most {MOST_LISTED:,}, or one range", got=f"{count:,}"
+            "too many values in a list",
+            where=where,
+            expected=f"at most {MOST_LISTED:,}, or a single range",
+            got=f"{count:,}",
         )
 
 
@@ -230,7 +241,8 @@ def _values(name: GridParameter, word: str, where: str) -> Sequence[Any]:
     if span is not None:
         start, stop, step = int(span[1]), int(span[2]), int(span[3] or 1)
         if step < 1 or stop < start:
-            raise BadInput("not a range", where=where, expected="START:STOP:STEP, STOP included", got=text)
+            expected = "START:STOP:STEP with START <= STOP (included) and STEP >= 1"
+            raise BadInput("not a valid range", where=where, expected=expected, got=text)
         return range(start, stop + 1, step)
     return [parse_value(name, text, where)]
 
@@ -249,7 +261,7 @@ def parse_value(name: GridParameter, text: str, where: str) -> Any:
         return int(text)
     if isinstance(name.now, bool):
         if text not in ("true", "false"):
-            raise BadInput("this must be true or false", where=where, got=text[:60])
+            raise BadInput("this must be true or false", where=where, expected="true or false", got=text[:60])
         return text == "true"
     if isinstance(name.now, tuple):
         if not re.fullmatch(r"\d{1,12}(\+\d{1,12})*", text):
@@ -263,7 +275,7 @@ def parse_value(name: GridParameter, text: str, where: str) -> Any:
         except ValueError:
             number = inf
         if not isfinite(number):
-            raise BadInput("this must be a number", where=where, got=text[:60])
+            raise BadInput("this must be a number", where=where, expected="such as 0.5 or 1e6", got=text[:60])
         return number
     return text
 
@@ -275,7 +287,7 @@ def _check_values(name: GridParameter, values: Iterable[Any], where: str) -> Seq
     found = [int(v) if isinstance(v, np.integer) else v for v in values]
     if name.number and not all(type(v) is int and 0 <= v < 2**40 for v in found):
         wrong = next(v for v in found if type(v) is not int or not 0 <= v < 2**40)
-        raise BadInput("this must be an integer", where=where, got=repr(wrong)[:60])
+        raise BadInput("this must be an integer", where=where, expected="from 0 to below 2**40", got=repr(wrong)[:60])
     return found
 
 
@@ -296,9 +308,10 @@ def axes_from_csv(points: Evaluator[WithKeys], path: Path) -> tuple[GridAxis, ..
     columns: list[list[Any]] = [[] for _ in names]
     for number, (_, row) in enumerate(rows, 2):
         if len(row) != len(names):
-            raise BadInput("a row differs in length from the header", where=f"{path}, row {number}", got=len(row))
+            where = f"{path}, row {number}"
+            raise BadInput("a row differs in length from the header", where=where, expected=len(names), got=len(row))
         for name, column, value in zip(names, columns, row, strict=True):
             column.append(parse_value(name, value.strip(), f"{path}, row {number}, {name.given}"))
     if not columns[0]:
-        raise BadInput("the table has no points", where=str(path))
+        raise BadInput("the table has no points", where=str(path), expected="a row of values below the header")
     return (GridAxis(names, tuple(columns)),)

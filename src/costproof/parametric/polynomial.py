@@ -71,7 +71,7 @@ class AtomTable:
             return _constant(Fraction(int(node.p), int(node.q)))
         if node.is_Symbol:
             if node.name not in symbols:
-                raise BadInput("a symbol has no value here", where=str(node.name))
+                raise BadInput("an expression has a symbol that the settings do not determine", where=str(node.name))
             return symbols[node.name]
         if node.is_Pow and node.exp.is_Integer:
             return self._power(self.from_formula(node.base, symbols), int(node.exp))
@@ -120,7 +120,7 @@ class AtomTable:
             factor, whole = _integers([multiply(part, {under: Fraction(1)}) for part in parts])
             chosen = self.from_atom(FunctionAtom(function.__name__, tuple(whole)))
             return multiply(chosen, {tuple((atom, -power) for atom, power in under): Fraction(1, factor)})
-        raise BadInput("an expression holds a function that has no exact value", where=shown)
+        raise BadInput("an expression uses a function that cannot be evaluated exactly", where=shown)
 
 
 def _constant(number: int | Fraction) -> Polynomial:

@@ -99,7 +99,11 @@ class BlendedTarget:
         own = {name: given.pop(name) for name in SETTINGS}
         sides = [self.base.workload, self.head.workload]
         if given.keys() not in [side.inputs.keys() for side in sides]:
-            raise BadInput("these settings only make sense together", got=", ".join(given) or "none of them")
+            raise BadInput(
+                "these settings only make sense together", where="a mix of the two sides of a diff",
+                expected=" or ".join(", ".join(side.inputs) or "none" for side in sides),
+                got=", ".join(given) or "none",
+            )  # fmt: skip
         kernels = sides[self.kernels]
         blend = replace(sides[0], **own, inputs=given, attention=kernels.attention, experts=kernels.experts)
         self.model.check(blend)

@@ -188,7 +188,7 @@ def _domain(c: Certificate) -> Iterator[Prose]:
         yield (
             f"Sizes, as a symbol: the conditions under which the graphs hold were looked at for "
             f"{_sizes(cover.tried_sizes)}. They are fulfilled at {len(cover.symbolic_sizes)} of them; at "
-            f"{_few(others)} the model takes another way, and {rest}."
+            f"{_few(others)} the model takes another branch, and {rest}."
         )
     if names := cover.workloads:
         shown = ", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]}, …, {names[-1]}"

@@ -157,7 +157,10 @@ def operators(
         kept = ((one, tuple(x for x in one.lines if fnmatchcase(x.module or "(root)", module))) for one in found)
         found = tuple(OperatorListing(one.stage, one.invocation, one.part, lines) for one, lines in kept if lines)
     if not found:
-        raise BadInput("no operator to list", where=f"{stage}, --module {module or '*'}", fix="ask for less")
+        raise BadInput(
+            "no operator of this stage matches", where=f"{stage}, --module {module or '*'}",
+            expected="a glob on paths of modules, (root) for the model itself", fix="a wider --module, such as '*mlp*'",
+        )  # fmt: skip
     return found
 
 

@@ -155,6 +155,9 @@ class _Header:
     environment: dict[str, str]
 
 
+_AGAIN: Final = "costproof report TARGET -o DIR writes it anew"
+
+
 def _of_static(data: Mapping[str, Any], where: str) -> Baseline:
     """Return the baseline of a ``static_compute.json``, which has numbers of whole stages only."""
     from costproof.views.static_compute import STATIC_COMPUTE
@@ -172,10 +175,16 @@ def _of_static(data: Mapping[str, Any], where: str) -> Baseline:
             n for costs in (*totals.values(), *(c for s in stages.values() for c in s.values())) for n in costs.values()
         ]
     except (KeyError, TypeError, AttributeError, ValueError):
-        raise BadInput("the static_compute is damaged", where=where, expected="stages and sources") from None
+        raise BadInput(
+            "this static_compute.json is damaged", where=where,
+            expected="$.stages with id, sources and invocations, and $.sources", fix=_AGAIN,
+        ) from None  # fmt: skip
     numbers += [s.get(m) for s in data["stages"] for m in PEAK_METRICS]
-    if any(n is not None and type(n) is not int for n in numbers):
-        raise BadInput("the static_compute is damaged", where=where, expected="integers")
+    if wrong := [n for n in numbers if n is not None and type(n) is not int]:
+        raise BadInput(
+            "a cost in this static_compute.json is not an integer", where=where, expected="an integer or null",
+            got=repr(wrong[0])[:60], fix=_AGAIN,
+        )  # fmt: skip
     sources = {}
     for source, whole in totals.items():
         own = {stage: of[source] for stage, of in stages.items() if source in of}

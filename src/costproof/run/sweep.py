@@ -169,7 +169,10 @@ def sweep(
     problems += [no_such("stage", s, known, where="--stage") for s in named if s not in known]
     fixed = {f"setting:{name}": name for name in chosen} | ({"preset": "preset"} if preset is not None else {})
     twice = {fixed[n.variable] for grid in found for axis in grid for n in axis.names if n.variable in fixed}
-    problems += [BadInput("this setting is both varied and fixed", where=option(name)) for name in sorted(twice)]
+    problems += [
+        BadInput("this setting is both varied and fixed", where=option(name), fix="leave out one of the two")
+        for name in sorted(twice)
+    ]
     if not found:
         problems.append(BadInput("nothing to vary", where="--over", expected="NAME=VALUES"))
     count = sum(prod(map(len, grid)) for grid in found)
@@ -216,7 +219,9 @@ def _first_valid_point(swept: SweepPoints) -> tuple[tuple[GridAxis, ...], tuple[
         if part.rows:
             first = {name: values[0] for name, values in part.varied.items() if values is not None}
             return axes, tuple(_index(axis, first) for axis in axes)
-    raise BadInput("nothing to draw", where="the sweep", got="no point is a model", fix="see --dry-run")
+    raise BadInput(
+        "nothing to draw", where="the sweep", got="all points were refused", fix="--dry-run lists the reasons"
+    )
 
 
 def _index(axis: GridAxis, values: Mapping[str, Any]) -> int:

@@ -113,7 +113,10 @@ def write(sweep: SweepPoints, path: Path, progress: Progress = silent) -> Tally:
     if kind not in _WRITERS:
         if not pipe:
             expected = " or ".join(_WRITERS)
-            raise BadInput("no such kind of table", where=str(path), expected=expected, fix="name the file so")
+            raise BadInput(
+                "the suffix of the file selects the format of the table", where=str(path), expected=expected,
+                got=kind or "no suffix", fix="name the file like sweep.csv",
+            )  # fmt: skip
         kind = ".csv"
     if kind == ".parquet":
         require("sweep", "writing Parquet", "pyarrow", otherwise="write .csv or .json")

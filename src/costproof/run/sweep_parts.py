@@ -225,10 +225,10 @@ class SweepPoints:
             return left, refused
         unmet = {margin for call in regime.graphs for margin in call.holds}
         beyond = Incomplete(
-            "the exported graph does not hold at these points",
+            "the exported graph does not hold at these points: the model takes another branch there",
             where=SWEPT_PEAK,
-            got="negative: " + " or ".join(sorted(unmet)),
-            fix="sweep both sides one by one",
+            expected="at least 0: " + ", ".join(sorted(unmet)),
+            fix="sweep the ranges on each side of this limit in commands of their own",
         )
         refuse(left & ~regime.graphs_hold(values, shape), beyond)
         single = _sizes_of_one(every, shape)
@@ -326,7 +326,7 @@ def metric_error(metric: Metric) -> BadInput | None:
     if metric not in PEAK_METRICS:
         return no_such("metric", metric, (*METRICS, SWEPT_PEAK), where="--metric")
     fix = f"costproof peaks TARGET finds that of one workload; {SWEPT_PEAK} is swept"
-    return BadInput("no formula and no graph gives this peak", where="--metric", got=metric, fix=fix)
+    return BadInput("this peak cannot be swept, since it is observed in a run", where="--metric", got=metric, fix=fix)
 
 
 def not_symbolic_errors(products: Iterable[Sequence[GridAxis]]) -> list[BadInput]:
@@ -343,9 +343,13 @@ def not_symbolic_errors(products: Iterable[Sequence[GridAxis]]) -> list[BadInput
             and n.variable.removeprefix("setting:") not in _SYMBOLIC_SETTINGS
         }
     )
-    expected = f"{', '.join(_SYMBOLIC_SETTINGS)}, or what is not a number"
+    expected = f"{', '.join(_SYMBOLIC_SETTINGS)}, or a setting that is not a number"
     return [
-        BadInput("a graph peak cannot vary with this parameter", where=f"--over {name}", expected=expected)
+        BadInput(
+            "a graph peak has no formula in this parameter, which is a constant of the graph",
+            where=f"--over {name}",
+            expected=expected,
+        )
         for name in wrong
     ]
 
@@ -364,13 +368,17 @@ def export_graphs(
     target, workload = points.run(choices, numbers)
     calls = measure_peaks(target, workload, eager=False)
     if {(c.stage, c.invocation) for c in calls} != {(i.stage, i.id) for i in target.invocations(workload)}:
-        raise Incomplete("not every call of the run has a graph", where=workload.name)
+        raise Incomplete(
+            "not every call of the run has a graph, so its largest peak is unknown", where=workload.name,
+            fix="leave out --metric graph_peak_bytes",
+        )  # fmt: skip
     for call in calls:
         if not call.form:
             raise Incomplete(
-                "a graph peak is not known in symbols",
+                "the graph peak of a call has no formula in the swept settings",
                 where=f"{call.stage} {call.invocation}".strip(),
                 got="; ".join(call.notes) or "no size of its export is a symbol",
+                fix="leave out --metric graph_peak_bytes; costproof peaks TARGET counts one workload",
             )
     regime.graphs = calls
 
@@ -405,7 +413,7 @@ def _graph_difference(
             if expected[stage, SWEPT_PEAK] != (real := largest_graph_peak(calls, stage))
         ]
         where = ", ".join(f"{name.removeprefix('setting:')} {value}" for name, value in numbers.items())
-        what = "the graph in symbols is not the one that is exported at such a point"
+        what = "the graph with symbolic sizes has another peak than the one exported at this point"
         regime.compared[pattern] = Incomplete(what, where=where, got=wrong[0]) if wrong else None
     return regime.compared[pattern]
 

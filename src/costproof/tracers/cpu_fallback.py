@@ -85,7 +85,10 @@ def _numbered(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_meta:
         return tensor.detach().clone().cpu()
     if tensor.layout is not torch.strided:
-        raise Incomplete("a sparse tensor cannot be filled with ones", got=tensor.layout)
+        raise Incomplete(
+            "a parameter or input has no values, and its layout has no fallback on the CPU", expected="torch.strided",
+            got=tensor.layout, fix="pass this tensor with values, or in a dense layout",
+        )  # fmt: skip
     return torch.ones_like(tensor, device="cpu")
 
 

@@ -269,9 +269,11 @@ class _ExportReader:
     def _scaffold(self, node: fx.Node, name: str, outputs: tuple[Value, ...]) -> None:
         if canonical(name) not in _SCAFFOLDING and any(v.floating for v in outputs):
             raise Incomplete(
-                "a wrapper computes something that belongs to no module of the model",
+                "the wrapper of an export runs an operator that belongs to no module of the model",
                 where=f"{self.job.stage}, export {self.job.id}, node {node.name}",
+                expected="a wrapper that only makes empty tensors and calls modules",
                 got=name,
+                fix="move the operator into a module that prefix of the export job names",
             )
         value = self.values.get(node)
         if isinstance(value, Value):

@@ -108,7 +108,7 @@ class SizeTranslator:
             found = plain_sympy(theirs).xreplace(self.table)
             if sympy.expand(found - ours) != 0:
                 raise Incomplete(
-                    "the export treats two different sizes as equal",
+                    "the model requires two sizes to be equal that are independent here",
                     where=f"{self.job.stage}, export {self.job.id}",
                     got=f"{found} and {ours} are both {theirs}",
                 )
@@ -117,7 +117,7 @@ class SizeTranslator:
         factor, offset = _linear(theirs, free[0]) if len(free) == 1 else (None, None)
         if factor is None:
             raise Incomplete(
-                "the export fixed a size that must stay symbolic",
+                "the model fixes a size that must stay symbolic",
                 where=f"{self.job.stage}, export {self.job.id}, dimension {dim} of {'.'.join(map(str, argument))}",
                 expected=f"the symbol {ours}",
                 got=f"{theirs}" + (f" (guards: {'; '.join(self.guards)})" if self.guards else ""),
@@ -180,7 +180,11 @@ def plain_sympy(expr: sympy.Expr) -> sympy.Expr:
         numbers = found.as_coefficients_dict().values()
         # Products with other numbers, such as 0.3, are rounded, and a negative one is rounded up.
         if any(not n.is_Rational or n.q not in _HALVES or n < 0 or n.p > 2**20 for n in numbers):
-            raise Incomplete("a size is rounded from a number that is not exact", got=x)
+            raise Incomplete(
+                "a size is computed by rounding a float, which has no exact form in symbols",
+                got=x,
+                fix="compute it with integers, such as 3 * n // 10 for int(0.3 * n)",
+            )
         return found
 
     rules: dict[str, Callable[..., sympy.Expr]] = {
@@ -198,7 +202,9 @@ def plain_sympy(expr: sympy.Expr) -> sympy.Expr:
         args = [rebuild(a) for a in x.args]
         rule, name = rules.get(type(x).__name__), type(x).__name__
         if rule is None and isinstance(x, sympy.Function) and name not in FUNCTIONS:
-            raise Incomplete("a size uses a function that formulas do not support", got=x)
+            raise Incomplete(
+                "a size uses a function that formulas do not support", expected=", ".join(sorted(FUNCTIONS)), got=x
+            )
         return rule(*args) if rule is not None else x.func(*args)
 
     return sympy.expand(rebuild(expr)).replace(sympy.floor, _floor)

@@ -202,13 +202,13 @@ def cost_job(
         work, known = cost_graph(exported.graph), values[job.stage, job.invocations[0]]
         if fixed and exported.job.sizes:
             if some := known_at_sizes(work, known):
-                raise Incomplete("an operator has a cost at given sizes alone", got=", ".join(some))
+                raise Incomplete("the cost of an operator has no formula in symbols", got=", ".join(some))
             if failing := failing_at_sizes(work, known):
-                raise Incomplete("at these sizes an operator fails", got=failing)
+                raise Incomplete("an operator of the graph cannot run at the sizes of this workload", got=failing)
             if broken := first_broken_guard(
                 exported, [p for i in job.invocations for p in job_points(job, values[job.stage, i])]
             ):
-                raise Incomplete("at these sizes the model takes another way than its graph in symbols", got=broken)
+                raise Incomplete("at these sizes the model takes another branch than its graph in symbols", got=broken)
         notes.update(dict.fromkeys(f"export {job.id}: {note}" for note in exported.notes))
         found, missing = job_nodes(exported, work, dtype, values)
         if with_convention:

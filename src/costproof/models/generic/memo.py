@@ -252,8 +252,8 @@ def too_short(workload: Workload, filled: int) -> list[BadInput]:
     """Return a problem if a prompt is shorter than the placeholders of its images or sounds."""
     if workload.text_tokens >= filled:
         return []
-    what = "the prompt is shorter than what images or sounds fill of it"
-    fix = "a longer prompt, or --image-size 0: a text alone"
+    what = "the prompt is shorter than the placeholder tokens of its images or sounds"
+    fix = "a longer prompt; for images also --image-size 0, which leaves only the text"
     return [BadInput(what, where="--seq-len", expected=f"at least {filled}", got=workload.text_tokens, fix=fix)]
 
 

@@ -278,9 +278,15 @@ class GenericTarget:
         if options.layers is None or options.layers == self.options.layers:
             return replace(self, options=options)
         if self.cut is not None:
-            raise BadInput("the model is already cut", where="--layers", got=options.layers)
+            raise BadInput(
+                "the number of layers is already cut", where="--layers", expected=f"{self.options.layers}, as before",
+                got=options.layers, fix="start from the whole model",
+            )  # fmt: skip
         if not isinstance(self.maker, Cuttable):
-            raise BadInput("this model cannot be cut", where="--layers", fix="make it with fewer layers")
+            raise BadInput(
+                "--layers needs a model from a configuration, which can be built with fewer layers", where="--layers",
+                expected="no --layers", fix="make the module with fewer layers",
+            )  # fmt: skip
         maker, cut = self.maker.first_layers(options.layers)
         return replace(self, maker=maker, options=options, cut=cut, whole=self.maker) if cut.edits else self
 

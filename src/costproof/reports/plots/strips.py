@@ -245,7 +245,10 @@ def strips(table: SweepTable) -> tuple[tuple[Strip, ...], str]:
         BadInput: there is no row.
     """
     if not table.rows:
-        raise BadInput("nothing to draw", where="the sweep", got="no point is a model", fix="see --dry-run")
+        raise BadInput(
+            "nothing to draw: the sweep has no row", got="all points were refused",
+            fix="costproof sweep … --dry-run lists the reasons",
+        )  # fmt: skip
     base = table.rows[0]
     groups = _joint_columns(table)
     varied = [g for g in groups if len({_group_value(row, g) for row in table.rows}) > 1] or groups[:1]

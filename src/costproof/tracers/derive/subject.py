@@ -81,7 +81,8 @@ def subject(target: Exportable, stage: str, name: str = "") -> Subject:
         raise Incomplete(
             "no size of this model can be a symbol",
             where=f"{target.name} {stage}",
-            expected="inputs of which a batch or a sequence is above 1",
+            expected="an input with a batch or a sequence of at least 2",
+            fix="count a call with a larger batch or sequence",
         )
     symbolic = {name for size in picked.sizes for name in free_symbols(size.symbol)}
     calls = [i for i in source.invocations(workload) if (i.stage, i.id) == (stage, picked.invocations[0])]
@@ -175,9 +176,10 @@ class SizeSampler:
                 if held and self.subject.runs(sizes):
                     return sizes
         raise Incomplete(
-            "the graph holds only at some sizes: the model takes another branch at others",
-            where=self.exported.job.id,
-            got="none of those drawn meets the conditions of the export",
+            "no sizes were found at which the exported graph is valid",
+            where=f"export {self.exported.job.id}",
+            expected="sizes at which the model takes the branches of the export",
+            got=f"{len(kinds) * (_TRIES // 30) * 30} random choices of {', '.join(self.names)}; none is valid",
         )
 
     def ends(self, holds: Sequence[Condition]) -> Iterator[dict[str, int]]:

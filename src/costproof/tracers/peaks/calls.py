@@ -127,7 +127,7 @@ def with_symbolic_peak(call: CallPeaks, form: SymbolicPeak, values: Mapping[str,
         form, there = SymbolicPeak(why=error.line), 0
     if form.peak and call.graph is not None and there != call.graph.bytes:
         form = SymbolicPeak(
-            why=f"at these sizes the model takes another way than its graph in symbols, with {there:,} bytes"
+            why=f"at these sizes the model takes another branch than its graph in symbols, with {there:,} bytes"
         )
     note = (f"graph peak not known in symbols: {form.why}",) if form.why else ()
     return replace(call, form=form.peak, given=form.given, holds=form.holds, notes=(*call.notes, *note))
