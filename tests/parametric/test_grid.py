@@ -86,8 +86,8 @@ def test_parts_of_any_size_are_the_same_rows(size: int) -> None:
     [
         ({"btach": "1"}, "did you mean batch"),
         ({"batch": "1,x"}, "integer or a range"),
-        ({"batch": "5:1"}, "not a range"),
-        ({"batch": "1:9:0"}, "not a range"),
+        ({"batch": "5:1"}, "not a valid range"),
+        ({"batch": "1:9:0"}, "not a valid range"),
         ({"batch": ""}, "integer or a range"),
         ({"batch": []}, "nothing to vary"),
         ({"batch": [1.5]}, "this must be an integer"),

@@ -16,11 +16,11 @@ STEPS: Final = sym("N")
 """Number of decode steps."""
 
 
-@lru_cache(maxsize=4096)
 _NO_SUM: Final = "the cost of a decode step has no closed sum over the steps"
 _POLYNOMIAL: Final = f"a polynomial in {CONTEXT}, the number of cached tokens"
 
 
+@lru_cache(maxsize=4096)
 def sum_over_steps(expr: sympy.Expr) -> sympy.Expr:
     """Return the closed form of ``sum(f(P + i) for i in range(N))`` for a polynomial f of P.
 
@@ -45,9 +45,7 @@ def sum_over_steps(expr: sympy.Expr) -> sympy.Expr:
     try:
         powers = sympy.Poly(sympy.expand(expr), CONTEXT).terms()
     except sympy.PolynomialError as error:
-        raise BadInput(
-            _NO_SUM, where=text(expr), expected=_POLYNOMIAL, got=str(error)
-        ) from error
+        raise BadInput(_NO_SUM, where=text(expr), expected=_POLYNOMIAL, got=str(error)) from error
     if any(CONTEXT in coefficient.free_symbols for _, coefficient in powers):
         raise BadInput(_NO_SUM, where=text(expr), expected=_POLYNOMIAL)
     return full + sympy.Add(*(coefficient * _sum_of_powers(int(monomial[0])) for monomial, coefficient in powers))
