@@ -437,12 +437,16 @@ def test_a_file_of_rules_that_exits_is_bad_input(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "what", "got"),
     [
-        ("return 5", "returns no cost", "5 (int)"),
-        ("return None", "returns no cost", "None"),
-        ("return OpCost(role='matmult')", "returns no cost", "role 'matmult', not one of matmul, vector, lookup"),
-        ("return OpCost(flops=2.5)", "returns no cost", "flops = 2.5, not a count"),
-        ("return OpCost(vector=-1)", "returns no cost", "vector = -1, not a count"),
-        ("return OpCost(reads='x')", "returns no cost", "reads, not a tuple of Value"),
+        ("return 5", "returns an invalid cost", "5 (int)"),
+        ("return None", "returns an invalid cost", "None"),
+        (
+            "return OpCost(role='matmult')",
+            "returns an invalid cost",
+            "role 'matmult', not one of matmul, vector, lookup",
+        ),
+        ("return OpCost(flops=2.5)", "returns an invalid cost", "flops = 2.5, not a count"),
+        ("return OpCost(vector=-1)", "returns an invalid cost", "vector = -1, not a count"),
+        ("return OpCost(reads='x')", "returns an invalid cost", "reads, not a tuple of Value"),
         ("return 1 / 0", "failed", "ZeroDivisionError: division by zero (mine.py:5)"),
         ("raise SystemExit(0)", "failed", "SystemExit: 0 (mine.py:5)"),
     ],

@@ -116,7 +116,7 @@ def test_proofs_and_derivations_are_runs_too(tmp_path: Path) -> None:
         (("prove", "--request", "run.yaml"), "$.prove.side"),
         (("derive", "deepseek-ocr", "sma"), "did you mean sam?"),
         (("derive", "deepseek-ocr", "sam", "--points", "1001"), "--points out of range"),
-        (("derive", "hf:m.json", "--config", "m.json"), "a configuration of its own"),
+        (("derive", "hf:m.json", "--config", "m.json"), "this model has its own configuration"),
         (("derive",), "missing argument 'TARGET'"),
         (("prove", "llama", "-o", "x", "--seed", "1", "--verify", "c.json"), "TARGET, -o, --dry-run, --seed"),
     ],

@@ -109,7 +109,7 @@ def test_a_key_that_nothing_reads_is_named(base: dict[str, Any], tmp_path: Path)
     ids=["with formulas", "without"],
 )
 def test_a_key_that_contradicts_the_class_is_refused(data: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="the class does not do what this key says"):
+    with pytest.raises(BadInput, match="the class of transformers ignores this key"):
         _target(tmp_path, data).info()
 
 

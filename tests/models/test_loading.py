@@ -118,14 +118,14 @@ def test_everything_that_does_not_fit_is_told_at_once(vendor: Path, tmp_path: Pa
     said = refused(edited(vendor, tmp_path, edit))
     assert "does not fit the model (8 problems)" in said
     for what, where in (
-        ("missing experts", "model.language_model.layers.1.mlp.experts.gate_up_proj"),
-        ("a missing tensor", "model.language_model.norm.weight"),
+        ("the checkpoint lacks experts of the model", "model.language_model.layers.1.mlp.experts.gate_up_proj"),
+        ("the checkpoint lacks a tensor of the model", "model.language_model.norm.weight"),
         ("a tensor of the wrong shape", "model.projector.layers.bias"),
         ("a tensor of the wrong shape", "model.vision_model.transformer.layers.1.self_attn.qkv_proj.bias"),
-        ("an unexpected expert", "model.layers.2.mlp.experts.8.up_proj.weight"),
+        ("the checkpoint has an expert that the model lacks", "model.layers.2.mlp.experts.8.up_proj.weight"),
         ("a tensor of the wrong shape", "model.layers.2.mlp.experts.7.up_proj.weight"),
-        ("an unexpected tensor", "model.layers.9.mlp.gate.weight"),
-        ("an unexpected tensor", "model.surprise"),
+        ("the checkpoint has a tensor that the model lacks", "model.layers.9.mlp.gate.weight"),
+        ("the checkpoint has a tensor that the model lacks", "model.surprise"),
     ):
         assert f"{what}\n  where:    {where}\n" in said
     assert "expected: the up projection of 8 experts\n  got:      none for expert 3" in said

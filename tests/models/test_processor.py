@@ -119,7 +119,7 @@ def test_what_has_the_name_of_a_processor_and_is_no_file_is_refused(name: str, t
         image_size(tmp_path / "config.json")
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
-    with pytest.raises(BadInput, match="no regular file"):
+    with pytest.raises(BadInput, match="not a regular file"):
         image_size(tmp_path / "config.json")
 
 
@@ -145,11 +145,11 @@ def test_the_processor_decides_the_usual_run_of_a_model_without_formulas(tmp_pat
 
 def test_a_size_that_the_tower_cannot_take_is_refused(tmp_path: Path) -> None:
     load_target(_written(tmp_path, LLAVA, {"crop_size": 16}))
-    with pytest.raises(BadInput, match="another size than the tower takes") as caught:
+    with pytest.raises(BadInput, match="another size than the vision tower takes") as caught:
         load_target(_written(tmp_path, LLAVA, {"crop_size": 24}))
     assert "$.crop_size in preprocessor_config.json" in str(caught.value)
     siglip = {**SMALL, "model_type": "siglip_vision_model"}
     without = {**LLAVA, "vision_config": siglip, "vision_feature_select_strategy": "full"}
     target = load_target(_written(tmp_path, without, {"crop_size": 24}))
-    with pytest.raises(BadInput, match="another size than the tower takes"):
+    with pytest.raises(BadInput, match="another size than the vision tower takes"):
         target.workload()

@@ -165,7 +165,7 @@ def test_what_cannot_be_read_beside_the_configuration_is_refused(name: str, tmp_
         stored({}, path)
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
-    with pytest.raises(BadInput, match="no regular file"):
+    with pytest.raises(BadInput, match="not a regular file"):
         stored({}, path)
 
 

@@ -110,7 +110,7 @@ def test_shared_key_value_heads_are_no_matter_of_an_option() -> None:
 
 
 def test_a_snapshot_brings_its_own_configuration() -> None:
-    with pytest.raises(BadInput, match="has a configuration of its own"):
+    with pytest.raises(BadInput, match="has its own configuration"):
         load_target(str(SNAPSHOT), SNAPSHOT / "config.json", trusted=True)
 
 

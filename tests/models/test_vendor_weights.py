@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_told_at_once(checkpoint: Path, tmp_path: Path) -> 
     with pytest.raises(Problems) as error:
         built(tmp_path)
     assert {(str(p).splitlines()[0].strip(), p.where) for p in error.value.problems} == {
-        ("a missing tensor", "lm_head.weight"),
+        ("the checkpoint lacks a tensor of the model", "lm_head.weight"),
         ("a tensor of the wrong shape", "model.norm.weight"),
-        ("an unexpected tensor", "model.layers.0.mlp.experts.0.up_proj.weight"),
+        ("the checkpoint has a tensor that the model lacks", "model.layers.0.mlp.experts.0.up_proj.weight"),
     }

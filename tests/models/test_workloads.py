@@ -173,7 +173,7 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, str, str | None, str | None]]] =
     ),
     "page of a text-only run": (
         {"preset": "text-only", "base_size": 640},
-        ("a text-only run has no page", "--base-size", None, None),
+        ("a text-only preset has no page", "--base-size", None, None),
     ),
     "grid twice": (
         {"preset": "gundam:2x3", "grid": "3x2"},

@@ -158,7 +158,7 @@ class Computing(nn.Module):
 def test_a_wrapper_that_computes_is_an_error() -> None:
     run = stage_run(Computing(toy()), {"part": ""})
     traced = trace_stage(run)
-    with pytest.raises(Incomplete, match="outside all counted modules"):
+    with pytest.raises(Incomplete, match="outside the modules that the export job names"):
         stage_nodes(run, traced, cost_graph(traced.graph))
 
 

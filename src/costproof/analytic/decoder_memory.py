@@ -324,7 +324,10 @@ class DecoderTape:
     def _mixture(self, mixture: ExpertMixture, x: Piece) -> Piece:
         rows, width = self.call.rows, mixture.width
         if mixture.looped:
-            raise Incomplete("no formula for the memory of a loop over experts")
+            raise Incomplete(
+                "no formula for the memory of a loop over experts, which depends on the router's choices",
+                fix="--experts grouped_mm or batched_mm",
+            )
         indices, weights = self._router(mixture, x)
         run = self._gathered if mixture.batched else self._grouped
         result = run(mixture, x, indices, weights)
@@ -535,7 +538,9 @@ class DecoderTape:
         q = self._make(heads * width, self._make(heads * block.rank, q), turned)
         joined = self._make(call.batch * keys * width, *cache)
         if block.written_out:
-            raise Incomplete("no formula for the memory of absorbed attention that is written out")
+            raise Incomplete(
+                "no formula for the memory of absorbed attention with eager kernels", fix="--attention sdpa"
+            )
         core = self._unfused(block.heads, keys, (q, joined, cache[0]), (width, block.rank), 1, copied=False)
         core = self._make(heads * block.value_dim, core)
         if not self.branches.one_sequence:

@@ -156,7 +156,8 @@ def _problems(case: ClaimCase) -> Iterator[BadInput]:
     elif claim.metric not in METRICS or claim.metric not in ledger.metrics:
         yield no_such("metric", claim.metric, (*METRICS, *PEAK_METRICS), where=claim.where)
     if claim.module and not any(matches(n.module, claim.module) for n in ledger.nodes):
-        yield BadInput("no module has such a path", where=key(claim.where, "module"), got=claim.module)
+        expected = "a module path of the capture, or a pattern such as layers.[0-3].mlp"
+        yield BadInput("no module has this path", where=key(claim.where, "module"), expected=expected, got=claim.module)
     for name, value in claim.at.items():
         found = {i.symbols[name] for i in case.calls if name in i.symbols}
         if found != {value}:

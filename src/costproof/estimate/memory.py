@@ -235,7 +235,7 @@ def parse_size(text: str, where: str) -> int:
         Fraction(int(whole + decimals), 10 ** len(decimals)) * 10**exponent * (1024 if "i" in unit else 1000) ** rank
     )
     if number.denominator != 1 or number <= 0:
-        raise BadInput("this is not a whole number of bytes", where=where, expected="1 or more", got=text[:60])
+        raise BadInput("a memory size is not a whole number of bytes", where=where, expected="1 or more", got=text[:60])
     return int(number)
 
 

@@ -75,14 +75,16 @@ def apply_routing(
     data = None if routing in ROUTINGS else read_json(Path(routing), what="routing")
     found = _touched_experts(ledger, sizes, data, os.fspath(routing))
     if not found:
-        raise BadInput("the run has no routed experts", where="--routing", fix="leave it out")
+        raise BadInput("the model has no routed experts", where="--routing", fix="leave out --routing")
     rows = {stage: dict(parts) for stage, parts in folded.rows.items()}
     for stage, part in dict.fromkeys((t.stage, t.part) for t in found):
         read = sum(t.bytes for t in found if (t.stage, t.part) == (stage, part))
         kinds = rows.get(stage, {}).get(part, {})
         if READ not in kinds.get("", {}):
             raise BadInput(
-                "the counts do not name the routed experts", where=f"{stage}, {part}", fix="--source analytic"
+                "the counts of this source do not separate the routed experts",
+                where=f"{stage}, {part}",
+                fix="--source analytic",
             )
         before = kinds[""][READ]
         more = None if before is None else read - before
@@ -97,7 +99,7 @@ def apply_routing(
 
 def no_formulas_error() -> BadInput:
     """Return the error for a run whose expert weights cannot be separated from its other weights."""
-    fix = "leave it out: the bound min(E, T k) is counted"
+    fix = "leave out --routing: then each call reads min(experts, tokens x top_k) experts"
     return BadInput("no formulas describe this run, so its routing cannot be changed", where="--routing", fix=fix)
 
 
@@ -200,7 +202,9 @@ def given_experts(
     layer, layers = place
     experts, top_k, tokens, calls = sizes
     if not isinstance(data, dict) or stage not in data:
-        raise BadInput("the routing has no entry for this stage", where=f"{where}, $.{stage}")
+        raise BadInput(
+            "the routing has no entry for this stage", where=f"{where}, $.{stage}", expected="a list of calls"
+        )
     total = 0
     for i, call in enumerate(_list(data[stage], calls, "calls", f"{where}, $.{stage}")):
         at = f"{where}, $.{stage}[{i}]"

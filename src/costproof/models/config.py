@@ -198,7 +198,12 @@ def with_keys(config: C, changes: Mapping[str, Any]) -> C:
     if not problems:
         made: C = put(config, changes)
         problems += [
-            BadInput("this key is determined by others", where=f"$.{key}", expected=shown(got), got=shown(changes[key]))
+            BadInput(
+                "this key follows from other keys and cannot be set",
+                where=f"$.{key}",
+                expected=shown(got),
+                got=shown(changes[key]),
+            )
             for key, got in keys_of(made).items()
             if key in changes and got is not changes[key] and got != _plain(changes[key])
         ]
@@ -233,15 +238,16 @@ def _wrong(key: str, now: Any, value: Any) -> BadInput | None:
     """Return the problem with replacing the value ``now`` of a key by ``value``, or ``None``."""
     where, name = f"$.{key}", key.rpartition(".")[2]
     if isinstance(now, bool):
-        ok, expected = isinstance(value, bool), "yes or no"
+        ok, expected = isinstance(value, bool), "true or false"
     elif isinstance(now, tuple):
         ok = isinstance(value, list | tuple) and all(map(_whole, value))
         expected = "a list of integers"
     elif isinstance(now, str):
         pattern = _TEXTS.get(name.removeprefix("pooler_"))
         if pattern is None:
-            fix = "give a configuration file that has it"
-            return BadInput("other keys depend on this one", where=where, got=shown(value), fix=fix)
+            fix = "--config FILE with all of these keys"
+            what = "this key cannot be set by itself, since other keys depend on it"
+            return BadInput(what, where=where, expected=shown(now), got=shown(value), fix=fix)
         ok = isinstance(value, str) and re.fullmatch(pattern, value) is not None
         expected = pattern.replace("|", ", ").replace("\\", "")
     elif isinstance(now, float):
@@ -251,8 +257,9 @@ def _wrong(key: str, now: Any, value: Any) -> BadInput | None:
     else:
         absent = now == 0 and name not in _MAY_BE_0
         if absent and value != 0:
-            fix = "give a configuration file that has it"
-            return BadInput("the model has nothing of this kind", where=where, expected=0, got=shown(value), fix=fix)
+            fix = "--config FILE of a model with this part"
+            what = "this part cannot be added: the model has none"
+            return BadInput(what, where=where, expected=0, got=shown(value), fix=fix)
         least = 0 if now == 0 or name in _MAY_BE_0 else 1
         most = MOST_LAYERS if name.endswith("layers") else LARGEST
         ok = _whole(value) and least <= value <= most

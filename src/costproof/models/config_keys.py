@@ -136,7 +136,10 @@ def contradiction(kind: str, key: str, value: object, where: str) -> BadInput | 
         return None
     expected = json.dumps(implied[key])
     return BadInput(
-        "the class does not do what this key says", where=where, expected=expected, got=json.dumps(value)[:60]
+        "the class of transformers ignores this key and does something else",
+        where=where,
+        expected=expected,
+        got=json.dumps(value)[:60],
     )
 
 

@@ -51,7 +51,12 @@ def checked_factory(made: Any, plugin: Plugin[Any]) -> Any:
         wrong.append(f"model_types is {_named(types)}, not a tuple of names")
     if wrong:
         fix = "make them static or class methods of the class, or register an instance"
-        raise BadInput("not a target factory", got="; ".join(wrong), expected=", ".join(METHODS), fix=fix)
+        raise BadInput(
+            "this entry point is not a valid factory of targets",
+            got="; ".join(wrong),
+            expected=", ".join(METHODS),
+            fix=fix,
+        )
     public = {name: getattr(made, name) for name in dir(made) if not name.startswith("_") and hasattr(made, name)}
     return SimpleNamespace(
         **{name: _contained(name, value, plugin) if callable(value) else value for name, value in public.items()}
@@ -79,7 +84,7 @@ def _contained(name: str, method: Callable[..., Any], plugin: Plugin[Any]) -> Ca
             found = method(*arguments, **named)
             wrong = _returned(name, found)
             wrong_part = _wrong_part(found) if wrong is None and name in _MAKERS else None
-        what = "a target of another distribution returns something else"
+        what = "a target of another distribution returns a wrong type"
         if wrong:
             raise BadInput(what, where=where, expected=wrong, got=_named(found))
         if wrong_part is not None:
@@ -282,7 +287,10 @@ def load_target(name: str, config_path: Path | None = None, *, trusted: bool = F
     if config_path is None:
         return found.load(trusted)
     if named.kind != "name":
-        raise BadInput("this model has a configuration of its own", where="--config", got=str(config_path))
+        raise BadInput(
+            "--config configures a registered target, and this model has its own configuration", where="--config",
+            expected="no --config, or a name of costproof targets", got=str(config_path),
+        )  # fmt: skip
     if _is_beyond(found.factory, config_path):
         return _generic(read_address(f"hf:{config_path}"), trusted)
     return found.factory.from_file(config_path)

@@ -290,7 +290,10 @@ def run_with(target: Target, options: RunOptions) -> Target:
     if isinstance(target, Runnable):
         return target.with_options(options)
     if options != RunOptions():
-        raise BadInput("this target cannot be run as a whole, so run options have no effect", where=target.name)
+        raise BadInput(
+            "this target has no dynamic source, so options of a run have no effect", where=target.name,
+            fix="leave out --run, --layers, --experts, --weights and --profile",
+        )  # fmt: skip
     return target
 
 

@@ -170,11 +170,11 @@ def arithmetic_dtype(op: OpCall) -> str:
 
 def _uncounted_module_error(op: OpCall) -> Incomplete:
     return Incomplete(
-        "an operator outside all counted modules has a cost",
+        "an operator with a cost runs outside the modules that the export job names",
         where=f"{op.label} in {op.module or '(root)'}",
         expected="work inside the modules of the target",
         got=op.name,
-        fix="give the module a prefix in the export job",
+        fix="add its module to prefix of the export job",
     )
 
 

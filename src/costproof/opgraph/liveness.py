@@ -193,7 +193,10 @@ def peak_form(events: Iterable[MemoryEvent], sizes: Sequence[Size]) -> sympy.Exp
     """
     found = undominated(_moments(events, sizes))
     if len(found) > MOST:
-        raise Incomplete("too many moments may be the peak", expected=f"at most {MOST}", got=len(found))
+        raise Incomplete(
+            "too many moments of the graph may be its peak of memory, depending on the sizes",
+            expected=f"at most {MOST}", got=len(found), fix="costproof peaks TARGET counts the peak at one workload",
+        )  # fmt: skip
     return sympy.Max(*map(expression_of, found or [{}]))
 
 

@@ -87,7 +87,7 @@ def measure(
             needs concrete values.
     """
     if unknown := sorted({*ways} - {*WAYS}):
-        raise BadInput("there is no such form of a stage", where="ways", expected=", ".join(WAYS), got=unknown[0])
+        raise BadInput("there is no such variant of a stage", where="ways", expected=", ".join(WAYS), got=unknown[0])
     asked = request(target, **{**choices, "sources": ("dynamic",)})
     if asked.run.device == "meta":
         asked = request(asked, run="cpu")
@@ -115,7 +115,7 @@ def _measure(
     prepared = prepare(request(asked, profile=0, run="meta" if predict else where))
     model, workload = prepared.target, prepared.workload
     if not isinstance(model, Runnable):
-        raise BadInput("this target does not run as a whole", where=model.name, expected="a model that runs")
+        raise BadInput("this target has no dynamic source to measure", where=model.name, expected="a model that runs")
     dtype = math or workload.dtype
     arithmetic = Arithmetic(workload.dtype, True, None if math is None else {workload.dtype: math})
     again = partial(_device, on, where, dtype, progress)

@@ -132,7 +132,8 @@ def check_counted(rules: Files, trust_remote_code: bool, *sides: OperandInput) -
     given = {"--rules": rules != (), "--trust-remote-code": trust_remote_code}
     if any(given.values()) and not any(isinstance(s, str | os.PathLike) and names_target(os.fspath(s)) for s in sides):
         where = ", ".join(name for name, on in given.items() if on)
-        raise BadInput("these options need a target to count", where=where, expected="a target with settings as a side")
+        fix = "leave them out: files are already counted"
+        raise BadInput("these options need a target to count", where=where, expected="a target as one side", fix=fix)
 
 
 def is_without_formulas(
@@ -179,7 +180,7 @@ def target_with_settings(
         else:
             raise no_such("setting", option[:80], sorted(known), where=text)
         if key in (workload if of_run else keys):
-            raise BadInput("this is set twice", where=text, got=key)
+            raise BadInput("this is set twice", where=text, expected="each name once", got=key)
         if of_run:
             workload[key] = value
         else:

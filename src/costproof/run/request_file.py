@@ -160,7 +160,9 @@ def request_from(
                 choices[verb][key] = _typed_value(key, value, f"$.{verb}.{key}")
     named = data.get("target", "")
     if not isinstance(named, str):
-        problems.append(BadInput("this must be a short text", where="$.target"))
+        problems.append(
+            BadInput("the target must be one short text", where="$.target", expected="a name, such as deepseek-ocr")
+        )
     own = named if isinstance(named, str) and not _is_null(named) else None
     given = {"target": target, "rules": rules, "trust_remote_code": trust_remote_code}
     with collect_problems(problems):
@@ -182,7 +184,7 @@ def _section(given: YamlValue, where: str, problems: list[CostproofError]) -> di
     """Return the keys of a section that have a value."""
     if isinstance(given, dict):
         return {key: value for key, value in given.items() if not _is_null(value)}
-    problems.append(BadInput("this must be a map", where=where))
+    problems.append(BadInput("this must be a map", where=where, expected="NAME: VALUE lines", got=type(given).__name__))
     return {}
 
 
@@ -192,7 +194,7 @@ def _typed_value(name: str, value: Any, where: str) -> Any:
     if name in LISTS:
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, list) or not all(isinstance(i, str) for i in items):
-            raise BadInput("this must be a list of texts", where=where)
+            raise BadInput("this must be a list of texts", where=where, expected="[a, b]", got=repr(value)[:60])
         return items
     if isinstance(value, list) and all(isinstance(i, str) and i.isdecimal() for i in value):
         return tuple(int(i) for i in value)
@@ -200,7 +202,7 @@ def _typed_value(name: str, value: Any, where: str) -> Any:
         raise BadInput("this must be a single value", where=where, expected="a text or an integer")
     if name in SWITCHES:
         if value not in ("true", "false"):
-            raise BadInput("this must be true or false", where=where, got=repr(value[:40]))
+            raise BadInput("this must be true or false", where=where, expected="true or false", got=repr(value[:40]))
         return value == "true"
     return value
 

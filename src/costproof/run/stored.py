@@ -62,7 +62,10 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     )
 
     if not isinstance(target, WithStorage):
-        raise BadInput("this target has no checkpoint of its own", where=target.name)
+        raise BadInput(
+            "the stored format of this target is not known", where=target.name,
+            expected="a family of costproof targets, or hf:CONFIG.json",
+        )  # fmt: skip
     model = target.build_stored()
     facts = model_facts(model)
     try:

@@ -436,10 +436,11 @@ def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tenso
                     holder[key] = _rebound(held, memo)
     except Exception as error:
         raise Incomplete(
-            "the module cannot be copied, and it must stay as it is",
+            "the module cannot be copied, and a count must not change the module itself",
             where=type(module).__name__,
+            expected="a module that copy.deepcopy can copy",
             got=first_line(error),
-            fix="give a function that makes the module: FILE.py:FUNCTION",
+            fix="name a function that makes the module: FILE.py:FUNCTION",
         ) from error
     return unwrapped(made)
 

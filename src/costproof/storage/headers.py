@@ -100,7 +100,9 @@ def read_checkpoint(folder: Path) -> dict[str, tuple[HeaderTensor, ...]]:
         for tensor in found[file.name]:
             if where.setdefault(tensor.name, file.name) != file.name:
                 got = f"{where[tensor.name]} and {file.name}"
-                raise BadInput("a tensor is in two shards", where=tensor.name, got=got)
+                raise BadInput(
+                    "a tensor is in two shards", where=tensor.name, expected="one shard for each tensor", got=got
+                )
     for name, shard in names.items():
         if where.get(name) != Path(str(shard)).name:
             got = where.get(name, "in none of the shards")

@@ -229,7 +229,7 @@ def dynamic_ledger(
     )
     if stray := {n.stage for n in ledger.nodes} - set(ledger.stages):
         raise Incomplete(
-            "the stages do not sum to the run: some of its work is in none of them",
+            "the run has work in a stage that the target does not list",
             where=", ".join(sorted(stray)),
             expected=", ".join(ledger.stages),
         )

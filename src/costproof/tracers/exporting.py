@@ -133,7 +133,7 @@ class SizeTranslator:
             foreign = theirs.free_symbols - self.table.keys()
             if foreign:
                 raise Incomplete(
-                    "a size of the export depends on values, not on shapes",
+                    "a size in the graph depends on values of tensors, not only on shapes",
                     where=f"{self.job.stage}, export {self.job.id}",
                     got=str(theirs),
                 )

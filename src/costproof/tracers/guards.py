@@ -240,8 +240,9 @@ def _about_sizes(job: ExportJob) -> Iterator[None]:
         yield
     except (LookupError, TypeError, AttributeError) as error:
         raise Incomplete(
-            "a condition of an export is about something other than sizes",
+            "a guard of an export depends on something other than the sizes of inputs",
             where=f"{job.stage}, export {job.id}",
+            expected="sizes of inputs, integers and comparisons",
             got=str(error),
         ) from error
 

@@ -191,7 +191,9 @@ def log_operators_without_values(run: Run, device: str) -> OperatorLog:
     except Exception as error:  # code of other packages may raise anything
         if run.elsewhere and device == "cpu":
             return log_operators(with_numbers(run))
-        raise Incomplete("the model does not run without numbers", where=run.id, got=first_line(error)) from error
+        raise Incomplete(
+            "the model does not run on tensors without values", where=run.id, got=first_line(error)
+        ) from error
     return notes
 
 

@@ -141,7 +141,7 @@ def read_calls(events: Iterable[Any], places: Sequence[StageModule]) -> list[Pro
         raise Incomplete(
             "the profiler lost events of the run",
             where="measure",
-            expected=f"{len(places)} boundaries",
+            expected=f"{len(places)} marked calls",
             got=f"{len(marks)}",
             fix="measure fewer layers with --layers N",
         )

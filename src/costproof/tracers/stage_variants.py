@@ -296,8 +296,8 @@ def _check_device() -> None:
         torch.cuda.synchronize()
     except RuntimeError as error:
         raise Incomplete(
-            "the device runs nothing after a stage was captured as a graph",
+            "the GPU fails after a stage was captured as a CUDA graph",
             where="--run cuda",
             got=first_line(error),
-            fix="measure without graphs",
+            fix="leave out the variants with CUDA graphs",
         ) from error

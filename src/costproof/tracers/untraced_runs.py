@@ -117,7 +117,10 @@ def count_every_step(target: Runnable, workload: Workload, source: str) -> Ledge
             with gc_disabled(), run.around():
                 _add(sums, run, trace_hooks(run))
     if contexts != list(range(contexts[0], contexts[0] + workload.new_tokens)):
-        raise Incomplete("the steps that ran are not one after another", where=target.info().name, got=contexts)
+        raise Incomplete(
+            "the cache does not grow by one token in each decode step", where=target.info().name,
+            expected=f"{workload.new_tokens} consecutive lengths", got=contexts,
+        )  # fmt: skip
     nodes = (CostNode(*quantity, {metric: value}) for (quantity, metric), value in sums.items())
     return Ledger(source, tuple(nodes), COUNTED, target.info().stages)
 
@@ -125,7 +128,7 @@ def count_every_step(target: Runnable, workload: Workload, source: str) -> Ledge
 def _add(sums: dict[tuple[FlopKey, Metric], int], run: Run, seen: Hooked) -> None:
     if seen.judged.unjudged:
         names = sorted({name for _, name in seen.judged.unjudged})
-        raise Incomplete("torch has no formula for an operator", where=run.id, got=", ".join(names))
+        raise Incomplete("torch has no FLOP formula for an operator", where=run.id, got=", ".join(names))
     for quantity, flops in seen.judged.placed(run).items():
         sums[quantity, "flops"] = sums.get((quantity, "flops"), 0) + flops
     for name, size in seen.cache_growth.items():

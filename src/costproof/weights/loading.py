@@ -104,7 +104,11 @@ def plan(folder: str, model: nn.Module, names: Names = no_other_names, *, cut: b
         elif placement and cut and _layer(placement.targets[0]) not in layers:
             found.beyond += 1
         elif placement is None or not wanted.keys() >= set(placement.targets):
-            problems.append(BadInput("an unexpected tensor", where=name, got=f"{list(shape)} in {shard.name}"))
+            problems.append(
+                BadInput(
+                    "the checkpoint has a tensor that the model lacks", where=name, got=f"{list(shape)} in {shard.name}"
+                )
+            )
         else:
             problems += _misfit(placement, shape, wanted)
             found.shards.setdefault(shard, []).append(placement)
@@ -169,7 +173,13 @@ def _misfit(placement: Placement, shape: tuple[int, ...], wanted: dict[str, nn.P
     if placement.transform in _STACKED:
         experts = wanted[placement.targets[0]].shape[0]
         if placement.expert is None or placement.expert >= experts:
-            return [BadInput("an unexpected expert", where=placement.tensor, expected=f"experts 0 to {experts - 1}")]
+            return [
+                BadInput(
+                    "the checkpoint has an expert that the model lacks",
+                    where=placement.tensor,
+                    expected=f"experts 0 to {experts - 1}",
+                )
+            ]
     expected, *others = (list(view.shape) for view in _views(placement, wanted))
     if others:
         expected[0] += sum(rows for rows, *_ in others)
@@ -184,14 +194,14 @@ def _missing(
     for name, parts in filled.items():
         kinds = {kind for _, kind in parts}
         if not parts:
-            yield BadInput("a missing tensor", where=name, expected=list(wanted[name].shape))
+            yield BadInput("the checkpoint lacks a tensor of the model", where=name, expected=list(wanted[name].shape))
         elif kinds & _STACKED.keys():
             experts = wanted[name].shape[0]
             for kind in ("stack",) if kinds == {"stack"} else ("stack-gate", "stack-up"):
                 lost = [str(e) for e in range(experts) if (e, kind) not in parts]
                 if lost:
                     yield BadInput(
-                        "missing experts",
+                        "the checkpoint lacks experts of the model",
                         where=name,
                         expected=f"the {_STACKED[kind]} projection of {experts} experts",
                         got=f"none for expert {', '.join(lost[:8])}" + (" …" if len(lost) > 8 else ""),

@@ -116,7 +116,7 @@ def is_there(file: Path) -> bool:
         BadInput: a dangling link, a FIFO, a device or a folder has its name; ignoring it would hide what it describes.
     """
     if os.path.lexists(file) and not file.is_file():
-        got = "a link that leads nowhere" if file.is_symlink() and not file.exists() else "no regular file"
+        got = "a link that leads nowhere" if file.is_symlink() and not file.exists() else "not a regular file"
         raise BadInput("a file beside the configuration cannot be read", where=str(file), expected="a file", got=got)
     return file.is_file()
 
@@ -129,8 +129,8 @@ def unfit(images: ImageSize, expected: object, place: str) -> BadInput:
         place: path of the configuration.
     """
     what, fix = (
-        "the processor makes images of another size than the tower takes",
-        "--image-size where the model has it, or change a file",
+        "the image processor makes images of another size than the vision tower takes",
+        "--image-size SIDE if the target has this option; else make the two files agree",
     )
     return BadInput(what, where=f"{images.where} beside {place}", expected=expected, got=images.side, fix=fix)
 

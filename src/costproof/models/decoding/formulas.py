@@ -176,7 +176,10 @@ def decoder_tapes(
         Incomplete: a loop over experts decides by values what it allocates.
     """
     if workload.experts == "eager":
-        raise Incomplete("the memory of a loop over experts depends on values", where="--experts eager")
+        raise Incomplete(
+            "the memory of a loop over experts depends on the router's choices", where="--experts eager",
+            expected="grouped_mm or batched_mm", fix="leave --experts out",
+        )  # fmt: skip
     calls = {("prefill", "prompt"): StackCall(sym("B"), sym("S"), sym("b"))}
     if workload.new_tokens > 0:
         calls["decode", "steps"] = StackCall(sym("B"), 1, sym("b"), past=CONTEXT)

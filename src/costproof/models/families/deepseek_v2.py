@@ -85,7 +85,7 @@ class DeepseekV2Config(LatentConfig):
         if self.hidden % self.heads:
             what, expected = "the heads must divide the width", f"a divisor of {self.hidden}"
             found.append(BadInput(what, where="$.num_attention_heads", expected=expected, got=self.heads))
-        what = "neighbours that are a complex number begin at even places"
+        what = "the rotary embedding of this class pairs neighbouring elements, so the width must be even"
         for name in ("nope", "kv_rank"):
             if getattr(self, name) % 2:
                 where = f"$.{self.keys[name]}"

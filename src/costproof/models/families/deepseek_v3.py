@@ -68,8 +68,10 @@ class DeepseekV3Config(LatentConfig):
         """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
         found = LatentConfig.contradictions(self)
         if self.experts < 2 * self.groups:
-            expected = f"at most {self.experts // 2}: its two best experts judge a group"
-            found.append(BadInput("the groups are too small", where="$.n_group", expected=expected, got=self.groups))
+            expected = f"at most {self.experts // 2} groups, since the router scores a group by its two best experts"
+            found.append(
+                BadInput("a group needs at least two experts", where="$.n_group", expected=expected, got=self.groups)
+            )
         return found
 
 

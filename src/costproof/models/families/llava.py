@@ -142,7 +142,7 @@ class LlavaConfig(ImageTextConfig):
         found, layers = ImageTextConfig.contradictions(self), self.vision.layers
         if self.from_last > layers + 1:
             expected = f"at least {-layers - 1}"
-            what, where = "the tower does not have this layer", "$.vision_feature_layer"
+            what, where = "the vision tower has fewer layers than this", "$.vision_feature_layer"
             found.append(BadInput(what, where=where, expected=expected, got=-self.from_last))
         return found
 

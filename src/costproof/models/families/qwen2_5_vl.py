@@ -323,7 +323,9 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         counted = ImageTextTarget.with_images_given(self, workload, given, found)
         count = images_of(counted)
         if side is not None and not count:
-            found.append(BadInput("an image size needs at least one image", where="--image-size", got=side))
+            found.append(
+                BadInput("an image size needs at least one image", where="--image-size", got=side, fix="--images 1")
+            )
             return counted
         step = self.config.vision.step
         limits, where = self.stored.pixels if side is None and count else None, {}
@@ -333,7 +335,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         side = -(-_USUAL // step) * step if side is None else side
         if side % step or not 0 < side <= _LARGEST:
             expected = f"a multiple of {step}, at most {_LARGEST}"
-            what = "the image is not cut into whole tokens"
+            what = "the side of the image is not a whole number of image tokens"
             found.append(BadInput(what, where="--image-size", expected=expected, got=side))
             return counted
         sized = with_images(counted, count, side)
@@ -343,7 +345,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         """Return an error for each reason why the model cannot run a workload; images need text between them."""
         found, least = ImageTextTarget.problems(self, workload), images_of(workload)
         if not found and workload.text_tokens < least:
-            what = "each image needs a token of text behind it"
+            what = "there are fewer text tokens than images, and each image needs one behind it"
             expected = f"at least {least}"
             found.append(BadInput(what, where="--text-tokens", expected=expected, got=workload.text_tokens))
         return found

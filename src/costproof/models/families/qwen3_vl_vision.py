@@ -164,7 +164,9 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         if side % self.config.step == 0 and 0 < side <= _LARGEST:
             return []
         expected = f"a multiple of {self.config.step}, at most {_LARGEST}"
-        return [BadInput("the image is not cut into whole tokens", where="--image-size", expected=expected, got=side)]
+        return [
+            BadInput("the side of the image is not whole tokens", where="--image-size", expected=expected, got=side)
+        ]
 
     def values(self, workload: Workload) -> dict[str, int]:
         """Return the values of n (patches) and b (bytes per element)."""

@@ -60,7 +60,7 @@ class RobertaConfig(BertConfig):
         """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
         found, most = TextEncoderConfig.contradictions(self), min(self.vocab - 1, self.max_positions - 2)
         if self.padding > most:
-            what, expected = "no word or no position is left beside this one", f"at most {most}"
+            what, expected = "the padding id leaves no word or no position", f"at most {most}"
             found.append(BadInput(what, where="$.pad_token_id", expected=expected, got=self.padding))
         return found
 

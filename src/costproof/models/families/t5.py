@@ -215,7 +215,9 @@ class T5(Native[T5Config]):
         sizes = (("--seq-len", workload.text_tokens, 1), ("--new-tokens", workload.new_tokens, 0))
         for option, value, least in sizes:
             if value < least:
-                found.append(BadInput("too few tokens", where=option, expected=f"at least {least}", got=value))
+                found.append(
+                    BadInput("there are too few tokens", where=option, expected=f"at least {least}", got=value)
+                )
         return found
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:

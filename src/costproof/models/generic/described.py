@@ -232,7 +232,7 @@ def check_parts(module: nn.Module) -> None:
         BadInput: a module contains itself, or a name is not a string or cannot be encoded.
     """
     if (path := _path_to_itself(module)) is not None:
-        fix = "hold it where torch does not look for parts: in a tuple, or with object.__setattr__"
+        fix = "store the reference in a tuple, or with object.__setattr__, so that torch does not register it"
         where = f"{path} of {type(module).__qualname__}"
         raise BadInput("a module is a part of itself", where=where, expected="a tree of modules", fix=fix)
     for part in module.modules():
@@ -240,7 +240,8 @@ def check_parts(module: nn.Module) -> None:
         for name in chain.from_iterable(table for table in tables if isinstance(table, dict)):  # TorchScript has others
             if not isinstance(name, str) or _written(name) != name:
                 where = f"a part of {type(part).__qualname__}"
-                raise BadInput("a name that no file can hold", where=where, expected="a text", got=ascii(name)[:60])
+                what = "the name of a submodule, parameter or buffer cannot be written to a file"
+                raise BadInput(what, where=where, expected="a string of valid Unicode", got=ascii(name)[:60])
 
 
 def _path_to_itself(module: nn.Module) -> str | None:

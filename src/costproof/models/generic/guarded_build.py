@@ -155,13 +155,15 @@ class _Built:
         self.elements += tensor.numel()
         size = max(tensor.shape, default=0)
         if size > LARGEST:
-            raise self._refused("a size is out of range", f"at most {LARGEST:,}", _place_of(self.data, size))
+            raise self._refused(
+                "a dimension of a tensor is too large", f"at most {LARGEST:,}", _place_of(self.data, size)
+            )
         if self.elements > MOST_ELEMENTS:
             raise self._refused("the model is too large", f"at most {MOST_ELEMENTS:,} elements", None)
 
     def _refused(self, what: str, expected: str, place: str | None) -> BadInput:
         where = self.where if place is None else f"{place} in {self.where}"
-        return BadInput(what, where=where, expected=expected, fix="smaller sizes in the configuration")
+        return BadInput(what, where=where, expected=expected, fix="set smaller sizes in the configuration")
 
 
 @contextmanager

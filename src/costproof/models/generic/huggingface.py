@@ -431,7 +431,10 @@ def auto_class(config: Hashable) -> Any:
         if auto is not None and config in auto._model_mapping:
             found = auto._model_mapping[config]
             return found[0] if isinstance(found, tuple) else found
-    raise BadInput("transformers has no model for this configuration", where=str(config))
+    raise BadInput(
+        "no auto class of transformers has a model for this configuration", where=str(config),
+        expected=f"a class of AutoModel, or AutoModelFor… of {', '.join(HEADS)}",
+    )  # fmt: skip
 
 
 def _is_base(name: str) -> bool:

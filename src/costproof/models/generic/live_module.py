@@ -112,10 +112,16 @@ def _check(module: Any, given: Any) -> None:
     if not isinstance(module, nn.Module):
         fix = "costproof.report counts a model by its name" if isinstance(module, str) else None
         got = type(module).__name__
-        raise BadInput("this is not a module", where="count", expected="a torch.nn.Module", got=got, fix=fix)
+        raise BadInput(
+            "this is not a module",
+            where="the first argument of costproof.count",
+            expected="a torch.nn.Module",
+            got=got,
+            fix=fix,
+        )
     where, own = type(module).__name__, (*module.parameters(), *module.buffers())
     if any(map(is_lazy, own)):
-        raise BadInput("a parameter has no shape before the first call", where=where, fix="call the module once before")
+        raise BadInput("a lazy parameter has no shape yet", where=where, fix="call the module once, then count it")
     inputs = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
     check_call(module, given, where)
     if any(map(torch._C._functorch.is_functorch_wrapped_tensor, (*own, *inputs))):

@@ -128,7 +128,10 @@ class GenericTarget:
         """
         given = {name: value for name, value in settings.items() if value is not None}
         if preset is not None:
-            raise BadInput("this model has no named workloads", where="--preset", got=preset)
+            raise BadInput(
+                "this model has no presets", where="--preset", expected="no preset", got=preset,
+                fix="set the workload by options, such as --batch or --seq-len",
+            )  # fmt: skip
         dtype, attention = (given.get(name) if name in self.maker.chooses else None for name in ("dtype", "attention"))
         made = made_of(self.maker, dtype, attention)
         if isinstance(self.maker, Cuttable):

@@ -124,7 +124,7 @@ class Cached:
     def problems(self) -> list[BadInput]:
         """Return a problem for an empty prompt, or for a window that is passed while the steps run."""
         if (first := self.workload.text_tokens) < 1:
-            return [BadInput("the run is too short", where="--seq-len", expected="at least 1", got=first)]
+            return [BadInput("the prompt is empty", where="--seq-len", expected="at least 1", got=first)]
         return self.decoder.problems(self.workload) if self.workload.new_tokens else []
 
     def invocations(self) -> tuple[Invocation, ...]:

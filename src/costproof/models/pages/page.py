@@ -101,7 +101,7 @@ def choose_grid(width: int, height: int, image_size: int, *, most: int = MAX_CRO
         BadInput: a side is not positive.
     """
     if width < 1 or height < 1:
-        raise BadInput("an image without pixels has no grid", expected="positive sides", got=f"{width} x {height}")
+        raise BadInput("the image has no pixels", where="--image", expected="positive sides", got=f"{width} x {height}")
     if width <= image_size and height <= image_size:
         return None
     ratio = width / height

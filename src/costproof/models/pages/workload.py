@@ -136,7 +136,7 @@ def preset_workload(
     page = base.page
     if page is None:
         problems += [
-            BadInput("a text-only run has no page", where=option, fix="choose another preset, such as gundam")
+            BadInput("a text-only preset has no page", where=option, fix="choose a preset with a page, such as gundam")
             for option, value in of_page.items()
             if value is not None
         ]

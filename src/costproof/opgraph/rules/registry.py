@@ -198,7 +198,10 @@ def cost_of(op: OpCall) -> OpCost | UnknownCost:
     if wrong is not None:
         expected = "an OpCost; Uncountable is raised for a call that cannot be counted"
         raise BadInput(
-            f"the rule for {info.operator} returns no cost", where=_source_place(rule), expected=expected, got=wrong
+            f"the rule for {info.operator} returns an invalid cost",
+            where=_source_place(rule),
+            expected=expected,
+            got=wrong,
         )
     return cost
 

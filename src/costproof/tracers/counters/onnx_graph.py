@@ -62,7 +62,9 @@ def onnx(model: Positional, args: tuple[Tensor, ...]) -> Counted:
     unknown = sorted(named - _NO_FLOPS - set(_PRODUCTS))
     if unknown:
         raise Incomplete(
-            "the ONNX graph has operators that are not known here", got=", ".join(unknown), fix="name them in the rules"
+            "this counter has no rule for operators of the ONNX graph",
+            got=", ".join(unknown),
+            fix="leave this counter out with --only",
         )
     rows = list(_rows([n for n in proto.graph.node if n.op_type in _PRODUCTS], shapes))
     return counted(sum(row.value for row in rows), rows)
@@ -85,7 +87,7 @@ def _proto(model: Positional, args: tuple[Tensor, ...]) -> Any:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        raise Incomplete("torch.onnx cannot export it", got=first_line(cause)) from error
+        raise Incomplete("torch.onnx cannot export the model", got=first_line(cause)) from error
     finally:
         logging.disable(before)
     assert found is not None
@@ -127,7 +129,7 @@ def _value(name: str, shapes: Mapping[str, Any], node: Any) -> Value:
     known = shapes.get(name)
     dims = [] if known is None else known.type.tensor_type.shape.dim
     if known is None or any(not d.HasField("dim_value") for d in dims):
-        raise Incomplete("a product of the ONNX graph has no shapes", where=node.name, got=name)
+        raise Incomplete("an operand of a product in the ONNX graph has no shape", where=node.name, got=name)
     return Value(name, tuple(int(d.dim_value) for d in dims), "float32")
 
 

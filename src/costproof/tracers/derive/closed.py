@@ -122,12 +122,16 @@ def _check(subject: Subject, nodes: tuple[CostNode, ...], sizes: dict[str, int])
         raise
     except Exception as error:
         raise Incomplete(
-            "the model does not run at random sizes on meta, so the formula is unchecked",
+            "the model does not run on meta at a random size, so the formula cannot be checked",
             where=f"{job.id} at {sizes}",
             got=first_line(error),
         ) from error
     if unknown:
-        raise Incomplete("an operator of the fresh run has no rule", where=job.id, got=", ".join(sorted(unknown)[:5]))
+        raise Incomplete(
+            "an operator of the run that checks the formula has no rule",
+            where=job.id,
+            got=", ".join(sorted(unknown)[:5]),
+        )
     fresh: Counter[str] = Counter()
     rename = path_renamer(job.prefix)
     for path, flops in counted.items():

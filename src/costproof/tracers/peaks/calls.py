@@ -245,7 +245,9 @@ def eager_run(
         raise
     except Exception as error:  # code of other packages may raise anything
         where = f"{job.job.stage}, {job.job.id}"
-        raise Incomplete("the module does not run without numbers", where=where, got=first_line(error)) from error
+        raise Incomplete(
+            "the module does not run on tensors without values", where=where, got=first_line(error)
+        ) from error
     made_of = any(isinstance(m, _ONE_OPERATOR) for m in module.modules())
     return found, (*assumed, *([_AS_MODULES] if made_of else []))
 

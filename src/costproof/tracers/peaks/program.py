@@ -63,7 +63,9 @@ def exported_memory(job: FakeCpuJob) -> ExportedMemory:
         raise
     except Exception as error:  # operators of other packages may raise anything
         where = f"{job.job.stage}, export {job.job.id}"
-        raise Incomplete("an operator does not run without numbers", where=where, got=first_line(error)) from error
+        raise Incomplete(
+            "an operator does not run on tensors without values", where=where, got=first_line(error)
+        ) from error
 
 
 class _ProgramReader:
@@ -256,7 +258,8 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known, size = self._known.get(id(storage)), _example(storage.nbytes())
         if known is not None:
             if known[0] >= 0 and self.tensors[known[0]].bytes != size:
-                raise Incomplete("memory that changes its size is not followed", where=module, got=operator)
+                what = "an operator resizes the memory of a tensor, which a peak does not follow"
+                raise Incomplete(what, where=module or "(root)", got=operator)
             return
         if not self.counted(tensor):
             self._known[id(storage)] = (-1, weakref.ref(storage, partial(self._forget, id(storage))))
@@ -296,5 +299,8 @@ def _storage(tensor: torch.Tensor, operator: str) -> torch.UntypedStorage:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError) as error:
         raise Incomplete(
-            "the memory of an operator's result is not known", where=operator, got=type(tensor).__name__
+            "an operator returns a tensor without a storage, so its memory is not known",
+            where=operator,
+            expected="a dense tensor",
+            got=type(tensor).__name__,
         ) from error
