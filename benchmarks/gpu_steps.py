@@ -71,7 +71,8 @@ def machine(emit: Emit, run: Literal["cpu", "cuda"], folder: str) -> None:
         emit("row", [peak.dtype, human(peak.flops, "FLOP/s"), "; ".join(q.text for q in peak.quotes)], table="rates")
     for name, figure in device.figures().items():
         title, unit, _ = {**FIGURES, **HOST_FIGURES}[name]
-        emit("row", [title, human(figure.value, unit), "; ".join(q.text for q in figure.quotes)], table="rates")
+        value = f"{exact(figure.value)} ns" if unit == "ns" else human(figure.value, unit)
+        emit("row", [title, value, "; ".join(q.text for q in figure.quotes)], table="rates")
 
 
 def _measured(folder: str) -> Device | None:

@@ -2,7 +2,9 @@
 
 ``python -m benchmarks.weights`` measures the processor, ``--device cuda`` a GPU. Each rate is the fastest of several
 passes over one tensor, because other work on the machine can only slow it down. ``--report`` also runs ``report --run
-cpu`` on two layers of DeepSeek-OCR and measures the share of its wall time in which weights are generated.
+cpu`` on DeepSeek-OCR and measures the share of its wall time in which weights are generated: of the whole model, which
+a report counts by default, and of one cut to two layers, the shortest report, in which the embedding and the towers
+have most of the weights and hardly any work. The goal is that of the whole model.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ NUMBERS = {"cpu": 2**22, "cuda": 2**30}
 GOAL = {"cpu": 300e6, "cuda": 1e9}
 """Numbers per second; on a processor with two cores."""
 SHARE = 0.05
-"""Largest share of a report's wall time."""
+"""Largest share of the wall time of a report on the whole model."""
 _MANY = 2**20
 _PASSES = {"cpu": 40, "cuda": 5}
 
@@ -103,9 +105,12 @@ def main() -> int:
         missed |= rate.ours < GOAL[given.device]
         print(f"| {given.device} | {rate.dtype} | {rate.ours / 1e6:,.0f} | {rate.torchs / 1e6:,.0f} | {scratch} |")
     if given.report:
-        whole, spent = share_of_report(layers=2)
-        missed |= spent > SHARE * whole
-        print(f"\nreport --run cpu, 2 layers: {whole:.1f} s, of which weights {spent:.2f} s ({spent / whole:.1%})")
+        cases: tuple[dict[str, Any], ...] = ({"layers": 2}, {})
+        for cut in cases:
+            whole, spent = share_of_report(**cut)
+            missed |= not cut and spent > SHARE * whole
+            name = "2 layers" if cut else "the whole model"
+            print(f"\nreport --run cpu, {name}: {whole:.1f} s, of which weights {spent:.2f} s ({spent / whole:.1%})")
     return int(missed)
 
 

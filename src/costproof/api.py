@@ -4,23 +4,18 @@ The command line calls nothing else. A run is configured by keywords, or by a
 :class:`~costproof.run.request.RunRequest` that keywords override: ``config`` (a configuration file), ``preset`` and the
 settings of the target (``costproof.settings(target)`` lists them) or ``workload``, ``sources``, ``run`` (``"meta"``,
 ``"cpu"``, ``"cuda"``), ``weights`` (``"random"`` or the folder of a checkpoint), ``seed``, ``layers``, ``profile``
-(timed
-runs), ``convention`` (``"fvcore-macs"``), ``all_calls`` (record the shapes of every call of a module), ``peaks`` (find
-peaks of live activations), ``counters`` (names, or ``"all"``), ``rules`` (Python files with operator rules, which are
-executed), ``trust_remote_code``, ``no_cache`` (export again). ``None`` leaves the default. Messages name keywords as
-the
-command line does: ``--text-tokens`` is ``text_tokens``. ``progress`` is called with the phase (the name of a source, or
-load, counters, compare, write), the steps done, and the total.
+(timed runs), ``convention`` (``"fvcore-macs"``), ``all_calls`` (record the shapes of every call of a module), ``peaks``
+(find peaks of live activations), ``counters`` (names, or ``"all"``), ``rules`` (Python files with operator rules, which
+are executed), ``trust_remote_code``, ``no_cache`` (export again). ``None`` leaves the default. Messages name keywords
+as the command line does: ``--text-tokens`` is ``text_tokens``. ``progress`` is called with the phase (the name of a
+source, or load, counters, compare, write), the steps done, and the total.
 
 All functions may be called from several threads. Tracing (``capture``, ``report``, ``count``, ``derive``) changes state
-of
-the process, such as torch's default dtype, so it runs one call at a time; meanwhile other code of the process should
-not
-build or run models.
+of the process, such as torch's default dtype, so it runs one call at a time; meanwhile other code of the process should
+not build or run models.
 
 Functions on files and captures are defined here; those that make a run are in :mod:`costproof.run`, which is imported
-when
-one of them is first used.
+when one of them is first used.
 """
 
 from __future__ import annotations
@@ -119,7 +114,7 @@ globals()["__all__"] = sorted({*_MODULE_OF} - {"schema_names"} | {
 Path_ = str | os.PathLike[str]
 
 
-def _display(value: object, format: notebook.Format) -> str:  # noqa: A002
+def _display(value: object, format: notebook.DisplayFormat) -> str:  # noqa: A002
     from costproof.reports.html.notebook import display
 
     return display(value, format)
@@ -178,7 +173,7 @@ def claimed_target(claims: Path_) -> str | None:
 
 def counter_names() -> tuple[str, ...]:
     """Return the names of third-party counters without loading them."""
-    from costproof.tracers.counters.registry import COUNTERS
+    from costproof.tracers.counters.protocol import COUNTERS
 
     return tuple(COUNTERS.all())
 
@@ -232,8 +227,7 @@ def schema(name: str) -> dict[str, Any]:
     """Return the JSON Schema of a kind of file, such as ``"capture"``.
 
     Files that people write are ``"claims.yaml"``, ``"policy.yaml"`` and ``"request.yaml"``; the suffix may be omitted
-    if no other
-    kind has the name.
+    if no other kind has the name.
 
     Raises:
         BadInput: there is no such kind.

@@ -19,7 +19,7 @@ from costproof.analytic.norms import CentredRmsNorm, LayerNorm, RmsNorm
 from costproof.analytic.rotary import Rotary, RotaryTable
 from costproof.analytic.router import Router, RoutingRule
 from costproof.ledger.errors import BadInput
-from costproof.models.families.deepseek_ocr.image_tokens import FeatureConcat, ImageTokens, vision_tokens
+from costproof.models.families.deepseek_ocr.formulas import FeatureConcat, ImageTokens, vision_tokens
 from costproof.models.pages.formulas import RelativePosition, WindowPartition, windows_per_side
 
 

@@ -12,8 +12,8 @@ from costproof.analytic.embedding import ClassAndPositions
 from costproof.analytic.experts import ExpertLoop, LoopedExperts
 from costproof.analytic.norms import LayerNorm2d
 from costproof.analytic.rotary import RotaryProduct
-from costproof.models.families.deepseek_ocr import image_tokens
-from costproof.models.families.deepseek_ocr.image_tokens import PageInPlace
+from costproof.models.families.deepseek_ocr import formulas as ocr
+from costproof.models.families.deepseek_ocr.formulas import PageInPlace
 from costproof.models.pages import formulas as pages
 from costproof.models.pages.formulas import RelativePosition
 from tests.analytic.test_decoder_layers import DECODERS
@@ -112,7 +112,7 @@ def test_costs_by_hand(layer: Layer, expected: Expected) -> None:
 def test_every_layer_has_a_case() -> None:
     room = import_module("costproof.analytic")
     files = [import_module(f"{room.__name__}.{m.name}") for m in iter_modules(room.__path__)]
-    files += [pages, image_tokens]
+    files += [pages, ocr]
     layers = {
         vars(x)["name"]
         for f in files

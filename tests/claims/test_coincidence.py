@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import pytest
 
-from costproof.claims.coincidence import Chance, KnownNumbers, ReferenceClass, SizeProducts
 from costproof.claims.effects import Effect
 from costproof.claims.explaining import _is_evidence
+from costproof.claims.search import Chance, KnownNumbers, ReferenceClass, SizeProducts
 from costproof.claims.types import Amount
 from tests.claims.test_judge import verdict
 from tests.oracles.claims import causes, world

@@ -37,7 +37,7 @@ def instead(action):
     def replace():
         from costproof import api
         api.targets = lambda *_: action() or {}
-    at("costproof.cli.list_command", replace)
+    at("costproof.cli.list_commands", replace)
 """
 TAIL = """
 from costproof.cli.entry import main
@@ -67,7 +67,7 @@ def told(number: signal.Signals) -> str:
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda n: n.name)
-@pytest.mark.parametrize("module", ["costproof.cli.main", "click", "costproof.cli.list_command"])
+@pytest.mark.parametrize("module", ["costproof.cli.main", "click", "costproof.cli.list_commands"])
 def test_while_modules_are_imported(number: signal.Signals, module: str) -> None:
     done = run(f"at({module!r}, come)", number)
     assert (done.returncode, done.stdout, done.stderr) == (EXIT_INCOMPLETE, "", told(number))
@@ -144,7 +144,7 @@ def test_a_function_at_exit_chooses_no_code_and_writes_no_report(way: str) -> No
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda n: n.name)
 def test_what_is_ignored_stays_so(number: signal.Signals) -> None:
     """As ``nohup`` and a shell's background jobs have it."""
-    done = run("at('click', come); at('costproof.cli.list_command', come)", number, ignored=True)
+    done = run("at('click', come); at('costproof.cli.list_commands', come)", number, ignored=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 from random import Random
 from typing import Any
 
-from costproof.compare.gate.allowing import Credits
+from costproof.compare.gate.judge import Credits
 from costproof.compare.gate.policy import Allowance, PolicyAmount, PolicyPlace
 
 CASES = 600

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from costproof.compare.expert_coverage import expert_findings, uneven_experts
+from costproof.compare.totals import expert_findings, uneven_experts
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput

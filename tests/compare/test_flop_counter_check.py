@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from costproof.compare.compare import compare
+from costproof.compare.compare import WITHOUT, compare
 from costproof.compare.findings import Judges
-from costproof.compare.flop_counter_check import WITHOUT
 from costproof.ledger.capture import Capture
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.run import RunOptions, RunRecord, TracedRun
@@ -161,7 +160,7 @@ def test_an_expert_that_costs_more_a_row_is_named() -> None:
     # 64 FLOPs a row in three experts; the fourth, with 2 rows, 100 a row.
     run = TracedRun("prompt", None, 0, 0, 0, 0, 0, {"l.experts": (3, 0, 1, 1, 2)}, {"l.experts": (192, 0, 64, 64, 200)})
     capture = replace(judged(judge()), run=RunRecord(RunOptions(), (), (run,)), callgraph=b.capture().callgraph)
-    from costproof.compare.expert_coverage import uneven_experts
+    from costproof.compare.totals import uneven_experts
 
     (bad,) = uneven_experts(capture)
     assert (bad.id, bad.delta) == ("judge/prefill[prompt]/l.experts.4#flops", 200 - 2 * 64)

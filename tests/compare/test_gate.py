@@ -11,8 +11,7 @@ from fractions import Fraction
 
 import pytest
 
-from costproof.compare.gate.allowing import Credits
-from costproof.compare.gate.judge import judge
+from costproof.compare.gate.judge import Credits, judge
 from costproof.compare.gate.policy import Allowance, Policy, PolicyAmount, PolicyPlace, policy_from_text
 from costproof.compare.gate.types import Gate
 from costproof.ledger.baseline import Baseline, fold_capture

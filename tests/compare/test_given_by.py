@@ -18,7 +18,7 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import Metric
 from costproof.reports.gate import gate_github, gate_sentence
 from costproof.reports.outputs import variants
-from costproof.views.verdicts import open_findings
+from costproof.views.results import open_findings
 from tests.support import builders as b
 
 diff_md = variants("diff")["md"].text

@@ -74,7 +74,6 @@ def test_what_the_page_says_is_what_the_packages_do(installed: Path) -> None:
 def test_the_page_quotes_the_packages_word_for_word() -> None:
     page = PAGE.read_text()
     whole = (
-        "rule/scaled.py",
         "rule/scaled_rule.py",
         "rule/pyproject.toml",
         "layer/low_rank.py",

@@ -14,7 +14,7 @@ from costproof.estimate.roofline import Roof
 from costproof.ledger.metrics import TRAFFIC
 from costproof.models.target import WithKeys
 from costproof.parametric.run_family import Threshold
-from costproof.run.clock_borders import clock_borders, earlier
+from costproof.run.measure import clock_borders, earlier
 from costproof.run.operands import baseline_by_formulas, target_with_settings
 
 S = 10**9

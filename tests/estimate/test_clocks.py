@@ -268,8 +268,8 @@ def test_both_clocks_take_at_least_as_long_as_either() -> None:
 
 
 def test_a_graph_takes_its_kernels_and_one_replay() -> None:
-    assert VariantTime(Timing((108,)), "", 100, 7).predicted == 107
-    assert VariantTime(Timing((108,)), "", 100).predicted is None
+    assert VariantTime(Timing((112,)), "", 100, 7, 4).predicted == 111
+    assert VariantTime(Timing((108,)), "", 100, 7).predicted is None
     assert VariantTime(None, "aten.nonzero.default synchronises").predicted is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from benchmarks.gpu_page import TABLES, Page, goals, ranks
 from benchmarks.gpu_steps import STEPS, held, timed, too_little
 from benchmarks.requested import Requested
 
+import costproof
 from costproof.run.request import request
 from costproof.tracers import replay
 
@@ -310,3 +312,16 @@ def test_a_gpu_sleeps_until_the_call_is_dispatched(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("torch.cuda._sleep", lambda cycles: done.append("sleep"))
     assert replay._clock("cuda", False, 100_000, 0, lambda: done.append("call"))[0] == 150_000
     assert done == ["event", "event", "synchronize", "sleep", "event", "call", "event", "synchronize"]
+
+
+def test_counts_are_judged_apart_from_the_format_of_a_checkpoint(tmp_path: Path) -> None:
+    """The run has the dtype that was asked for, so that a published checkpoint in fp8 leaves nothing uncounted."""
+    file = dict(gpu.small_models(tmp_path))["deepseek-v3"]
+    fp8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": fp8}))
+    choices: dict[str, Any] = {"run": "meta", "dtype": "bfloat16", "config": str(file), "text_tokens": 8}
+    assert costproof.report("deepseek-v3", **choices).discrepancy.verdict == "incomplete"
+    said: list[tuple[Any, ...]] = []
+    STEPS["counts"](lambda kind, value=None, **more: said.append((kind, value, more)), "deepseek-v3", choices)
+    assert ("figure", "counts", {"good": True}) in said
+    assert [one for one in said if one[0] == "wrong"] == []

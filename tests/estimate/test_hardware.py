@@ -31,7 +31,7 @@ from costproof.estimate.hardware import (
 from costproof.estimate.roofline import roof
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.schema import to_data
-from costproof.reports.devices import device_text
+from costproof.reports.listing import device_text
 from tests.conftest import Golden
 from tests.support.running import costproof
 
@@ -227,9 +227,9 @@ def test_of_two_measurements_the_lower_host_costs_count() -> None:
         host: dict[str, Any] = {name: DeviceFigure(value, ()) for name, value in costs.items()}
         return Device("here", "here", "measured", {}, (), **host)
 
-    both = seen(module_call=500, kernel_launch=200).or_faster(seen(module_call=400, kernel_launch=300, graph_replay=9))
+    both = seen(module_call=500, graph_gap=200).or_faster(seen(module_call=400, graph_gap=300, graph_replay=9))
     assert {name: f.value for name, f in both.figures().items()} == {
-        "module_call": 400, "kernel_launch": 200, "graph_replay": 9,
+        "module_call": 400, "graph_gap": 200, "graph_replay": 9,
     }  # fmt: skip
 
 
@@ -242,7 +242,7 @@ def test_host_costs_are_kept_with_the_device_file(tmp_path: Path) -> None:
     assert read_device(path) == made
     text = device_text(made)
     assert "1,000 ns: host time of one module call" in text
-    assert "1,004 ns: one replay of a CUDA graph, besides its kernels" in text
+    assert "1,005 ns: one replay of a CUDA graph, besides its kernels and gaps" in text
     # No data sheet has them: they are not missing there.
     assert "module call" not in device_text(machine("h100-sxm"))
     # A file of the version before has none of them.
@@ -250,11 +250,11 @@ def test_host_costs_are_kept_with_the_device_file(tmp_path: Path) -> None:
     path.write_text(json.dumps({**old, "schema_version": "1.0"}))
     assert read_device(path) == Device("mine", "Mine", "measured", made.sources, ())
     # Microseconds would be below any host cost.
-    path.write_text(json.dumps(to_data(DEVICE_FILE, replace(made, kernel_launch=DeviceFigure(5, said)))))
+    path.write_text(json.dumps(to_data(DEVICE_FILE, replace(made, launch_latency=DeviceFigure(5, said)))))
     with pytest.raises(Problems) as caught:
         read_device(path)
     (problem,) = caught.value.problems
-    assert (problem.where, problem.got) == ("$.kernel_launch.value", "5")
+    assert (problem.where, problem.got) == ("$.launch_latency.value", "5")
 
 
 def test_squares_alone_end_the_growth(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -299,7 +299,7 @@ def test_on_a_processor_the_python_between_operators_is_a_part() -> None:
 
 
 def test_other_forms_of_a_stage_are_beside_it() -> None:
-    graph = VariantTime(Timing((30 * S,)), "", 26 * S, 3 * S)
+    graph = VariantTime(Timing((30 * S,)), "", 26 * S, 2 * S, S)
     compiled = VariantTime(None, "it branches on values")
     variants = StageVariants({PLACE: graph}, {PLACE: compiled})
 

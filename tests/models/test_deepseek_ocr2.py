@@ -17,7 +17,7 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.progress import silent
 from costproof.ledger.run import RunOptions
-from costproof.models.families.deepseek_ocr2.config import Ocr2Config
+from costproof.models.families.deepseek_ocr2.config import Ocr2Config, queries, vision_tokens
 from costproof.models.families.deepseek_ocr2.formulas import (
     QueriesBehindFeatures,
     QueryTable,
@@ -25,7 +25,6 @@ from costproof.models.families.deepseek_ocr2.formulas import (
     WrittenMask,
 )
 from costproof.models.families.deepseek_ocr2.target import DeepseekOcr2
-from costproof.models.families.deepseek_ocr2.workload import queries, vision_tokens
 from costproof.models.generic.module import GenericTarget
 from costproof.models.pages.page import Page, with_page
 from costproof.models.registry import load_target

@@ -13,6 +13,8 @@ from typing import Any, Final
 import pytest
 
 from costproof.ledger.errors import CostproofError, Incomplete
+from costproof.ledger.workload import NOT_COMPARED
+from costproof.models import native
 from costproof.models.config import NativeConfig
 from costproof.models.families.qwen3_moe import Qwen3MoeConfig
 from costproof.models.known import KNOWN
@@ -20,6 +22,7 @@ from costproof.models.native import Native
 from costproof.models.reader_check import ConfigFile, check_reader, differences, written
 from costproof.models.registry import TARGETS, load_target
 from costproof.run.proof_pieces import carry_out_piece
+from costproof.tracers import cache
 from tests.support.running import costproof
 
 CONFIGS: Final = Path(__file__).with_name("configs")
@@ -216,6 +219,67 @@ def test_a_mistake_of_a_reader_is_named(
     for file in ("capture.json", "discrepancy.json", "discrepancy.md", "static_compute.json", "report.html"):
         assert named in (tmp_path / "out" / file).read_text(), file
     assert json.loads((tmp_path / "out" / "discrepancy.json").read_text())["verdict"] == "incomplete"
+
+
+FORMULAS_ONLY: Final = {
+    "fits": ("fits", "FILE", "--memory", "80GB"),
+    "roofline": ("roofline", "FILE", "--on", "h100-sxm"),
+    "sweep": ("sweep", "FILE", "--over", "batch=1,2"),
+    "report": ("report", "FILE", "--sources", "analytic"),
+    "diff": ("diff", "FILE", "FILE,batch=2"),
+    "a family by name": ("fits", "qwen3-moe", "--config", "config.json", "--memory", "80GB"),
+}  # fmt: skip
+"""Commands that build no model."""
+
+
+@pytest.mark.parametrize("arguments", FORMULAS_ONLY.values(), ids=FORMULAS_ONLY)
+def test_a_mistake_of_a_reader_is_named_where_only_formulas_are_evaluated(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, mistake, named = MISTAKES["the wrong key"]
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    given = [a.replace("FILE", f"hf:{tmp_path}") for a in arguments]
+    assert "transformers" not in costproof(*given, cwd=tmp_path).stderr  # a file that agreed is known in the cache
+    plant(monkeypatch, Qwen3MoeConfig, mistake)
+    done = costproof(*given, cwd=tmp_path)
+    assert (done.code, named in done.stderr) == (3, True), done.stderr
+    assert "$.moe_intermediate_size" in done.stderr
+
+
+def test_a_file_that_agreed_is_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MISTAKES["the wrong key"][0]))
+    monkeypatch.setenv("COSTPROOF_CACHE", str(tmp_path / "cache"))
+    compared = list[ConfigFile]()
+    monkeypatch.setattr(cache, "check_reader", compared.append)
+    target: Any = load_target(f"hf:{tmp_path}")
+    for _ in range(2):
+        cache.check_configuration_file(target)
+    assert compared == [target.file]
+    other_file: Any = replace(target.file, read=replace(target.config, expert_width=17))
+    cache.check_configuration_file(replace(target, file=other_file))
+    for damaged in (tmp_path / "cache").iterdir():
+        damaged.write_bytes(b"")
+    cache.check_configuration_file(target)
+    assert compared == [target.file, other_file, target.file]
+
+
+@pytest.mark.parametrize("arguments", FORMULAS_ONLY.values(), ids=FORMULAS_ONLY)
+def test_without_transformers_it_is_said_that_the_file_was_not_compared(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MISTAKES["the wrong key"][0]))
+    given = [a.replace("FILE", f"hf:{tmp_path}") for a in arguments]
+    for module in (native, cache):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    in_files = {"report": ["-o", "out"], "sweep": ["-o", "rows.json"]}
+    forms = [[], in_files.get(arguments[0], ["-f", "json"])]
+    for done in (costproof(*given, *form, cwd=tmp_path) for form in forms):
+        assert done.code == (3 if "report" in arguments else 0), done.stderr  # of one source
+        written_files = "".join(f.read_text() for f in tmp_path.glob("**/*.json"))
+        assert NOT_COMPARED in " ".join((done.stdout + done.stderr + written_files).split())
+    if arguments[0] in in_files:
+        file = tmp_path / ("rows.json" if arguments[0] == "sweep" else "out/static_compute.json")
+        assert NOT_COMPARED in file.read_text()
 
 
 @pytest.mark.parametrize(("data", "mistake", "named"), MISTAKES.values(), ids=MISTAKES)

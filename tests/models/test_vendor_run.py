@@ -26,7 +26,7 @@ from costproof.models.families.deepseek_ocr.vendor import RemoteCodeOcr
 from costproof.reports.graph.view import GraphChoice, graph_view
 from costproof.tracers import sources
 from costproof.tracers.dynamic import dynamic_ledger
-from costproof.views.verdicts import stage_words
+from costproof.views.results import stage_words
 from tests.models.vendor import SMALL, SNAPSHOT, copied, tree
 from tests.support.pools import Here
 

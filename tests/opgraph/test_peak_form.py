@@ -6,8 +6,7 @@ import pytest
 
 from costproof.algebra.symbols import parse, sym, text
 from costproof.ledger.errors import Incomplete
-from costproof.opgraph.liveness import MemoryEvent
-from costproof.opgraph.peak_form import MOST, peak_form
+from costproof.opgraph.liveness import MOST, MemoryEvent, peak_form
 
 
 def form(events: str, **sizes: str) -> str:

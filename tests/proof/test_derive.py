@@ -18,9 +18,8 @@ from costproof.models.generic.factories import Given
 from costproof.models.generic.huggingface import HuggingFace, numbers
 from costproof.models.generic.module import GenericTarget
 from costproof.models.specs import ExportJob, SymbolicSize
-from costproof.tracers.derive import fresh as fresh_module
-from costproof.tracers.derive.closed import derive
-from costproof.tracers.derive.fresh import fresh_flops
+from costproof.tracers.derive import closed as fresh_module
+from costproof.tracers.derive.closed import derive, fresh_flops
 from costproof.tracers.derive.subject import Subject, of_tokens
 from costproof.tracers.derive.subject import subject as subject_of
 from tests.support.running import costproof

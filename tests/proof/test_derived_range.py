@@ -17,8 +17,7 @@ from costproof.models.encoding import STAGE
 from costproof.models.families.gemma3 import Gemma3, Gemma3Config
 from costproof.models.generic.factories import Given
 from costproof.models.generic.module import GenericTarget
-from costproof.tracers.derive.closed import Derived, derive
-from costproof.tracers.derive.fresh import fresh_flops
+from costproof.tracers.derive.closed import Derived, derive, fresh_flops
 from costproof.tracers.derive.subject import subject
 
 

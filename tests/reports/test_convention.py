@@ -10,7 +10,7 @@ from costproof import compare
 from costproof.ledger.capture import Capture
 from costproof.ledger.node import CostNode
 from costproof.reports.static import convention_rows
-from costproof.views.verdicts import stage_words
+from costproof.views.results import stage_words
 from tests.conftest import Golden
 from tests.support.toy import asked, toy, with_ledger
 

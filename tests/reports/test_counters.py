@@ -19,7 +19,7 @@ from costproof.claims.reading import own_claims
 from costproof.compare.counters import compare_counters
 from costproof.ledger.capture import CAPTURE, Capture
 from costproof.ledger.counter import CounterCall, CounterInfo, CounterRecord, CounterRun, CounterUsage
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import Absent, BadInput
 from costproof.ledger.files import json_text
 from costproof.ledger.node import CostNode
 from costproof.ledger.schema import from_data, to_data
@@ -28,7 +28,6 @@ from costproof.reports.markdown import MarkdownPrinter
 from costproof.reports.outputs import variants
 from costproof.reports.report import Report, write_report
 from costproof.run.counters import judge_own_numbers
-from costproof.views.absent import Absent
 from costproof.views.counters import COUNTERS, CounterReport
 from tests.conftest import Golden
 from tests.support.toy import HOSTILE, toy

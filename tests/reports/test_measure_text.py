@@ -79,7 +79,7 @@ def measured(*, ran: bool = True, device: str = "cuda", clocks: bool = True, for
         for stage, calls in FORWARD
     }
     forwards: dict[str, Forward] = {"page": FORWARD if gpu else on_host(FORWARD)} if clocks else {}
-    graph = {("page", *SAM): VariantTime(Timing((9 * US,)), "", 7 * US, 2 * US)}
+    graph = {("page", *SAM): VariantTime(Timing((9 * US,)), "", 6 * US, 2 * US, US)}
     graph["page", *PREFILL] = VariantTime(None, "item in head waits for the device")
     compiled = {("page", *SAM): VariantTime(Timing((12 * US,)))}
     forms = StageVariants(graph, compiled) if gpu else StageVariants(dict.fromkeys(times, NO_GRAPH), {})

@@ -11,6 +11,7 @@ import pytest
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import Capture, TraceCheck
 from costproof.ledger.counter import CounterCall
+from costproof.ledger.errors import Absent
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import TensorSpec
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
@@ -19,7 +20,6 @@ from costproof.reports.outputs import OUTPUTS, variants
 from costproof.reports.report import Report
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
-from costproof.views.absent import Absent
 from costproof.views.explanation import explain
 from tests.models.test_config import small_config
 from tests.reports.test_counters import counted, record

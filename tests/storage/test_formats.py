@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from costproof.storage.formats.base import LinearShape
+from costproof.storage.formats import LinearShape
 from costproof.storage.scheme import LinearModule, Scheme, UnknownFormat, read_scheme
 from costproof.storage.tensors import StoredTensor, totals
 

@@ -23,14 +23,18 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch._C._autograd import DeviceType
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 INVALIDATED = "CUDA error: operation failed due to a previous error during capture"
 LATENCY = 2_000
 REPLAY = 5_000
 """Host nanoseconds of one replay of a graph."""
+GAP, STARTED = 300, 4_000
+"""Nanoseconds of the device after each kernel of a graph, and once for each replay."""
 
 
 @dataclass(frozen=True)
@@ -280,6 +284,10 @@ class StubTimer:
         assert self.stub.graph is None
         self.at = self.stub.enqueue(0)[1]
 
+    def query(self) -> bool:
+        """Return whether the device has come to it."""
+        return self.at is None or self.at <= self.stub.host
+
     def elapsed_time(self, end: StubTimer) -> float:
         """Return milliseconds."""
         assert self.timed
@@ -328,6 +336,10 @@ class StubGraph:
         self.kernels: list[int] = []
         self.broken = False
         self.done = False
+        self.pool: list[torch.Tensor] = []
+        """Results of captured operators, whose memory belongs to the graph."""
+        self.reads: list[Any] = []
+        """Memory that captured operators read."""
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         """Capture what follows."""
@@ -347,12 +359,13 @@ class StubGraph:
     def replay(self) -> None:
         """Enqueue the kernels."""
         assert self.done
+        assert not any(read.expired() for read in self.reads), "a replay reads memory that was freed"
         self.stub.host += REPLAY
-        self.stub.enqueue(sum(self.kernels))
+        self.stub.enqueue(STARTED + sum(self.kernels) + GAP * len(self.kernels))
 
     def reset(self) -> None:
         """Forget the kernels."""
-        self.kernels = []
+        self.kernels, self.pool, self.reads = [], [], []
         self.done = False
 
 
@@ -366,7 +379,19 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace not in ("prim", "profiler"):
             self._stub.run(func)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if self._stub.graph is not None:
+            read = (tensor.untyped_storage() for tensor in _tensors((args, kwargs)))
+            self._stub.graph.reads += [_weak(storage) for storage in read if storage.nbytes()]
+            self._stub.graph.pool += _tensors(result)
+        return result
+
+
+_weak: Any = StorageWeakRef
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _on_cpu(value: Any) -> Any:
@@ -418,7 +443,7 @@ def stub_cuda(patch: pytest.MonkeyPatch, stub: StubCuda | None = None) -> Iterat
         "is_tf32_supported": lambda: True,
         "get_device_name": lambda *_: "Stub GPU", "empty_cache": lambda: None,
         "is_current_stream_capturing": lambda: stub.graph is not None,
-        "get_device_properties": lambda *_: SimpleNamespace(total_memory=memory, name="Stub GPU"),
+        "get_device_properties": lambda *_: SimpleNamespace(total_memory=memory, name="Stub GPU", L2_cache_size=2**10),
         "mem_get_info": lambda *_: (memory // 2, memory), "max_memory_allocated": lambda *_: 2**20,
         "reset_peak_memory_stats": lambda *_: None, "default_generators": stub.generators,
     }.items():  # fmt: skip

@@ -20,8 +20,7 @@ from costproof.ledger.schema import json_schema, load
 from costproof.parametric.evaluator import Evaluator
 from costproof.run import sweep_files, sweep_parts
 from costproof.run.peaks import peaks
-from costproof.run.sweep import Sweep, sweep
-from costproof.run.sweep_validation import ValidatedPoint
+from costproof.run.sweep import Sweep, ValidatedPoint, sweep
 from costproof.views.sweep_file import SWEEP
 from tests.support.running import costproof
 

@@ -10,7 +10,7 @@ import pytest
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import BadInput
 from costproof.parametric.evaluator import Regime
-from costproof.run import sweep_validation as validating
+from costproof.run import sweep as validating
 from costproof.run.sweep import sweep
 
 TINY = {"layers": "1", "hidden": "64,100", "heads": "4", "kv_heads": "2,3", "head_dim": "16", "vocab": "64",

@@ -61,12 +61,13 @@ USUAL = Planted()
 
 def call(operator: str, module: str, times: Planted = USUAL) -> EnqueuedCall:
     return EnqueuedCall(
-        f"aten.{operator}", module, times.python, times.dispatch, times.launch, times.kernels, times.device, times.waits
-    )
+        f"aten.{operator}", module, times.python, times.dispatch, times.launch, times.kernels, times.device,
+        times.waits, times.device,
+    )  # fmt: skip
 
 
 def ended(module: str) -> EnqueuedCall:
-    return EnqueuedCall("", module, 0, 0, 0, 0, 0, False)
+    return EnqueuedCall("", module, 0, 0, 0, 0, 0, False, 0)
 
 
 def test_planted_times_come_back(stub: StubCuda) -> None:

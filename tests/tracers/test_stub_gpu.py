@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,24 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import costproof
 from costproof.estimate.hardware import HOST_FIGURES, Device, DeviceFigure, DevicePeak, FigureQuote, FigureSource
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.profile import Timing
+from costproof.ledger.profile import EnqueuedCall, Timing
 from costproof.models.generic import live_module
 from costproof.models.generic.factories import Given
 from costproof.models.specs import Run
-from costproof.run.measure import WAYS, measure_machine
+from costproof.run.measure import WAYS, _predicted_forward, measure_machine
 from costproof.tracers import device_benchmark, host_costs, replay, timing
 from costproof.tracers.eager_calls import EagerForward, measure_calls
-from costproof.tracers.replay import predict_operators, replay_operators
+from costproof.tracers.replay import ReplayedCall, predict_operators, replay_operators
 from costproof.tracers.stage_variants import NOT_ON_CPU, record_stage_calls, time_compiled, time_graphs
 from costproof.tracers.timing import Stage, profile_runs, time_stage_clocks
 from tests.models.test_config import shallow_config
+from tests.support import stub_cuda as stub_module
 from tests.support.stub_cuda import (
+    GAP,
     INVALIDATED,
     LATENCY,
     NOT_PERMITTED,
-    REPLAY,
+    STARTED,
     VIEW,
     Planted,
     StubCuda,
@@ -86,9 +89,30 @@ def eager(run: Run) -> dict[str, EagerForward]:
 def test_a_stage_as_a_graph_takes_its_kernels_and_a_replay(stub: StubCuda) -> None:
     one = cached()
     found = time_graphs([one], eager(one), 3)
-    # Two kernels each: mm and relu; cat and mm. The event after the replay is there before its kernels have run.
-    assert found == {("page", *stage): Timing((REPLAY + 2 * 3_000,) * 3) for stage in (VISION, TEXT)}
+    # Two kernels each: mm and relu; cat and mm. The host's time to enqueue them is not in it.
+    assert found == {("page", *stage): Timing((STARTED + 2 * (3_000 + GAP),) * 3) for stage in (VISION, TEXT)}
     assert "forward" not in vars(one.model.get_submodule("tower"))
+
+
+def test_a_graph_that_takes_the_host_long_is_timed_behind_a_longer_sleep(
+    stub: StubCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stub_module, "REPLAY", 15_000_000)  # longer than the first sleep
+    one = cached()
+    found = time_graphs([one], eager(one), 1)
+    assert found["page", *TEXT] == Timing((STARTED + 2 * (3_000 + GAP),))
+    assert set(stub.asleep) == {timing._ASLEEP, 4 * timing._ASLEEP}
+
+
+def test_a_device_that_cannot_sleep_is_kept_busy_by_products(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cuda, "_sleep")
+    monkeypatch.setattr(timing, "_PRODUCT", 2)
+    stub.plant = lambda func: Planted(device=2_000_000) if func._schema.name == "aten::mm" else plant(func)
+    one = cached()
+    calls = eager(one)
+    found = time_graphs([one], calls, 1)
+    assert found["page", *TEXT] == Timing((STARTED + 3_000 + 2_000_000 + 2 * GAP,))
+    assert not stub.asleep
 
 
 def test_a_stage_compiled_is_run_with_inputs_of_its_own(stub: StubCuda) -> None:
@@ -125,6 +149,17 @@ def test_a_device_that_is_broken_is_an_error(stub: StubCuda, monkeypatch: pytest
     one = cached()
     calls = eager(one)
     monkeypatch.setattr(torch, "zeros", broken)
+    with pytest.raises(Incomplete, match="runs nothing after a stage was captured"):
+        time_graphs([one], calls, 1)
+
+
+def test_a_device_that_fails_in_a_replay_is_an_error(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = cached()
+    calls = eager(one)
+    monkeypatch.setattr(StubGraph, "replay", broken)
+    for name in ("zeros", "empty"):
+        monkeypatch.setattr(torch, name, broken)
+    monkeypatch.setattr(torch.cuda, "empty_cache", broken)
     with pytest.raises(Incomplete, match="runs nothing after a stage was captured"):
         time_graphs([one], calls, 1)
 
@@ -267,17 +302,22 @@ def test_a_module_that_has_a_forward_of_its_own_keeps_it(stub: StubCuda) -> None
 
 def test_host_times_of_the_machine(stub: StubCuda) -> None:
     found = {name: figure.value for name, figure in host_costs.measure_host("cuda", "here").items()}
-    assert found["kernel_launch"] == 2_000
     assert found["launch_latency"] == LATENCY
-    assert found["graph_replay"] == REPLAY
-    assert found["operator_dispatch"] < 1_000  # some are views
+    assert (found["graph_gap"], found["graph_replay"]) == (GAP, STARTED)
     assert found["module_call"] > 300
+    assert found["operator_in_run"] > 1_000
+    assert found["operator_alone"] > 1_000
     assert set(host_costs.measure_host("cpu", "here")) == {"module_call"}
 
 
 def test_a_device_without_graphs_has_no_replay(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StubGraph, "capture_begin", broken)
-    assert host_costs.replay_time() is None
+    assert host_costs.measure_graph() is None
+
+
+def test_a_profiler_without_kernels_has_no_graph_times(stub: StubCuda) -> None:
+    stub.blind = True
+    assert host_costs.measure_graph() is None
 
 
 def test_rates_of_the_machine(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,10 +418,35 @@ def test_measure_from_end_to_end(
         assert row.measured == Timing((row.clocks.both,))
         assert (row.split.residual, row.split.jitter) == ("0", "0")
         assert row.graph is not None
-        assert row.graph.time == Timing((row.clocks.device + REPLAY,))
-        assert row.graph.predicted == row.clocks.device + REPLAY
+        assert row.graph.time == Timing((row.clocks.device + GAP * row.clocks.launches + STARTED,))
+        assert (row.graph.kernels, row.graph.replay) == (row.clocks.device, STARTED)
+        assert row.graph.predicted == row.graph.time.median
         assert row.compiled is not None
         assert row.compiled.time == row.measured
+
+
+def test_a_forward_that_never_ran_takes_the_host_longer_than_its_operators() -> None:
+    def call(order: tuple[int, ...], operator: str = "mm", first: int = 9_000) -> ReplayedCall:
+        hot = EnqueuedCall(operator, "m", 0, 2_000, 1_000, 1, 5_000, False)
+        cold = replace(hot, dispatch=first - 3_000, launch=3_000)
+        placed = tuple((at, 1) for at in order)
+        return ReplayedCall(TEXT, "m", operator, ((2, 2),), placed, Timing((5_000,)), "", hot, cold)
+
+    said = (FigureQuote("here", "by hand"),)
+    known = {"module_call": 100, "operator_in_run": 1_500, "operator_alone": 1_000}
+    figures: dict[str, Any] = {name: DeviceFigure(value, said) for name, value in known.items()}
+    device = Device("d", "d", "measured", {"here": FigureSource("a test", "2026-11-26")}, (), **figures)
+    ((stage, found),) = _predicted_forward([call((0, 2)), call((1,), "add", first=3_000)], device)
+    assert stage == TEXT
+    # Half as long again in a forward; the first call three times as long, with the Python before it.
+    assert [(c.operator, c.python, c.dispatch, c.launch) for c in found] == [
+        ("mm", 300, 9_000, 4_500), ("add", 100, 3_000, 1_500), ("mm", 100, 3_000, 1_500),
+    ]  # fmt: skip
+    # An operator that is no slower in a forward is not made faster.
+    quick = replace(device, operator_in_run=DeviceFigure(500, said))
+    assert [c.dispatch for c in _predicted_forward([call((0, 2), first=3_000)], quick)[0][1]] == [2_000, 2_000]
+    assert not _predicted_forward([call((0,))], replace(device, module_call=None))
+    assert not _predicted_forward([replace(call((0,)), enqueue=None)], device)
 
 
 def test_an_interrupt_leaves_nothing(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import sympy
@@ -53,31 +53,103 @@ def all_hold(conditions: Iterable[Condition], sizes: Mapping[str, int]) -> bool:
     return all(condition.holds(sizes) for condition in conditions)
 
 
-def merge_bounds(margins: Iterable[sympy.Expr]) -> tuple[sympy.Expr, ...]:
-    """Return margins with the bounds of one symbol merged: the narrowest in each direction first, then the others."""
-    bounds, others = dict[tuple[str, int], int](), list[sympy.Expr]()
-    for margin in margins:
-        symbol, *more = sorted(margin.free_symbols, key=str)
-        slope = margin.coeff(symbol)
-        rest = sympy.expand(margin - slope * symbol)
-        if more or not slope.is_Integer or not rest.is_Integer or slope == 0:
+def merge_bounds(margins: Iterable[sympy.Expr], steps: Mapping[str, int] | None = None) -> tuple[sympy.Expr, ...]:
+    """Return margins with the conditions on one integer expression merged, first those on single symbols.
+
+    ``S >= 5`` and ``S != 5`` become ``S >= 6``, ``2*B*S >= 9`` becomes ``B*S >= 5``, and ``2*S != 9`` is left out.
+
+    Args:
+        margins: expressions that are not negative where their conditions hold.
+        steps: symbols that are multiples of a number, to which their bounds are rounded.
+    """
+    values, others = dict[sympy.Expr, _IntegerSet](), list[sympy.Expr]()
+    for margin in (part for m in margins for part in (m.args if isinstance(m, sympy.Min) else (m,))):
+        unequal, equal = _squared(margin + 1, least=1), _squared(-margin)
+        zero_at = next((base for base in (unequal, equal) if base is not None), margin)
+        if (linear := _linear(zero_at)) is None:
             others.append(margin)
             continue
-        end = int(sympy.ceiling(-rest / slope) if slope > 0 else sympy.floor(-rest / slope))
-        key = (symbol.name, int(sympy.sign(slope)))
-        before = bounds.get(key, end)
-        bounds[key] = max(before, end) if slope > 0 else min(before, end)
-    narrow = (sym(name) - end if direction > 0 else end - sym(name) for (name, direction), end in bounds.items())
-    return (*narrow, *dict.fromkeys(others))
+        of, slope, constant = linear
+        zero = -constant / slope
+        if equal is not None and not zero.is_Integer:
+            others.append(margin)  # holds nowhere
+            continue
+        known = values.setdefault(of, _IntegerSet((steps or {}).get(str(of), 1)))
+        if unequal is not None:
+            known.excluded |= {int(zero)} if zero.is_Integer else set()
+            continue
+        if equal is not None or slope > 0:
+            known.raise_least(int(sympy.ceiling(zero)))
+        if equal is not None or slope < 0:
+            known.lower_greatest(int(sympy.floor(zero)))
+    narrow = sorted(values.items(), key=lambda item: len(item[0].free_symbols) > 1)
+    return (*(margin for of, known in narrow for margin in known.margins(of)), *dict.fromkeys(others))
+
+
+@dataclass(slots=True)
+class _IntegerSet:
+    """The multiples of a number between two bounds, without some of them."""
+
+    step: int
+    least: int | None = None
+    greatest: int | None = None
+    excluded: set[int] = field(default_factory=set)
+
+    def raise_least(self, least: int) -> None:
+        """Exclude everything below a number."""
+        self.least = least if self.least is None else max(self.least, least)
+
+    def lower_greatest(self, greatest: int) -> None:
+        """Exclude everything above a number."""
+        self.greatest = greatest if self.greatest is None else min(self.greatest, greatest)
+
+    def margins(self, of: sympy.Expr) -> Iterator[sympy.Expr]:
+        """Yield the margins of the fewest conditions that select this set."""
+        least = None if self.least is None else -(-self.least // self.step) * self.step
+        greatest = None if self.greatest is None else self.greatest // self.step * self.step
+        while least in self.excluded:
+            least += self.step
+        while greatest in self.excluded:
+            greatest -= self.step
+        if least is not None and least == greatest:
+            yield sympy.expand(-((of - least) ** 2))
+            return
+        if least is not None:
+            yield of - least
+        if greatest is not None:
+            yield greatest - of
+        for value in sorted(self.excluded):
+            outside = (least is not None and value < least) or (greatest is not None and value > greatest)
+            if not outside and value % self.step == 0:
+                yield sympy.expand((of - value) ** 2 - 1)
+
+
+def _linear(margin: sympy.Expr) -> tuple[sympy.Expr, sympy.Rational, sympy.Rational] | None:
+    """Return an expression e without a common factor, a slope and a constant with ``margin = slope * e + constant``.
+
+    ``None`` if e is not an integer at all sizes.
+    """
+    constant, rest = sympy.expand(margin).as_coeff_Add()
+    factor, of = rest.as_content_primitive()
+    if sympy.Add.make_args(of)[0].as_coeff_Mul()[0].is_negative:
+        factor, of = -factor, -of
+    return (of, factor, constant) if of.free_symbols and of.is_integer else None
+
+
+def _squared(expr: sympy.Expr, least: int = 0) -> sympy.Expr | None:
+    """Return an expression whose square, times a number of at least ``least``, is ``expr``, or ``None``."""
+    times, of = factored(expr).as_coeff_Mul()
+    squares = sympy.Mul.make_args(of)
+    if times <= 0 or times < least or not all(s.is_Pow and s.exp.is_even and s.exp > 0 for s in squares):
+        return None
+    return sympy.Mul(*(s.base for s in squares if not s.base.is_positive))
 
 
 def format_condition(margin: sympy.Expr) -> str:
     """Return a condition in mathematical notation: ``P >= 511``, ``B*S <= 400``, ``S != 100``."""
-    for sign, square in (("==", -margin), ("!=", margin + 1)):
-        times, of = factored(square).as_coeff_Mul()
-        squares = sympy.Mul.make_args(of)
-        if times > 0 and all(s.is_Pow and s.exp.is_even and s.exp > 0 for s in squares):
-            return _sides(sympy.Mul(*(s.base for s in squares if not s.base.is_positive)), sign)
+    for sign, zero in (("!=", _squared(margin + 1, least=1)), ("==", _squared(-margin))):
+        if zero is not None:
+            return _sides(zero, sign)
     return _sides(margin, ">=")
 
 

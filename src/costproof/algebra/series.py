@@ -20,11 +20,10 @@ STEPS: Final = sym("N")
 def sum_over_steps(expr: sympy.Expr) -> sympy.Expr:
     """Return the closed form of ``sum(f(P + i) for i in range(N))`` for a polynomial f of P.
 
-    With f(P) = sum over k of c_k P^k, the sum is sum over k of c_k T_k, where
-    T_k = sum over j of binomial(k, j) P^(k-j) F_j and F_j = 0^j + 1^j + ... + (N-1)^j is Faulhaber's
-    formula, (B_(j+1)(N) - B_(j+1)(0)) / (j+1) with Bernoulli's polynomials. Coefficients c_k may be
-    any expressions without P, functions such as ``Min`` included. So may be a term ``c*Min(m, P + k)``, of what grows
-    until it is full: see :func:`_sum_of_least`.
+    With f(P) = sum over k of c_k P^k, the sum is sum over k of c_k T_k, where T_k = sum over j of binomial(k, j)
+    P^(k-j) F_j and F_j = 0^j + 1^j + ... + (N-1)^j is Faulhaber's formula, (B_(j+1)(N) - B_(j+1)(0)) / (j+1) with
+    Bernoulli's polynomials. Coefficients c_k may be any expressions without P, functions such as ``Min`` included. So
+    may be a term ``c*Min(m, P + k)``, of what grows until it is full: see :func:`_sum_of_least`.
 
     Raises:
         BadInput: the expression is neither, or already contains N.

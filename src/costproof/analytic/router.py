@@ -17,6 +17,8 @@ class RoutingRule:
     """Expert groups of group-limited routing; 0 for top-k over all experts."""
     group_best: int = 1
     """Number of scores whose sum ranks a group."""
+    best_groups: int = 1
+    """Number of groups from which the experts of a token are chosen."""
     corrected: bool = False
     """Whether a bias is added to the scores for the choice."""
     normalised: bool = False
@@ -101,6 +103,8 @@ class Router:
             },
             input_bytes=self.tokens * self.hidden * self.item_bytes + (4 * self.experts if how.corrected else 0),
             buffer_bytes=4 * self.experts if how.corrected else 0,
+            kept_elements=self.experts if how.corrected else 0,
+            kept_bytes=4 * self.experts if how.corrected else 0,
             buffer_read_bytes=4 * self.experts if how.corrected else 0,
             output_bytes=(self.item_bytes if how.narrow else 4) * chosen,
             intermediate_bytes=self._between(scores, chosen),

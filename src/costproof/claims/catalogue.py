@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Final
 
 from costproof.claims.attention_mistakes import LATENTS, WINDOWS
 from costproof.claims.effects import ClaimTerms, Effect, Mistake, Mistakes, MistakeTable
 from costproof.claims.memory_mistakes import BYTES_AND_CACHES, PEAKS
-from costproof.claims.mistakes import DECODER, REST, TRAINING, VIEWS, units
-from costproof.claims.rules_of_thumb import RULES_OF_THUMB
-from costproof.ledger.metrics import METRICS, PEAK_METRICS, Metric
+from costproof.claims.mistakes import DECODER, REST, RULES_OF_THUMB, TRAINING, VIEWS, units
+from costproof.ledger.metrics import Metric
 
 
 def mistake_table(own: Mistakes) -> MistakeTable:
@@ -58,41 +56,6 @@ def _mistakes(terms: ClaimTerms, metric: Metric, own: Mistakes, everywhere: Mapp
     for row in mistake_table(own):
         if metric in row.metrics:
             yield from [row] if isinstance(row, Mistake) else row.rows(terms, everywhere)
-
-
-def mistakes_markdown(own: Mapping[str, Mistakes]) -> str:
-    """Return the known mistakes as Markdown lists, one for each set of metrics, one item for each name.
-
-    Args:
-        own: name of a target -> the mistakes that it adds.
-    """
-    lists: dict[str, list[str]] = {}
-    for title, table in (
-        ("Every model", mistake_table(Mistakes())),
-        *((f"`{name}`", m.table) for name, m in own.items()),
-    ):
-        metrics: dict[tuple[str, str], set[Metric]] = {}
-        for row in table:
-            metrics.setdefault((row.cause, row.what), set()).update(
-                m for m in (*METRICS, *PEAK_METRICS) if m in row.metrics
-            )
-        for (cause, what), found in metrics.items():
-            lists.setdefault(f"{title}, {_words(found)}:", []).append(f"- `{cause}`: {what}")
-    return "\n\n".join(f"{head}\n\n" + "\n".join(items) for head, items in lists.items()) + "\n"
-
-
-def _words(metrics: Container[Metric]) -> str:
-    given = [m for m in METRICS if m in metrics]
-    missing = [m for m in METRICS if m not in metrics]
-    if not missing:
-        return "all metrics"
-    if given and len(missing) <= _FEW:
-        return "all metrics but " + ", ".join(f"`{m}`" for m in missing)
-    return ", ".join(f"`{m}`" for m in (*METRICS, *PEAK_METRICS) if m in metrics)
-
-
-_FEW: Final = 4
-"""Up to this many missing metrics are listed as exceptions: ``all metrics but ...``."""
 
 
 STATED: dict[tuple[str, str], str] = {

@@ -8,14 +8,11 @@ from itertools import islice, product
 from typing import Final, NamedTuple
 
 from costproof.claims.catalogue import CONVENTIONS, WIDTHS
-from costproof.claims.coincidence import Chance, fine
 from costproof.claims.effects import Effect
-from costproof.claims.equivalence import EquivalenceCheck
-from costproof.claims.formulas import ELSEWHERE, Comparison, comparison
-from costproof.claims.lengths import best, chance_text, hold
+from costproof.claims.formulas import ELSEWHERE, Comparison, EquivalenceCheck, comparison
+from costproof.claims.lengths import RARE, Relation, best, chance_text, expected, hold, numbers, ratio
 from costproof.claims.mistakes import RECOMPUTE, RECOMPUTED
-from costproof.claims.relations import RARE, Relation, expected, numbers, ratio
-from costproof.claims.search import Found, Reachable, reach, search, walk
+from costproof.claims.search import Chance, Found, Reachable, fine, reach, search, walk
 from costproof.claims.truth import ClaimCase
 from costproof.claims.types import Amount, ClaimExplanation, Formula, Judgement, Lengths, Step
 

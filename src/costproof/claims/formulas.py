@@ -1,19 +1,28 @@
-"""Evaluate claimed formulas at a workload, and compare them with the true formulas at other workloads."""
+"""Evaluate claimed formulas at a workload, and decide whether they equal the true formulas at other workloads.
+
+The truth of a target is piecewise: other formulas hold once an attention window is full or every expert is read. A
+claim is therefore compared at many runs of the target, each with the formulas that hold there: small sizes, sizes
+around each boundary where a minimum, maximum or rounding takes another branch or where the target has other formulas,
+powers of two, and large sizes.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from itertools import combinations, islice
+from copy import copy
+from dataclasses import dataclass, replace
+from itertools import combinations, islice, product
 from typing import Final
 
 import sympy
 
 from costproof.algebra.evaluation import ExactNumber, evaluate, shared_values
 from costproof.algebra.identity import at, branches, difference, free_symbols, points, put_in, same_pieces
+from costproof.algebra.piecewise import PIECEWISE, NotDecided, deciding, grid
 from costproof.algebra.symbols import MOST_TERMS, parse, sym, term_count, text
-from costproof.claims.truth import TIED, ClaimCase
+from costproof.claims.truth import TIED, ClaimCase, TargetRuns
 from costproof.claims.types import TOTAL, Formula, FormulaCounterexample, PublishedClaim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, CostproofError
@@ -197,3 +206,192 @@ def _ascending(names: tuple[str, ...]) -> Iterator[dict[str, int]]:
             ends = (0, *cuts, total)
             yield {n: b - a for n, a, b in zip(names, ends, ends[1:], strict=False)}
         total += 1
+
+
+_SMALL: Final = 64
+_POWERS: Final = 20
+_SCALES: Final = (100, 1_000, 10_000, 100_000, 1_000_000)
+_GRID: Final = 4_000
+_MIXED: Final = 200
+_DRAWS: Final = ((101, 4_993), (10_007, 1_000_003))
+"""Ranges of random values for symbols that no setting controls."""
+_ELEMENT: Final = (4, 2)
+"""Element sizes that are tried, in bytes."""
+_SEVERAL: Final = sym("_several")
+"""Placeholder for a symbol that depends on the settings differently in different calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class EquivalenceOutcome:
+    """The result of comparing a claimed formula with the truth at other runs."""
+
+    wrong: FormulaCounterexample | None
+    """The smallest run found at which the claim differs from the truth."""
+    runs: int
+    """Number of runs compared."""
+    decided: bool
+    """Whether agreement at all of them proves that the formulas are equal, wherever the target uses one of the formulas
+    that occurred in these runs."""
+
+
+class EquivalenceCheck:
+    """The comparison of a claimed formula with the truth at other runs of its target.
+
+    Args:
+        beside: the comparison at the run of the claim.
+        runs: other runs of the target; if ``None``, the symbols take any positive values instead.
+    """
+
+    def __init__(self, beside: Comparison, runs: TargetRuns | None) -> None:
+        self.beside, self.case, self.runs = beside, beside.case, runs
+        self.own: Mapping[str, int] = beside.free
+        self.follows: dict[str, sympy.Expr] = {v: sym(v) for v in beside.free}
+        if runs is not None:
+            self.follows = {}
+            for call in self.case.calls:
+                for symbol, variable in beside.names(call).items():
+                    if (source := runs.source(call.stage, call.id, symbol)) is not None:
+                        # Two calls that share a value in this run may differ in another run.
+                        same = self.follows.get(variable, source) == source
+                        self.follows[variable] = source if same else _SEVERAL
+                        self.follows[f"{symbol}_{call.id}"] = source
+            used = {s.name for source in self.follows.values() for s in source.free_symbols - {_SEVERAL}}
+            self.own = {s: runs.own[s] for s in sorted(used)}
+
+    def outcome(self) -> EquivalenceOutcome:
+        """Compare the claim with the truth at many runs, and return the outcome."""
+        lists, decided = self._lists()
+        tried: set[tuple[int, ...]] = set()
+        wrong: FormulaCounterexample | None = None
+        for place in self._places(lists, decided=decided):
+            key = tuple(place.values())
+            if key in tried or (there := self._at(place)) is None:
+                continue
+            tried.add(key)
+            found = self._differ(there)
+            if found is not None and (wrong is None or _size(found) < _size(wrong)):
+                wrong = found
+        return EquivalenceOutcome(wrong, len(tried), decided)
+
+    @property
+    def several(self) -> bool:
+        """Return whether the target uses different formulas at some of its runs."""
+        return any(self._at({s: end}) is not None for s in self.own for end in (self.runs.ends(s) if self.runs else ()))
+
+    def cases(self, most: int) -> Iterator[tuple[ClaimCase, ExactNumber | None]]:
+        """Yield runs around the values where a formula changes, each with the number that the claim gives there.
+
+        Args:
+            most: the approximate number of runs.
+        """
+        for place in self._mixed(self._lists()[0], most):
+            there = self._at(place)
+            case = there and there.case.moved(lambda _: {})
+            if there and case:
+                yield case, there.numbers(there.free)[0]
+
+    def _differ(self, there: Comparison) -> FormulaCounterexample | None:
+        """Return a counterexample at a run, or ``None``; symbols that no setting controls are varied too."""
+        other = there.free.keys() - self.follows.keys()
+        draws = [{n: low + zlib.crc32(f"{low}:{n}".encode()) % (high - low) for n in other} for low, high in _DRAWS]
+        element = [{"b": size} for size in _ELEMENT] if self.runs is not None and "b" in other else [{}, {}]
+        for drawn in ({}, *(d | e for d, e in zip(draws, element, strict=True))) if other else ({},):
+            values = {**there.free, **drawn}
+            claimed, truth = there.numbers(values)
+            if truth is not None and claimed != truth and truth.denominator == 1:
+                shown = {**self._moved(there), **values}
+                return FormulaCounterexample(shown, "nothing" if claimed is None else str(claimed), int(truth))
+        return None
+
+    def _moved(self, there: Comparison) -> dict[str, int]:
+        """Return the sizes that differ at another run and occur in neither formula.
+
+        They belong to a counterexample because they may decide which formula applies.
+        """
+        if self.runs is None:
+            return {}
+        here, other = (
+            {one.names(c)[n]: v for c in one.case.calls for n, v in c.symbols.items()} for one in (self.beside, there)
+        )
+        return {n: v for n, v in other.items() if n in self.follows and n not in there.tied and here.get(n) != v}
+
+    def _at(self, place: Mapping[str, int]) -> Comparison | None:
+        """Return the comparison at a run; ``None`` if the target refuses the run, or the claim does not cover it.
+
+        Args:
+            place: setting -> value, for the settings that differ from the claim's run.
+        """
+        if self.runs is None:
+            made = copy(self.beside)
+            made.free = {**self.beside.free, **place}
+            return made
+        run = self.runs.at(place)
+        at = self.case.claim.at.items()
+        if run is None or any(c.symbols.get(n, v) != v for c in run.calls for n, v in at):
+            return None
+        if not {c.stage for c in self.case.calls} <= {c.stage for c in run.calls}:
+            return None  # a stage of the claim does not run: for example, no decode without new tokens
+        regime = self.case.once(f"formulas {id(run.ledger)}", lambda: replace(self.case, ledger=run.ledger))
+        if not regime.symbolic:
+            return None
+        there = regime.claiming(self.case.claim).calling(run.calls)
+        return Comparison(self.beside.given_formula, there, self.beside.shared)
+
+    def _lists(self) -> tuple[dict[str, tuple[int, ...]], bool]:
+        """Return the values of each setting to compare at, and whether agreement at all of them proves equality."""
+        lists: dict[str, tuple[int, ...]] = {}
+        decided = True
+        ends: dict[str, tuple[int, ...]] = {s: self.runs.ends(s) if self.runs else () for s in self.own}
+        exprs = self._expressions(self.beside)
+        for setting, found in ends.items():
+            for end in found:
+                there = self._at({setting: end})
+                exprs |= self._expressions(there) if there is not None else set()
+        for setting, own in self.own.items():
+            first, step = self.runs.sizes(setting) if self.runs else (1, 1)
+            try:
+                if not step:
+                    raise NotDecided
+                lists[setting] = deciding(exprs, setting, first, step, ends[setting])
+            except NotDecided:
+                decided = False
+                lists[setting] = tuple(sorted({first, own, *(e + k for e in ends[setting] for k in (-1, 0, 1))}))
+        try:
+            grid(lists, _GRID)
+        except NotDecided:
+            decided = False
+        return lists, decided and not any(self._open(expr) for expr in exprs)
+
+    def _open(self, expr: sympy.Expr) -> bool:
+        """Whether the branches of an expression depend on more than the settings."""
+        known = {sym(s) for s in self.own}
+        return expr.has(_SEVERAL) or any(not a.free_symbols <= known for a in expr.atoms(*PIECEWISE))
+
+    def _expressions(self, there: Comparison) -> set[sympy.Expr]:
+        """Return the terms of claim and truth as expressions in the settings."""
+        put = {sym(variable): source for variable, source in self.follows.items()}
+        return {expr.xreplace(put) for side in there.parts() for expr in side}
+
+    def _places(self, lists: Mapping[str, tuple[int, ...]], *, decided: bool) -> Iterator[dict[str, int]]:
+        yield dict(self.own)
+        if decided:
+            yield from grid(lists, _GRID)
+        for setting, decisive in lists.items():
+            first, step = self.runs.sizes(setting) if self.runs else (1, 1)
+            usual = {first + step * i for i in range(_SMALL)}
+            usual |= {first + step * (2**i + k) for i in range(_POWERS) for k in (-2, -1, 0)}
+            usual |= {first + step * (zlib.crc32(f"{setting}:{high}".encode()) % high) for high in _SCALES}
+            for value in sorted({*usual, *decisive}):
+                yield {**self.own, setting: value}
+        yield from self._mixed(lists, _MIXED)
+
+    def _mixed(self, lists: Mapping[str, tuple[int, ...]], most: int) -> Iterator[dict[str, int]]:
+        """Yield about ``most`` combinations of values from the lists and from the claim's own run."""
+        short = {s: sorted({*values[:3], *values[-3:], self.own[s], *values[:: len(values) // 6 + 1]})
+                 for s, values in lists.items()}  # fmt: skip
+        whole = [dict(zip(short, values, strict=True)) for values in product(*short.values())]
+        yield from whole[:: len(whole) // most + 1]
+
+
+def _size(found: FormulaCounterexample) -> tuple[int, ...]:
+    return sum(found.values.values()), *found.values.values()

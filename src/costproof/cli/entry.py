@@ -1,8 +1,7 @@
 """Start a command, with signal handlers installed before anything large is imported.
 
 Nothing has begun while modules are imported, so a signal then ends the process at once. A signal before this module,
-while
-Python itself starts, cannot be handled by any program.
+while Python itself starts, cannot be handled by any program.
 """
 
 from __future__ import annotations

@@ -42,10 +42,16 @@ COMMANDS: Final[dict[str, str]] = {
 }
 """Name -> short help, in the order of a typical session."""
 _MODULES: Final = {
-    **dict.fromkeys(("machine", "machines"), "device"),
-    **dict.fromkeys(("targets", "workloads", "ops", "schema", "doctor"), "list"),
+    "compare": "check compare diff gate render",
+    "count": "capture counters measure peaks report",
+    "estimate": "fits machine machines roofline stored",
+    "formula": "derive explain prove",
+    "list": "doctor ops schema targets workloads",
+    "picture": "graph plot",
+    "sweep": "sweep",
 }
-"""Command -> ``NAME`` of its module ``costproof.cli.NAME_command`` (default: the name of the command)."""
+"""``NAME`` of a module ``costproof.cli.NAME_commands`` -> its commands."""
+_MODULE_OF: Final = {command: name for name, commands in _MODULES.items() for command in commands.split()}
 
 EPILOG: Final = """\b
 Exit codes: 0 all exact or explained, 1 findings, 2 wrong usage or bad input,
@@ -85,7 +91,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(import_module(f"costproof.cli.{_MODULES.get(cmd_name, cmd_name)}_command"), cmd_name)
+        command = getattr(import_module(f"costproof.cli.{_MODULE_OF[cmd_name]}_commands"), cmd_name)
         assert isinstance(command, click.Command)
         if _FLAGS[0] not in command.params:
             command.params += _FLAGS

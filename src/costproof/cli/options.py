@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from inspect import signature
 from pathlib import Path
@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 import click
 
 from costproof import api
-from costproof.cli.output import emit
+from costproof.cli.output import check_apart, emit, print_table, shown_on_terminal, terminal_width
 from costproof.cli.params import DEVICE, FILE, PRESET, ChoiceParam, IntParam, ListParam
+from costproof.cli.progress import show_progress
 from costproof.ledger.errors import EXIT_OK, BadInput
 from costproof.ledger.run import ALL_SOURCES, DEFAULT_SOURCES, Convention, RunDevice
-from costproof.reports.outputs import variants
+from costproof.reports.escape import visible
+from costproof.reports.outputs import variant, variants
 
 if TYPE_CHECKING:
     from costproof.run.request import RunRequest
@@ -115,18 +117,6 @@ def options(*names: str) -> Callable[[F], F]:
     return add
 
 
-def format_option(about: str, *, table: bool = False) -> Callable[[F], F]:
-    """Return the option ``-f`` for the outputs about a subject; see ``outputs.variant``.
-
-    Args:
-        table: whether the default on a terminal is a table.
-    """
-    known = tuple(variants(about))
-    default = f"a table on a terminal and {known[0]} elsewhere" if table else known[0]
-    text = f"Output format.  [default: by the suffix of -o, else {default}]"
-    return click.option("-f", "--format", "kind", type=ChoiceParam(*known), help=text)
-
-
 def device_option(text: str, *, required: bool = False) -> Callable[[F], F]:
     """Return the option ``--on``, as the parameter ``device``, with a help text."""
     text = f"{text} (see costproof machines)."
@@ -155,16 +145,20 @@ def run_request(target: str | None, file: Path | None, choices: dict[str, Any]) 
     return api.request(base or "", verb=str(context.command.name), **given)
 
 
-def run_command(command: Callable[..., int]) -> Callable[..., int]:
+def run_command(command: Callable[..., int], own: Iterable[str] = ()) -> Callable[..., int]:
     """Pass the request made of the command line as first argument; the command's own parameters follow.
 
     With ``--dry-run`` the request is printed instead.
+
+    Args:
+        command: the command.
+        own: names of its own parameters (default: those of its signature).
     """
-    own = tuple(signature(command).parameters)[1:]
+    names = tuple(own) or tuple(signature(command).parameters)[1:]
 
     @wraps(command)
     def made(target: str | None, file: Path | None, dry_run: bool, **given: Any) -> int:
-        taken = {name: given.pop(name) for name in own}
+        taken = {name: given.pop(name) for name in names}
         run = run_request(target, file, given)
         if dry_run:
             emit(api.request_text(run, str(click.get_current_context().command.name)), None)
@@ -172,3 +166,48 @@ def run_command(command: Callable[..., int]) -> Callable[..., int]:
         return command(run, **taken)
 
     return made
+
+
+def report_command(
+    about: str,
+    *names: str,
+    table: bool = False,
+    warnings: Callable[[Any], Iterable[str]] = lambda found: (),
+) -> Callable[[Callable[..., Any]], Callable[..., int]]:
+    """Return a decorator for a command that returns its result, which is printed in a format or written to a file.
+
+    It adds ``-f``, ``-o`` and the shared options ``names``, and returns the exit code of the result. The format and the
+    file are checked before the command runs. With the option ``request`` the command gets a request, as by
+    :func:`run_command`; with the option ``progress`` it gets a callback.
+
+    Args:
+        about: the subject of the outputs; see ``outputs.variant``.
+        names: shared options, in their order.
+        table: whether the default on a terminal is a table, not the first format.
+        warnings: returns lines about a result for stderr.
+    """
+    known = tuple(variants(about))
+    default = f"a table on a terminal and {known[0]} elsewhere" if table else known[0]
+    text = f"Output format.  [default: by the suffix of -o, else {default}]"
+
+    def add(command: Callable[..., Any]) -> Callable[..., int]:
+        @wraps(command)
+        def printed(*run: RunRequest, kind: str | None, output: Path | None, **given: Any) -> int:
+            how = None if table and shown_on_terminal(kind, output) else variant(about, kind, output)
+            check_apart(output)
+            with show_progress(given.pop("progress", "never")) as say:
+                found = command(*run, **given, **({"progress": say} if "progress" in names else {}))
+            if how is None:
+                print_table(about, found)
+            else:
+                emit(how.text(found, terminal_width(output)), output)
+            for line in warnings(found):
+                click.echo(visible(line), err=True)
+            return getattr(found, "exit_code", EXIT_OK)
+
+        own = [*signature(command).parameters][1:]
+        made = run_command(printed, ["kind", "output", *own]) if "request" in names else printed
+        made = options("output", *names)(made)
+        return click.option("-f", "--format", "kind", type=ChoiceParam(*known), help=text)(made)
+
+    return add

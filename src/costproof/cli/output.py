@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Final
@@ -31,11 +32,8 @@ _READ: Final = ("capture.json", "callgraph.json", "config.json")
 """Files that are read from a folder in the arguments."""
 
 
-def emit(text: str | bytes, output: Path | None, *, inputs: Iterable[Path] = ()) -> None:
+def emit(text: str | bytes, output: Path | None) -> None:
     """Write to stdout (``output`` is ``None`` or ``-``) or to a file.
-
-    Args:
-        inputs: further files that the command reads and must not overwrite, besides those in its arguments.
 
     Raises:
         BadInput: the file is one of the inputs, or cannot be written.
@@ -47,12 +45,12 @@ def emit(text: str | bytes, output: Path | None, *, inputs: Iterable[Path] = ())
         # Binary, so that the bytes are the same on every platform and under every locale.
         click.echo(text.encode("utf-8") if isinstance(text, str) else text, nl=False)
         return
-    check_apart(output, inputs)
+    check_apart(output)
     write_named(output, text)
     note_written(output)
 
 
-def check_apart(output: Path | None, inputs: Iterable[Path] = ()) -> None:
+def check_apart(output: Path | None) -> None:
     """Check, before long work, that the output is a writable file and none of the inputs.
 
     Raises:
@@ -62,8 +60,7 @@ def check_apart(output: Path | None, inputs: Iterable[Path] = ()) -> None:
         return
     named = click.get_current_context().params.items()
     words = [w for name, v in named if name not in _OUTPUT for w in (v if isinstance(v, tuple) else (v,))]
-    given = [*inputs, *(path for word in words for path in _files(word))]
-    if output.exists() and any(_same(path, output) for path in given):
+    if output.exists() and any(_same(path, output) for word in words for path in _files(word)):
         raise BadInput("the output is one of the inputs", where=str(output), fix="choose another file with -o")
     if output.is_dir():
         raise BadInput("the output is a folder", where=str(output), expected="a file", fix="name a file with -o")
@@ -145,6 +142,16 @@ def check_no_picture(folder: Path | None) -> None:
 def shown_on_terminal(*asked: object) -> bool:
     """Return whether output goes to a terminal, with neither a format nor a file requested."""
     return all(a is None for a in asked) and is_terminal()
+
+
+def print_table(about: str, found: object) -> None:
+    """Print the document of a result on a subject of :mod:`costproof.reports`, as wide as stdout and in its colors."""
+    from rich.console import Console
+
+    from costproof.reports.text import TerminalPrinter
+
+    document = import_module(f"costproof.reports.{about}").document
+    TerminalPrinter(Console(highlight=False, emoji=False)).document(document(found, "text"))
 
 
 def print_summary(found: Report) -> None:

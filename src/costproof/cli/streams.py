@@ -156,8 +156,7 @@ def ending_signals() -> Iterator[list[int]]:
 
     The first signal raises ``KeyboardInterrupt``. While a module is imported, foreign code would turn that into another
     exception, so the process ends at once. It also ends if code swallows the interrupt or does not end within a few
-    seconds.
-    Later signals have no effect.
+    seconds. Later signals have no effect.
     """
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():

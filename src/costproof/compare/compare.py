@@ -1,17 +1,21 @@
-"""Compare the sources of a capture and return its findings."""
+"""Compare the sources of a capture, and its dynamic source with torch's own FLOP formulas; return the findings."""
 
 from __future__ import annotations
 
-from costproof.compare.align import align
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from costproof.compare.align import AlignedRow, Spot, align
 from costproof.compare.causes import context
 from costproof.compare.counters import compare_counters
-from costproof.compare.diagnose import module_findings
-from costproof.compare.expert_coverage import expert_findings, uneven_experts
-from costproof.compare.findings import CAUSES, Cause, CauseKind, Discrepancy, Finding, Level
-from costproof.compare.flop_counter_check import second_judge
-from costproof.compare.totals import sums
+from costproof.compare.diagnose import Diagnosis, finding, module_findings
+from costproof.compare.findings import CAUSES, Cause, CauseKind, Discrepancy, Finding, Judges, Level
+from costproof.compare.kinds import kind_of
+from costproof.compare.patterns import patterns, template
+from costproof.compare.totals import expert_findings, sums, uneven_experts
 from costproof.compare.verdict import coverage, gaps, given_by, verdict_of
 from costproof.ledger.capture import Capture
+from costproof.ledger.node import NO_FORMULA, UnknownOp, unknown_clause
 
 
 def compare(capture: Capture) -> Discrepancy:
@@ -122,3 +126,129 @@ def _finding(
         residual=None,
         evidence=(evidence,),
     )  # fmt: skip
+
+
+WITHOUT = "FLOPs of operators: the dynamic source has no second judge in this capture"
+
+
+def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
+    """Compare the dynamic source with torch's FlopCounterMode; return a summary, and findings for differences."""
+    dynamic = next((x for x in capture.ledgers if x.source == "dynamic"), None)
+    if dynamic is None or capture.judge is None:
+        return Judges(0, 0, (WITHOUT,)), ()
+    judge = capture.judge
+    unjudged: dict[tuple[str, str], list[str]] = {}
+    for o in judge.unknown_ops:
+        unjudged.setdefault((o.stage, o.module), []).append(o.op)
+    rows = [r for r in align([dynamic, judge], ("flops",)) if r.cells["dynamic"].value is not None]
+    # An operator without a rule is unknown, not 0: a surplus in torch's count may belong to it.
+    lacking = {(o.stage, o.module) for o in dynamic.unknown_ops}
+    ruleless = [r for r in rows if (r.stage, r.module) in lacking and _beyond(r)]
+    rows = [r for r in rows if r not in ruleless]
+    agreed = [r for r in rows if _said(r)[0] == _said(r)[1]]
+    unlike: dict[Spot, list[AlignedRow]] = {}
+    for row in rows:
+        if _said(row)[0] != _said(row)[1]:
+            unlike.setdefault((row.stage, row.invocation, row.module), []).append(row)
+    differing: list[AlignedRow] = []
+    left: list[AlignedRow] = []
+    for (stage, _, module), members in unlike.items():
+        excused, bad = _apart(members, unjudged.get((stage, module), ()))
+        left += excused
+        differing += bad
+        agreed += [row for row in members if row not in excused and row not in bad]
+    names = dict.fromkeys(o.op for o in judge.unknown_ops)
+    alone = [_alone(name, [o for o in judge.unknown_ops if o.op == name]) for name in names]
+    alone += [_left_open(*each) for each in _merged(left)]
+    alone += [_without_rule(*each) for each in _merged(ruleless)]
+    found = (_judge_finding(*each) for each in _merged(differing))
+    flops = sum(r.cells["dynamic"].value or 0 for r in agreed)
+    return Judges(len(agreed), flops, tuple(alone), tuple(sorted({n.kind for n in judge.nodes}))), tuple(found)
+
+
+def _alone(name: str, calls: Sequence[UnknownOp]) -> str:
+    """Return the clause on the calls of an operator that the second judge could not count."""
+    reasons = sorted({call.why for call in calls} - {NO_FORMULA})
+    return "; ".join((f"operator {name}: {unknown_clause(calls)}", *reasons))
+
+
+def _merged(rows: Iterable[AlignedRow]) -> Iterator[tuple[AlignedRow, str, int]]:
+    """Group equal rows of modules whose paths differ only in numbers: yield one row, the pattern, and the row count."""
+    alike: dict[Hashable, list[AlignedRow]] = {}
+    for row in rows:
+        cells = tuple((s, c.value, c.kinds) for s, c in row.cells.items())
+        alike.setdefault((row.stage, row.invocation, template(row.module)[0], row.kind, cells), []).append(row)
+    for members in alike.values():
+        for pattern, inside in patterns(r.module for r in members):
+            yield members[0], pattern, len(inside)
+
+
+def _apart(rows: Sequence[AlignedRow], unjudged: Sequence[str]) -> tuple[list[AlignedRow], list[AlignedRow]]:
+    """Split differing rows of a module into those explained by operators that torch has no formula for, and the rest.
+
+    An operator without a formula does work that torch's count lacks: all work of a kind that only our rules name, or
+    part of its own kind. Apart from it both sides must have equal sums, since a composite operator of one side may be
+    several products on the other. Failing that, only kinds that our rules do not name may be parts of the operator, and
+    only if they do not exceed the work that torch lacks.
+    """
+    own = {kind_of(name) for name in unjudged}
+    gaps: list[tuple[AlignedRow, int]] = []
+    lacking: list[tuple[AlignedRow, int]] = []
+    parts: list[tuple[AlignedRow, int]] = []
+    for row in rows:
+        mine, other = _said(row)
+        if mine is None or other is None:
+            continue
+        gaps.append((row, mine - other))
+        if own and mine > other and (other == 0 or any(kind_of(k) in own for k, _ in row.cells["dynamic"].kinds)):
+            lacking.append(gaps[-1])
+        elif mine == 0:
+            parts.append(gaps[-1])
+    reached: dict[int, list[AlignedRow]] = {0: []}
+    for row, gap in lacking:
+        for gone, some in list(reached.items()):
+            reached.setdefault(gone + gap, [*some, row])
+    excused = reached.get(sum(gap for _, gap in gaps))
+    if excused is not None:
+        return excused, [row for row in rows if None in _said(row)]
+    excused = [row for row, _ in (*lacking, *parts)] if sum(gap for _, gap in (*lacking, *parts)) >= 0 else []
+    return excused, [row for row in rows if row not in excused]
+
+
+def _left_open(row: AlignedRow, pattern: str, count: int) -> str:
+    mine, other = (f"{(value or 0) * count:,}" for value in _said(row))
+    return (
+        f"{row.kind} in {pattern or '(root)'}, {row.stage}: {mine} FLOP by the rules, {other} by torch's formulas, "
+        "which lack an operator there"
+    )
+
+
+def _without_rule(row: AlignedRow, pattern: str, count: int) -> str:
+    mine, other = (None if value is None else f"{value * count:,} FLOP" for value in _said(row))
+    at_least = f"at least {mine}" if _said(row)[0] else "unknown"
+    return (
+        f"{row.kind} in {pattern or '(root)'}, {row.stage}: {at_least} by the rules, which lack an operator there, "
+        f"{other} by torch's formulas"
+    )
+
+
+def _beyond(row: AlignedRow) -> bool:
+    """Whether torch counts more than the rules."""
+    mine, other = _said(row)
+    return (other or 0) > (mine or 0)
+
+
+def _said(row: AlignedRow) -> tuple[int | None, int | None]:
+    return row.cells["dynamic"].value, row.cells["dispatcher"].value
+
+
+def _judge_finding(row: AlignedRow, pattern: str, count: int) -> Finding:
+    mine, other = row.cells["dynamic"], row.cells["dispatcher"]
+    delta = None if mine.value is None or other.value is None else mine.value - other.value
+    said = ", ".join(f"{kind} {value:,}" for kind, value in other.kinds if value is not None) or "nothing"
+    cause = Cause(
+        "judge_difference", delta or 0, (*mine.ids[:3], *other.ids[:3]), accepted=False,
+        note=f"torch's own formulas count {said} in the same calls",
+    )  # fmt: skip
+    made = finding(row, Diagnosis("unexplained", delta, "dispatcher", (cause,), delta), pattern, count)
+    return replace(made, id=f"judge/{made.id}", level="judge")

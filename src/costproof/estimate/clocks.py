@@ -140,11 +140,14 @@ class VariantTime:
     why: str = ""
     """Why it does not; empty if it does."""
     kernels: int | None = None
-    """Nanoseconds of its kernels, one after another; ``None`` if they were not measured."""
+    """Nanoseconds of its kernels by themselves, in the eager run; ``None`` if they were not measured."""
     replay: int | None = None
-    """Nanoseconds that one replay takes besides its kernels, measured once per machine; ``None`` if not measured."""
+    """Nanoseconds that one replay takes besides kernels and gaps, measured once per machine; ``None`` if it was not."""
+    gaps: int | None = None
+    """Nanoseconds of all gaps between kernels: their number times that measured once per machine."""
 
     @property
     def predicted(self) -> int | None:
-        """Return the nanoseconds of the kernels and one replay; ``None`` if either is unknown."""
-        return None if self.kernels is None or self.replay is None else self.kernels + self.replay
+        """Return the nanoseconds of kernels, gaps and one replay; ``None`` if one of them is unknown."""
+        parts = self.kernels, self.gaps, self.replay
+        return None if None in parts else sum(part for part in parts if part is not None)

@@ -87,14 +87,16 @@ class Device:
     """Hz at which the peaks are reached."""
     module_call: DeviceFigure | None = None
     """Host nanoseconds of one call of a module, without its operators: ``Module.__call__``, hooks and ``forward``."""
-    operator_dispatch: DeviceFigure | None = None
-    """Host nanoseconds of one operator that is called from Python, without its launches: dispatcher and allocator."""
-    kernel_launch: DeviceFigure | None = None
-    """Host nanoseconds of the runtime's call that enqueues one kernel; absent on a processor."""
+    operator_in_run: DeviceFigure | None = None
+    """Host nanoseconds of one operator in a forward, with its launches; absent on a processor."""
+    operator_alone: DeviceFigure | None = None
+    """The same for these operators in isolation, each repeated by itself; absent on a processor."""
     launch_latency: DeviceFigure | None = None
     """Nanoseconds from the enqueueing of a kernel to its start on an idle device; absent on a processor."""
+    graph_gap: DeviceFigure | None = None
+    """Nanoseconds that each kernel of a CUDA graph takes beyond its time in an eager run; absent on a processor."""
     graph_replay: DeviceFigure | None = None
-    """Nanoseconds that one replay of a CUDA graph takes besides its kernels; absent on a processor."""
+    """Nanoseconds of one replay of a CUDA graph on a busy device, besides kernels and gaps; absent on a processor."""
 
     def peak(self, dtype: str) -> DevicePeak | None:
         """Return the largest dense peak of a dtype on any unit, or ``None`` if no source gives one."""
@@ -152,16 +154,17 @@ FIGURES: Final[dict[str, tuple[str, str, int]]] = {
 """Name -> title, unit, and lower limit: a smaller value was given in another unit."""
 HOST_FIGURES: Final[dict[str, tuple[str, str, int]]] = {
     "module_call": ("host time of one module call", "ns", 100),
-    "operator_dispatch": ("host time of one operator", "ns", 100),
-    "kernel_launch": ("host time to enqueue one kernel", "ns", 100),
+    "operator_in_run": ("host time of one operator in a forward", "ns", 100),
+    "operator_alone": ("host time of one operator in isolation", "ns", 100),
     "launch_latency": ("from the enqueueing of a kernel to its start", "ns", 100),
-    "graph_replay": ("one replay of a CUDA graph, besides its kernels", "ns", 100),
+    "graph_gap": ("from a kernel of a CUDA graph to the next", "ns", 0),
+    "graph_replay": ("one replay of a CUDA graph, besides its kernels and gaps", "ns", 0),
 }
-"""As :data:`FIGURES`, for an eager run on a machine; no data sheet gives them, ``machine --measure`` writes them."""
+"""As :data:`FIGURES`, for times of runs on a machine; no data sheet gives them, ``machine --measure`` writes them."""
 _LEAST_PEAK: Final = 10**7
 """Lower limit of a peak: slow dtypes on a busy processor reach 10^9, values given in GFLOP/s are below the limit."""
 
-DEVICE: Final = FileKind(name="costproof/device", version=(1, 1), type=Device)
+DEVICE: Final = FileKind(name="costproof/device", version=(1, 2), type=Device)
 _FOLDER: Final = Path(__file__).parent / "devices"
 _AGAIN: Final = "costproof machine --measure -o FILE writes one; costproof machine h100-sxm -f json prints one"
 

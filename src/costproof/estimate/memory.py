@@ -11,7 +11,12 @@ the run. It holds at most weights, buffers and the sum of all peaks: while one c
 results, which its own peak includes; for decode, the last step has the largest peak and replaces the cache of the
 previous one.
 
-*Activations.* A model runs one layer at a time. The tensors that are alive are then at most
+*The live peak.* Targets whose peak is a formula (:class:`~costproof.models.target.WithMemory`) need no bound: a run
+holds weights, buffers and the peak of the stage that holds most, with its cache. Each tensor is released after its last
+reader, as an exported graph does; a stage is given the results of those before it and keeps nothing of them. The cache
+of a layer is released once the extended one exists.
+
+*Activations.* Without such a formula, a model runs one layer at a time. The tensors that are alive are then at most
 
 * the results of modules that have returned: at most everything that crosses a module boundary, ``output_bytes``;
 * the operands and results of the operators in the running layer and in modules outside of layers. Each such tensor is
@@ -47,7 +52,7 @@ from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
 
 FitVerdict = Literal["fits", "does not fit", "not known"]
-HeldKind = Literal["weights and cache", "weights and graph peak", "weights, cache and bound"]
+HeldKind = Literal["weights and cache", "weights and live peak", "weights and graph peak", "weights, cache and bound"]
 NEEDED: Final[tuple[Metric, ...]] = ("weight_bytes", "kv_cache_bytes")
 _SIZE: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?(?:[eE]\+?([0-9]{1,2}))?\s*(B|[kMGTP]B|[KMGTP]iB)?")
 _PREFIXES: Final = "kMGTP"
@@ -69,6 +74,8 @@ class StageMemory:
     """The largest known eager peak of its calls, without their arguments; ``None``: none is known."""
     peaks_bytes: int | None = None
     """Sum of the eager peaks of all calls and parts, with arguments; ``None``: one is not known."""
+    live_bytes: int | None = None
+    """Live peak of its largest call by formula: cache, arguments and results included; ``None``: no formula."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +133,14 @@ class Fits:
     """The largest quantised matrix in the dtype of the run, which a kernel may unpack before it multiplies."""
     buffers_bytes: int | None = None
     """All registered buffers of the model, persistent or not; ``None``: not known."""
+    live_bytes: int | None = None
+    """The largest :attr:`StageMemory.live_bytes`; ``None``: one is not known."""
+    last_logits_bytes: int | None = None
+    """The same with logits of the last position only; ``None``: not known, or the run computes no others."""
+    token_bytes: int | None = None
+    """Bytes that one more token of text adds to the cache of a sequence; ``None``: not known."""
+    reserve_bytes: int = 0
+    """Part of the memory that is left to the runtime, as the caller asked; :attr:`memory_bytes` is without it."""
     notes: tuple[str, ...] = ()
     """Notes of the sources on how they counted and on work that they omitted."""
 
@@ -165,7 +180,7 @@ class Fits:
         """Lower bound of the peak: weights, buffers, and the cache or the largest known peak."""
         if self.certain_bytes is None or self.lasting_bytes is None:
             return None
-        return max(self.certain_bytes, self.lasting_bytes + (self.peak_bytes or 0))
+        return max(self.certain_bytes, self.lasting_bytes + max(self.peak_bytes or 0, self.live_bytes or 0))
 
     @property
     def peaks_bytes(self) -> int | None:
@@ -174,10 +189,14 @@ class Fits:
 
     @property
     def most_bytes(self) -> int | None:
-        """Upper bound: weights, buffers and the sum of all peaks; if a peak is not known, :attr:`bound_bytes`."""
-        if self.peaks_bytes is None or self.weights_bytes is None:
+        """Upper bound: weights, buffers, an unpacked matrix, and the live peak or the sum of all peaks.
+
+        If neither is known, :attr:`bound_bytes`.
+        """
+        peak = self.live_bytes if self.live_bytes is not None else self.peaks_bytes
+        if peak is None or self.weights_bytes is None:
             return self.bound_bytes
-        return exact_sum((self.held_weights, self.buffers_bytes, self.peaks_bytes, self.unpacked_bytes or 0))
+        return exact_sum((self.held_weights, self.buffers_bytes, peak, self.unpacked_bytes or 0))
 
     @property
     def verdict(self) -> FitVerdict:
@@ -197,7 +216,7 @@ class Fits:
         return _EXIT[self.verdict]
 
 
-FITS: Final = FileKind(name="costproof/fits", version=(3, 3), type=Fits)
+FITS: Final = FileKind(name="costproof/fits", version=(3, 4), type=Fits)
 
 
 def parse_size(text: str, where: str) -> int:

@@ -1,8 +1,7 @@
 """Manage temporary files and folders of unfinished outputs, so that the next run can remove those of dead processes.
 
 Their names match :data:`ASIDE`; a folder also contains a mark, which is locked while a process uses the folder. Nothing
-else
-is ever removed.
+else is ever removed.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ def sweep(folder: Path, *, alone: bool) -> None:
 
     Args:
         alone: whether the folder is locked, so that every temporary file belongs to a dead process; otherwise only
-            files older
-            than a day are removed.
+            files older than a day are removed.
     """
     with suppress(OSError):
         found = [Path(entry.path) for entry in os.scandir(folder) if ASIDE.fullmatch(entry.name)]

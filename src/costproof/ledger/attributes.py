@@ -11,8 +11,7 @@ def attribute(owner: object, name: str, default: Any = None) -> Any:
     """Return an attribute, or the default if it is missing or reading it raises.
 
     ``getattr`` with a default only handles ``AttributeError``; configurations of transformers whose values differ
-    between layers
-    raise ``RuntimeError``.
+    between layers raise ``RuntimeError``.
     """
     try:
         return getattr(owner, name, default)

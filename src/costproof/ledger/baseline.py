@@ -1,8 +1,7 @@
 """Fold a capture into a baseline, small enough to commit, as an operand of diff and gate.
 
 Equal layers become one row: a row has a stage, a part of the model (its role), an operator kind and a metric. Two
-baselines
-are compared from their rows, so nothing here needs torch.
+baselines are compared from their rows, so nothing here needs torch.
 """
 
 from __future__ import annotations

@@ -108,6 +108,11 @@ class Capture:
         others = () if self.counters is None else (r.ledger() for r in self.counters.runs)
         return {x.source: x for x in (*others, *self.ledgers)}
 
+    @property
+    def source_list(self) -> str:
+        """Return the sources for a message: ``sources analytic, static``."""
+        return "sources " + (", ".join(x.source for x in self.ledgers) or "none")
+
     def ledger(self, source: str) -> Ledger:
         """Return the ledger of a source.
 

@@ -92,6 +92,10 @@ class Incomplete(CostproofError):
     exit_code = EXIT_INCOMPLETE
 
 
+class Absent(Incomplete):
+    """Raised if a capture lacks the data for an output. A folder of reports then omits that file."""
+
+
 class Bug(CostproofError):
     """Raised for a broken invariant of costproof itself; exit code 70."""
 

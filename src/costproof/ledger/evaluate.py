@@ -23,8 +23,7 @@ def evaluate_ledger(
     Args:
         values_by_invocation: (stage, invocation id) -> values of the workload's symbols there.
         config_values: values of the configuration's symbols. Stage-wide metrics use these, and workload symbols with
-            one value
-            in all invocations.
+            one value in all invocations.
 
     Raises:
         BadInput: a symbol has no value, or a cost is not an integer; the error names the node.

@@ -1,8 +1,7 @@
 """Define cost nodes and ledgers, the counts of one source line by line.
 
 A ledger is a flat list of nodes; the tree is in their ids. Totals are sums over the nodes, so a total can never
-disagree
-with its rows.
+disagree with its rows.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ class CostNode:
     """A line of a ledger: the costs of a module, or of one operator kind in it.
 
     Metrics of the whole module (parameters, calls, bytes) are on the node with an empty ``kind``; FLOPs are on one node
-    per
-    operator kind, named as the source names it (``linear``, ``aten.linear``, ``scaled_dot_product_attention``).
-    Stage-wide
-    metrics have an empty ``invocation``.
+    per operator kind, named as the source names it (``linear``, ``aten.linear``, ``scaled_dot_product_attention``).
+    Stage-wide metrics have an empty ``invocation``.
     """
 
     stage: str

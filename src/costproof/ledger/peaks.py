@@ -1,10 +1,8 @@
 """Describe the peak of live activations of every call of a stage, in its exported graph and in the eager module.
 
 The two peaks differ. The *graph peak* frees a tensor after its last reader. The *eager peak* is what the module holds
-while
-Python runs it, whose frames keep tensors that nothing reads anymore. Neither is a sum over nodes: each is the largest
-sum of
-live bytes at one moment.
+while Python runs it, whose frames keep tensors that nothing reads anymore. Neither is a sum over nodes: each is the
+largest sum of live bytes at one moment.
 """
 
 from __future__ import annotations

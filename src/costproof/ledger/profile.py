@@ -89,9 +89,11 @@ class EnqueuedCall:
     launches: int
     """Kernels, copies and fills that it enqueues on the device."""
     device: int
-    """Device time of these, one after another."""
+    """Device time of these, one after another in the queue of an eager run."""
     synchronises: bool
     """Whether the host waits for the device before the call returns, as ``.item()`` and copies to the host do."""
+    kernels: int | None = None
+    """Device time of these without the gaps between them, as the profiler shows it; ``None`` if not measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,8 @@
 """Define kinds of files with versions and JSON Schemas, and read them strictly.
 
 A file begins with ``schema`` and ``schema_version`` ("major.minor"). Newer minor versions only add fields, so they are
-read;
-other major versions are refused. Contents are dataclasses: pydantic validates them strictly on reading and derives the
-JSON
-Schema, so neither can drift from the code.
+read; other major versions are refused. Contents are dataclasses: pydantic validates them strictly on reading and
+derives the JSON Schema, so neither can drift from the code.
 """
 
 from __future__ import annotations

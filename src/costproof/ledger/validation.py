@@ -1,9 +1,8 @@
 """Recompute the numbers of a capture and check that its parts agree.
 
 A file may be truncated, edited or made by somebody else. It contains its expressions, the values of their symbols and
-the
-traced runs, so its numbers can be checked without torch, in a fraction of a second. This finds files that contradict
-themselves; it does not show who wrote them.
+the traced runs, so its numbers can be checked without torch, in a fraction of a second. This finds files that
+contradict themselves; it does not show who wrote them.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ def validate_capture(capture: Capture, *, where: str) -> None:
     """Refuse a capture whose parts contradict each other.
 
     Stages and invocations are those that the capture names; sources and quantities occur once; costs equal their
-    expressions
-    at the capture's symbols; and the dynamic source is the sum of its runs.
+    expressions at the capture's symbols; and the dynamic source is the sum of its runs.
 
     Raises:
         Problems: all contradictions, each with its path in the file.
@@ -213,7 +211,7 @@ def _check_node(
         result, place = cache[key], f"{at}.exprs.{metric}"
         if isinstance(result, BadInput):
             yield BadInput(
-                result.what, where=place, expected=_expected(result.expected), got=result.got or result.where
+                result.what, where=place, expected=result.expected or "an integer", got=result.got or result.where
             )
         elif result != node.cost(metric):
             shown = result if abs(result) < _LARGEST_COST else "a number of more than 100 digits"
@@ -249,7 +247,3 @@ def _sum_of_runs(runs: tuple[TracedRun, ...], metric: Metric, steps: int) -> int
     if len(known) in (0, steps):
         return once + sum(known)
     return once + steps * (known[0] + known[-1]) // 2
-
-
-def _expected(expected: str | None) -> str:
-    return "an integer" if expected is None else expected

@@ -1,8 +1,7 @@
 """Write files atomically: each completely or not at all, and several together as far as the file system allows.
 
 Files are written to temporary names in the same folder, flushed, and renamed while signals are blocked. A writer locks
-the
-folder, so temporary files of dead runs can be recognized and removed.
+the folder, so temporary files of dead runs can be recognized and removed.
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ def write_texts(
     """Write all files or none: to temporary names first, renamed in order when all are complete.
 
     A replaced file keeps its permissions and, if this process may set them, its owner and group; its other hard links
-    keep the
-    old content. A read-only file is refused. Links are resolved as in :func:`places`; pipes and devices are written in
-    place.
+    keep the old content. A read-only file is refused. Links are resolved as in :func:`places`; pipes and devices are
+    written in place.
 
     Args:
         gone: files of an earlier run, which are removed before the first rename; links stay.

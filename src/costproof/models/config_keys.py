@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -170,6 +171,11 @@ def type_of_class(data: Mapping[str, Any]) -> str | None:
     named = data.get("architectures")
     if not isinstance(named, list) or not named or find_spec("transformers") is None:
         return None
+    with suppress(ImportError):  # older versions have the names below
+        from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES  # a table, which loads no torch
+
+        if data.get("model_type") in CONFIG_MAPPING_NAMES:
+            return None
     from transformers.models.auto import configuration_auto, modeling_auto
 
     configs = configuration_auto.CONFIG_MAPPING_NAMES

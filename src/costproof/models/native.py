@@ -6,6 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
@@ -15,7 +16,15 @@ from costproof.ledger.files import read_configuration
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, TargetInfo, Workload
+from costproof.ledger.workload import (
+    NOT_COMPARED,
+    WHOLE_FILE,
+    AttentionKind,
+    Dtype,
+    ExpertKernel,
+    TargetInfo,
+    Workload,
+)
 from costproof.models import settings as common
 from costproof.models.config import Config, NativeConfig, changes, keys_of, put, with_keys
 from costproof.models.decoding.build import build, with_numbers
@@ -23,6 +32,7 @@ from costproof.models.decoding.decoder import Decoder
 from costproof.models.reader_check import ConfigFile, check_reader
 from costproof.models.specs import Built
 from costproof.models.target import NamedWorkload, Setting
+from costproof.storage.scheme import CheckpointLayout
 from costproof.weights.stored import PLAIN, Stored, stored
 
 if TYPE_CHECKING:
@@ -84,7 +94,7 @@ class Configured(ABC, Generic[C]):
             config_hash=self.config.config_hash(),
             symbols=self.config.symbols(),
             stages=self.stages,
-            waived=dict(self.config.waived),
+            waived=dict(self.config.waived) | self.uncompared(),
             cut=dict(self.cut),
             changed=changes(self.whole or self.config, self.published or type(self.config)())
             if self.is_known
@@ -92,6 +102,10 @@ class Configured(ABC, Generic[C]):
             config=keys_of(self.config),
             quantised=dict(self.stored.quantised),
         )
+
+    def uncompared(self) -> dict[str, str]:
+        """Return why the configuration file was not compared with the reading of transformers, by its key."""
+        return {}
 
     @property
     def dtype(self) -> Dtype:
@@ -148,6 +162,8 @@ class Native(Configured[N]):
     """The presets; one of them is the default."""
     notation: ClassVar[dict[str, SymbolDoc]]
     """Typesetting and meaning of each symbol in the formulas."""
+    checkpoint_layout: ClassVar[CheckpointLayout] = CheckpointLayout()
+    """Differences between the modules of the class and the names of its checkpoints."""
     released: ClassVar[Stored] = Stored()
     """How the published checkpoint of the default configuration stores its weights."""
 
@@ -166,6 +182,10 @@ class Native(Configured[N]):
         known = published is not None
         file = ConfigFile.of(data, config, path)
         return replace(usual, config=config, published=published, is_known=known, stored=stored(data, path), file=file)
+
+    def uncompared(self) -> dict[str, str]:
+        """Return why the configuration file was not compared with the reading of transformers, by its key."""
+        return {} if self.file is None or find_spec("transformers") else {WHOLE_FILE: NOT_COMPARED}
 
     def every_published(self) -> tuple[N, ...]:
         """Return the default configuration of the family and those of its known models."""
@@ -222,6 +242,11 @@ class Native(Configured[N]):
             raise Problems("the workload cannot be run", problems)
         self.check(made)
         return made if made == plain else replace(made, name="custom")
+
+    def build_stored(self) -> nn.Module:
+        """Return the model on the meta device in the dtype of its checkpoint; no length of a preset has to fit it."""
+        usual = self.default_workload(next(preset.name for preset in self.named if preset.default))
+        return self.build(replace(usual, dtype=self.dtype, attention=self.attentions[0]))
 
     @property
     def decoder(self) -> Decoder:

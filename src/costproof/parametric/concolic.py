@@ -85,6 +85,30 @@ def concrete(number: Any) -> int:
     return number.value if isinstance(number, ConcolicInt) else int(number)
 
 
+def _arithmetic(how: str) -> tuple[Any, Any]:
+    """Return the methods of an operator on expressions: with the integer on the left, and on the right."""
+
+    def left(self: ConcolicInt, other: Any) -> Any:
+        return self._derive(how, self, other)
+
+    def right(self: ConcolicInt, other: Any) -> Any:
+        return self._derive(how, other, self)
+
+    return left, right
+
+
+def _concretized(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+    """Return the methods of an operator on concrete values: with the integer on the left, and on the right."""
+
+    def left(self: ConcolicInt, other: Any) -> Any:
+        return function(self._concretize(), other)
+
+    def right(self: ConcolicInt, other: Any) -> Any:
+        return function(other, self._concretize())
+
+    return left, right
+
+
 class ConcolicInt(Integral):
     """An integer that records its comparisons and the arithmetic that made it."""
 
@@ -118,35 +142,18 @@ class ConcolicInt(Integral):
         outcome = bool(_COMPARISONS[how](concrete(left), concrete(right)))
         return self.path.note(how, expression_of(left), expression_of(right), outcome)
 
-    def __add__(self, other: Any) -> Any:
-        return self._derive("+", self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._derive("+", other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._derive("-", self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._derive("-", other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._derive("*", self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._derive("*", other, self)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._derive("//", self, other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return self._derive("//", other, self)
-
-    def __mod__(self, other: Any) -> Any:
-        return self._derive("%", self, other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return self._derive("%", other, self)
+    __add__, __radd__ = _arithmetic("+")
+    __sub__, __rsub__ = _arithmetic("-")
+    __mul__, __rmul__ = _arithmetic("*")
+    __floordiv__, __rfloordiv__ = _arithmetic("//")
+    __mod__, __rmod__ = _arithmetic("%")
+    __truediv__, __rtruediv__ = _concretized(operator.truediv)
+    __rpow__ = _concretized(operator.pow)[1]
+    __and__, __rand__ = _concretized(operator.and_)
+    __or__, __ror__ = _concretized(operator.or_)
+    __xor__, __rxor__ = _concretized(operator.xor)
+    __lshift__, __rlshift__ = _concretized(operator.lshift)
+    __rshift__, __rrshift__ = _concretized(operator.rshift)
 
     def __neg__(self) -> Any:
         return self._derive("-", 0, self)
@@ -197,45 +204,6 @@ class ConcolicInt(Integral):
 
     def __round__(self, digits: Any = None) -> int:
         return self._concretize()
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._concretize() / other
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return other / self._concretize()
-
-    def __rpow__(self, other: Any) -> Any:
-        return other ** self._concretize()
-
-    def __and__(self, other: Any) -> Any:
-        return self._concretize() & other
-
-    def __rand__(self, other: Any) -> Any:
-        return other & self._concretize()
-
-    def __or__(self, other: Any) -> Any:
-        return self._concretize() | other
-
-    def __ror__(self, other: Any) -> Any:
-        return other | self._concretize()
-
-    def __xor__(self, other: Any) -> Any:
-        return self._concretize() ^ other
-
-    def __rxor__(self, other: Any) -> Any:
-        return other ^ self._concretize()
-
-    def __lshift__(self, other: Any) -> Any:
-        return self._concretize() << other
-
-    def __rlshift__(self, other: Any) -> Any:
-        return other << self._concretize()
-
-    def __rshift__(self, other: Any) -> Any:
-        return self._concretize() >> other
-
-    def __rrshift__(self, other: Any) -> Any:
-        return other >> self._concretize()
 
     def __invert__(self) -> Any:
         return ~self._concretize()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -243,6 +243,28 @@ class SettingCurve(_RunFamily):
             return Threshold("never")
         return Threshold("refused", found, self._refusal_line(found))
 
+    def first_over(self, over: Callable[[int], bool]) -> Threshold:
+        """Return the first accepted value at which a quantity that does not shrink is too large, by bisection.
+
+        Args:
+            over: whether it is too large at a value; it is also asked at values that the model refuses.
+        """
+        try:
+            accepted = [part for part in self.ranges() if part.regime is not None]
+        except NotSolved as error:
+            return Threshold("not solved", None, str(error))
+        before: int | None = None
+        for part in accepted:
+            if over(part.high):
+                found = _bisect(over, part.low, part.high)
+                return Threshold("from", found, before=found - 1 if found > part.low else before)
+            before = part.high
+        last = accepted[-1].high
+        if last >= FAR or not over(FAR):
+            return Threshold("never")
+        found = _bisect(over, last + 1, FAR)
+        return Threshold("refused", found, self._refusal_line(found))
+
     def _first_in(self, part: RegimeRange, left: FormulaSum, right: FormulaSum, more: int, start: int) -> int | None:
         """Return the first value from ``start`` on at which the left sum is larger, by the formulas of a range."""
         assert part.regime is not None
@@ -348,6 +370,14 @@ class WorkloadFamily(_RunFamily):
         )  # fmt: skip
         assert regime.ledger is not None
         return TargetRun(calls, regime.ledger)
+
+
+def _bisect(over: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the first value of a range at which a condition holds; it holds at the last one."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if over(middle) else (middle + 1, high)
+    return low
 
 
 def _variable(setting: str) -> str:

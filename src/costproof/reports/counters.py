@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,8 +51,15 @@ def document(report: CounterReport, form: Form) -> Document:
     about = subject_lines(report.target, report.workload, form)
     tools = Table(TOOLS, "llll", [(Code(name), Code(package), *rest) for name, package, *rest in
                                   map(_tool, report.compared.tools)])  # fmt: skip
-    spent = Table(SPENT, "lrr", [(Code(name), *rest) for name, *rest in _spent_rows(report)], title="", keys=1)
-    remarks = Items((*report.compared.remarks, *_printed_by(report)))
+    usage = [
+        (Code(name), f"{s.milliseconds / 1000:.1f} s", human(s.peak_bytes, "B", places=1) if s.peak_bytes else "?")
+        for name, s in report.spent.items()
+    ]
+    spent = Table(SPENT, "lrr", usage, title="", keys=1)
+    same = (
+        f"{o.name} = {o.judgement.claimed}: printed by {', '.join(o.printed_by)}" for o in report.own if o.printed_by
+    )
+    remarks = Items((*report.compared.remarks, *same))
     used = sorted({c.kind for f in report.compared.findings for c in f.causes})
     kinds = Items(tuple((Code(kind), f": {CAUSES[kind]}") for kind in used))
     if form == "text":
@@ -264,16 +271,3 @@ def _error(normalised: int | None, truth: int | None) -> str:
     if hundredths == 0:
         return f"{sign}<0.01 %"
     return f"{sign}{hundredths // 100}.{hundredths % 100:02d} %"
-
-
-def _spent_rows(report: CounterReport) -> list[tuple[str, ...]]:
-    return [
-        (name, f"{s.milliseconds / 1000:.1f} s", human(s.peak_bytes, "B", places=1) if s.peak_bytes else "?")
-        for name, s in report.spent.items()
-    ]
-
-
-def _printed_by(report: CounterReport) -> Iterable[str]:
-    return (
-        f"{o.name} = {o.judgement.claimed}: printed by {', '.join(o.printed_by)}" for o in report.own if o.printed_by
-    )

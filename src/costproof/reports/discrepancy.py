@@ -33,8 +33,7 @@ from costproof.reports.document import (
 from costproof.reports.markdown import MarkdownPrinter
 from costproof.views.describe import run_line
 from costproof.views.numbers import exact, truncate
-from costproof.views.results import Results
-from costproof.views.verdicts import open_findings, tally
+from costproof.views.results import Results, open_findings, tally
 
 MAX_ROWS: Final = 15
 """Rows of the first table, and of the short text."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import Final
 
-from costproof.ledger.capture import FormulaDoc
 from costproof.ledger.plural import plural
 from costproof.reports.document import (
     Block,
@@ -69,13 +68,13 @@ def document(found: Explanation, form: Form) -> Document:
     body += [attention] if found.attention else []
     body += [*idle, *(_call_section(call, info.unit) for call in found.calls)]
     body += [DocumentSection("Symbols", [symbols])] if found.symbols else []
-    body += [Details((Code(name), f": {doc.title}"), [_derivation(doc), *source])
-             for name, doc, source in docs]  # fmt: skip
+    body += [
+        Details(
+            (Code(name), f": {doc.title}"), [Markup("\n".join(map(markdown, doc.derivation.splitlines()))), *source]
+        )
+        for name, doc, source in docs
+    ]
     return Document(title, body, "", sentence, about)
-
-
-def _derivation(doc: FormulaDoc) -> Markup:
-    return Markup("\n".join(map(markdown, doc.derivation.splitlines())))
 
 
 def _call_lines(call: ExplainedCall, unit: str) -> list[str]:

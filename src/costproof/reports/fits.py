@@ -13,10 +13,15 @@ from costproof.views.numbers import exact, human
 
 HEAD: Final = ("Held", "Bytes", "")
 STAGES: Final = ("Stage", "Added to the cache", "Activations, at most")
+LIVE_STAGES: Final = ("Stage", "Added to the cache", "Live peak")
 PEAKS: Final = ("Peak, arguments apart", "Peaks of all its calls")
 ACTIVATIONS: Final = (
     "The bound of activations keeps every tensor that crosses the border of a module, in one call of each stage, and "
     "beside it all that the operators of one layer of each kind take and make."
+)
+LIVE: Final = (
+    "The live peak is exact: a formula of the tensors that a stage holds at once, its cache included. Each is released "
+    "after its last reader, as an exported graph does; a module that Python runs holds some of them longer."
 )
 UNBOUNDED: Final = "Only formulas bound activations, and here are none: a capture with --peaks says what is held."
 PEAKS_AT_ONCE: Final = "the peaks of all stages at once"
@@ -29,6 +34,7 @@ SOME_PEAKS: Final = "Some peaks are not known: the largest of the others is held
 RUNTIME: Final = "What a runtime takes for itself is in none of these numbers."
 _HELD: Final[dict[HeldKind, str]] = {
     "weights and cache": "weights, buffers and cache",
+    "weights and live peak": "weights, buffers and the live peak",
     "weights and graph peak": "weights, buffers and the largest graph peak, arguments apart,",
     "weights, cache and bound": "weights, buffers, cache and the bound of activations",
 }
@@ -51,6 +57,8 @@ def document(found: Fits, form: Form) -> Document:
     else:
         says = [" ".join(map(plain_text, says))]
         limits = DocumentSection("Limits", [Items(tuple(map("; ".join, solved)))])
+    if lines := _plain_lines(found):
+        body.append(Items(lines))
     body += [*says, *([limits] if solved else [])]
     about = [_counted(found), *note_lines(found.notes)]
     return Document(found.name, body, "", fit_sentence(found), about)
@@ -59,13 +67,17 @@ def document(found: Fits, form: Form) -> Document:
 def fit_sentence(found: Fits) -> str:
     """Return the verdict with its reason."""
     room = f"{exact(found.memory_bytes)} B"
-    peaked = found.peaks_bytes is not None
+    peaked = found.live_bytes is None and found.peaks_bytes is not None
     if not found.is_known:
         reason = quantised_clause(_as_counted(found), found.workload)
         return f"Not known whether it fits into {room}: {reason}."
     if found.verdict == "does not fit":
         alone = found.certain_bytes is not None and found.certain_bytes > found.memory_bytes
+        if not alone and found.live_bytes is not None:
+            return f"Does not fit into {room}: weights, buffers and the live peak are more."
         return f"Does not fit into {room}: weights and {'cache' if alone else 'the largest peak'} alone are more."
+    if found.verdict == "fits" and found.live_bytes is not None:
+        return f"Fits into {room} with the live peak."
     if found.verdict == "fits":
         return f"Fits into {room} with {PEAKS_AT_ONCE if peaked else 'the most that activations take'}."
     if found.buffers_bytes is None and found.certain_bytes is not None:
@@ -74,6 +86,8 @@ def fit_sentence(found: Fits) -> str:
         return f"Not known whether it fits into {room}: weights and cache do, and nothing bounds the activations."
     if found.most_bytes is None:
         return f"Not known whether it fits into {room}: not all of it is counted."
+    if found.live_bytes is not None:
+        return f"Not known whether it fits into {room}: not if a kernel unpacks the largest matrix."
     more = PEAKS_AT_ONCE if peaked else "the most that activations take"
     return f"Not known whether it fits into {room}: weights and cache do, and not {more}."
 
@@ -95,27 +109,36 @@ def _held_rows(found: Fits) -> list[tuple[str, ...]]:
         ("weights, buffers and largest peak", found.least_bytes),
         ("weights, buffers and all peaks", found.most_bytes),
     )
+    bounds = (("activations, at most", found.activations_bytes),)
     named = (
         ("weights" if found.stored_bytes is None else f"weights, stored as {found.stored_format}", found.held_weights),
         ("buffers", found.buffers_bytes),
         ("cache when the run ends", found.cache_bytes),
         ("weights, buffers and cache", found.certain_bytes),
-        ("activations, at most", found.activations_bytes),
+        *(bounds if found.live_bytes is None else (("live peak, cache included", found.live_bytes),)),
         *(() if found.unpacked_bytes is None else (("the largest matrix, unpacked", found.unpacked_bytes),)),
-        ("all of these", found.bound_bytes),
+        *(
+            (("all of these", found.bound_bytes),)
+            if found.live_bytes is None
+            else (("weights, buffers and live peak", found.most_bytes),)
+        ),
         *(() if found.peak_bytes is None else peaks),
-        ("memory", found.memory_bytes),
+        *((("left to the runtime, by --reserve", found.reserve_bytes),) if found.reserve_bytes else ()),
+        ("memory" if not found.reserve_bytes else "memory without that", found.memory_bytes),
     )
     return [(name, exact(value), human(value, "B")) for name, value in named]
 
 
 def _head(found: Fits) -> tuple[str, ...]:
-    return STAGES if found.peak_bytes is None else (*STAGES, *PEAKS)
+    first = STAGES if found.live_bytes is None else LIVE_STAGES
+    return first if found.peak_bytes is None else (*first, *PEAKS)
 
 
 def _scope_sentences(found: Fits) -> list[str]:
     bounded = ACTIVATIONS if found.activations_bytes is not None else UNBOUNDED
-    if found.peak_bytes is not None:
+    if found.live_bytes is not None:
+        bounded = LIVE
+    elif found.peak_bytes is not None:
         bounded = WITH_PEAKS if found.peaks_bytes is not None else f"{SOME_PEAKS} {bounded}"
     memory = None if found.device is None else found.device.memory
     sheet = memory is not None and memory.value == found.memory_bytes
@@ -128,11 +151,40 @@ def _stages(found: Fits) -> list[tuple[str, ...]]:
         []
         if len(found.stages) == 1
         else [
-            (s.id, exact(s.cache_bytes), exact(s.activations_bytes))
+            (s.id, exact(s.cache_bytes), exact(s.activations_bytes if found.live_bytes is None else s.live_bytes))
             + (() if found.peak_bytes is None else (exact(s.peak_bytes), exact(s.peaks_bytes)))
             for s in found.stages
         ]
     )
+
+
+def _plain_lines(found: Fits) -> tuple[str, ...]:
+    """Return the answers that a buyer asks for: bytes a token, the largest batch, the longest text."""
+    lines = []
+    if found.token_bytes:
+        lines.append(f"One more token of text takes {exact(found.token_bytes)} B of cache in each sequence.")
+    by_cache, by_peak = (
+        {x.setting: x for x in found.limits if x.held == held}
+        for held in ("weights and cache", "weights and live peak")
+    )
+    for setting, what in (
+        ("batch", "The largest batch at this length"),
+        ("text_tokens", "The longest text in this batch"),
+    ):
+        if setting in by_peak and (most := _most(by_peak[setting])) is not None:
+            alone = _most(by_cache[setting]) if setting in by_cache else None
+            lines.append(f"{what}: {most}" + (f" (by the cache alone {alone})." if alone not in (None, most) else "."))
+    if found.live_bytes and found.last_logits_bytes and found.last_logits_bytes < found.live_bytes:
+        less = exact(found.last_logits_bytes)
+        lines.append(f"Logits of all positions decide the live peak: with --logits last it is {less} B.")
+    return tuple(lines)
+
+
+def _most(x: MemoryLimit) -> str | None:
+    """Return the largest value of a setting that fits, in words; ``None`` if it is not solved."""
+    if x.outcome == "from" and x.at is not None:
+        return exact(x.at - 1) if x.at > 1 else "none"
+    return {"never": "any", "refused": "any that the model takes"}.get(x.outcome)
 
 
 def limit_sentences(x: MemoryLimit, room: int) -> tuple[str, str]:

@@ -1,14 +1,15 @@
-"""Report operators as text: the listing of a stage, with equal layers once, and the coverage of rules."""
+"""Report lists as text: operators of a stage with equal layers once, coverage of rules, and devices."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import groupby
 from math import inf
 from typing import Final
 
+from costproof.estimate.hardware import FIGURES, HOST_FIGURES, Device, DeviceFigure, DevicePeak
 from costproof.ledger.callgraph import OperatorLine, OperatorListing
 from costproof.ledger.capture import Capture
 from costproof.ledger.node import CostNode, Ledger, at_most, exact_sum, total
@@ -16,7 +17,7 @@ from costproof.ledger.plural import plural
 from costproof.reports.escape import visible
 from costproof.reports.screen import align_table, fill_lines
 from costproof.views.module_tree import pattern
-from costproof.views.numbers import exact, share
+from costproof.views.numbers import exact, human, share
 
 _LAYER: Final = re.compile(r"(.*?\.\d+)(?:\.|$)")
 _READS: Final = 60
@@ -115,3 +116,63 @@ def _coverage_table(ledger: Ledger, glob: str, width: int | None) -> list[str]:
         for k, (flops, vector) in ordered
     ]
     return align_table((ledger.source, "modules", "FLOPs", "share", "vector FLOPs"), rows, width=width)
+
+
+_HEAD: Final = ("name", "device", "dense bfloat16", "bandwidth", "memory", "sources")
+UNKNOWN: Final = "not known"
+
+
+def devices_text(devices: Iterable[Device], width: int | None = None) -> str:
+    """Return a table with a row for each device."""
+    return fill_lines(align_table(_HEAD, [_device_row(d) for d in devices], 2, width, keys=1), width)
+
+
+def _device_row(device: Device) -> tuple[str, ...]:
+    peak = device.peak("bfloat16")
+    rates = (
+        UNKNOWN if peak is None else human(peak.flops, "FLOP/s"),
+        _short(device.bandwidth, "B/s"),
+        _short(device.memory, "B"),
+    )
+    return (device.name, visible(device.title), *rates, str(len(device.sources)))
+
+
+def _short(figure: DeviceFigure | None, unit: str) -> str:
+    return UNKNOWN if figure is None else human(figure.value, unit, places=3)
+
+
+def device_text(device: Device, width: int | None = None) -> str:
+    """Return the figures of a device, each with its quotations, and its sources."""
+    return fill_lines(_device_lines(device), width)
+
+
+def _device_lines(device: Device) -> Iterator[str]:
+    said = {"published": "published", "measured": "measured: what was reached, not what is possible"}
+    yield f"{device.name}: {device.title} ({said[device.origin]})"
+    for peak in device.peaks:
+        yield ""
+        yield f"{exact(peak.flops)} FLOP/s: {_peak(peak)}"
+        yield from (f"  [{q.source}] {q.text}" for q in peak.quotes)
+    if not device.peaks:
+        yield from ("", "no peak is known")
+    known = device.figures()
+    for name, (title, unit, _) in {**FIGURES, **HOST_FIGURES}.items():
+        figure = known.get(name)
+        if figure is None and name in HOST_FIGURES:
+            continue
+        yield ""
+        if figure is None:
+            yield f"{UNKNOWN}: {title}"
+            continue
+        yield f"{exact(figure.value)} {unit}: {title}"
+        yield from (f"  [{q.source}] {q.text}" for q in figure.quotes)
+    yield ""
+    for name, source in device.sources.items():
+        yield f"[{name}] {source.title}, {'read' if source.url else 'measured'} {source.read}"
+        if source.url:
+            yield f"  {source.url}"
+
+
+def _peak(peak: DevicePeak) -> str:
+    sums = "" if peak.accumulate is None else f", sums in {peak.accumulate}"
+    return f"peak of {peak.dtype}, {peak.sparsity}, {peak.unit} units{sums}"

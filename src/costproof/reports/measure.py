@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 
 from costproof.estimate.clocks import VariantTime
 from costproof.estimate.measured import MeasuredOperator, MeasuredPart, MeasuredStage, Measurement, TimeSplit
+from costproof.ledger.errors import Absent
 from costproof.ledger.plural import plural
 from costproof.ledger.profile import Measured, Profile, Timing
 from costproof.ledger.workload import counted_line
@@ -26,7 +27,6 @@ from costproof.reports.document import (
     subject_lines,
 )
 from costproof.reports.roofline import border_sentences, decimal, duration
-from costproof.views.absent import Absent
 from costproof.views.describe import versions_line
 from costproof.views.numbers import human, share
 
@@ -74,7 +74,7 @@ BORDERS: Final = (
 NO_BORDER: Final = "From which size on the device binds is not known: no formulas describe this target."
 FORMS: Final = (
     "The same stages as CUDA graphs, where the host enqueues one replay, and under torch.compile. A graph is predicted "
-    "to take its kernels and one replay."
+    "to take its kernels, as they are in the eager run, the gaps between them, and one replay."
 )
 STAGES: Final = (
     "Forward", "Stage", "FLOPs", "Bytes", "Floor", "At the roof", "Operators alone", "Predicted", "Measured",
@@ -85,7 +85,7 @@ CLOCKS: Final = (
     "Forward", "Stage", "Calls", "Launches", "Host clock", "Device clock", "Both clocks", "Measured", "Off by",
     "Host-bound", "Binds",
 )  # fmt: skip
-VARIANTS: Final = ("Forward", "Stage", "Eager", "Predicted", "CUDA graph", "Kernels + replay", "Compiled")
+VARIANTS: Final = ("Forward", "Stage", "Eager", "Predicted", "CUDA graph", "Kernels, gaps, replay", "Compiled")
 SPLIT: Final = tuple(f.name for f in fields(TimeSplit))
 ALWAYS: Final = frozenset({"floor", "traffic", "shapes", "other", "residual", "jitter"})
 """Parts whose columns are never left out."""

@@ -30,7 +30,7 @@ class Output:
     meaning: str
     data: Callable[[Report], Any] | None = None
     """The data half; ``None`` where a command of its own makes the data. May raise
-    :class:`~costproof.views.absent.Absent`."""
+    :class:`~costproof.ledger.errors.Absent`."""
     write: Callable[[], Callable[..., str]] | None = None
     """Loads the writing half, which takes the data, and the width if it is :attr:`for_screens`; JSON of ``kind`` if
     ``None``."""
@@ -196,18 +196,18 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         kind=_at("views.manifest:MANIFEST"), folder="report",
     ),
     Output("graph-dot", "callgraph.dot", "the callgraph in families, for Graphviz", _PICTURE,
-           _at("reports.graph.dot:dot"), folder="later"),
+           _at("reports.graph.picture:dot"), folder="later"),
     Output("graph-svg", "callgraph.svg", "the callgraph in families, as a picture", _PICTURE,
            _at("reports.graph.svg:svg"), folder="later"),
     Output("graph-mmd", "callgraph.mmd", "the callgraph in families, for Mermaid", _PICTURE,
-           _at("reports.graph.dot:mermaid"), folder="later"),
+           _at("reports.graph.picture:mermaid"), folder="later"),
     Output(
         "summary", "summary.txt", "the table that the report command prints",
         _whole, _at("reports.summary:summary_text"), states_verdict=True, for_screens=True,
     ),
     Output(
         "modules", "modules.txt", "what each module costs, equal layers in one row, for the console",
-        _whole, _at("reports.modules:modules_text"), states_verdict=True, for_screens=True,
+        _whole, _at("reports.summary:modules_text"), states_verdict=True, for_screens=True,
     ),
     *_outputs("counters", "third-party counters beside the truth", "text md json html", "views.counters:COUNTERS",
               data=_COUNTERS, folder="report"),
@@ -240,7 +240,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     *_outputs("stored", "what a checkpoint takes on disk", "text md json", "storage.checkpoint:STORED"),
     *_outputs("peaks", "peaks of live activations and what holds them", "text md json html", "ledger.peaks:PEAKS"),
     Output("device-text", "device.txt", "a device and its sources, for the console",
-           write=_at("reports.devices:device_text"), for_screens=True),
+           write=_at("reports.listing:device_text"), for_screens=True),
     Output("device-json", "device.json", "a device and its sources, for programs",
            kind=_at("estimate.hardware:DEVICE")),
     Output("sweep-json", "sweep.json", "formulas at many points, for programs", kind=_at("views.sweep_file:SWEEP")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Moment, Peak, Peaks, by_stage
+from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak, Peaks, by_stage
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import counted_line
 from costproof.reports.document import (
@@ -231,13 +231,10 @@ def _bars(peak: Peak, top: int) -> Iterator[Html]:
     for i, moment in enumerate(peak.curve):
         left, right = (_WIDTH * n // many for n in (i, i + 1))
         height = _HEIGHT * moment.bytes // top
-        hint = h("title", f"event {exact(moment.event + 1)}: {_moment_text(moment)}")
+        inside = f", in {moment.module}" if moment.module else ""
+        hint = h("title", f"event {exact(moment.event + 1)}: {exact(moment.bytes)} bytes{inside}")
         place = {"x": left, "y": _HEIGHT - height, "width": right - left, "height": height}
         yield h("rect", hint, **place)
-
-
-def _moment_text(moment: Moment) -> str:
-    return f"{exact(moment.bytes)} bytes" + (f", in {moment.module}" if moment.module else "")
 
 
 def _alive(way: str, peak: Peak) -> Table:

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import Absent, BadInput
 from costproof.ledger.files import first_bytes, json_text
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.schema import to_data
 from costproof.ledger.time_limits import time_limit
 from costproof.ledger.writing import places, write_texts
 from costproof.reports.outputs import OUTPUTS, REGISTRY
-from costproof.views.absent import Absent
 from costproof.views.manifest import MANIFEST, NAME, manifest, named_files
 from costproof.views.results import Results
 

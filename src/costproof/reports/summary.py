@@ -1,10 +1,11 @@
-"""Print the table of ``costproof report``."""
+"""Print the tables of ``costproof report``: a row for each stage, or for each module."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from costproof.compare.verdict import next_step
+from costproof.ledger.metrics import METRICS, Metric
 from costproof.ledger.plural import plural
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import counted_line
@@ -20,8 +21,7 @@ from costproof.reports.document import (
     Table,
     Verdict,
 )
-from costproof.reports.modules import short_table
-from costproof.reports.screen import table_fits
+from costproof.reports.screen import align_table, fill_lines, table_fits
 from costproof.reports.static import (
     CONVENTION,
     LOUD,
@@ -33,14 +33,15 @@ from costproof.reports.static import (
 )
 from costproof.reports.text import TerminalPrinter, cell_text, print_plain
 from costproof.views.describe import model_line, workload_line
-from costproof.views.numbers import exact, human, human_or_bound
-from costproof.views.results import Results
-from costproof.views.verdicts import GOOD, open_findings, stage_words
+from costproof.views.module_tree import FormulaTable, ModuleRows
+from costproof.views.numbers import exact, human, human_or_bound, share
+from costproof.views.results import GOOD, Results, open_findings, stage_words
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from costproof.compare.findings import Discrepancy
+    from costproof.views.results import Results
     from costproof.views.static_compute import StageCompute
 
 _MAX_OPEN: Final = 10
@@ -114,15 +115,80 @@ def _rows(report: Results, *, digits: bool) -> tuple[tuple[str, ...], list[tuple
 
 def _status(found: Discrepancy, stage: StageCompute) -> str:
     """Return the status of a stage; ``not-executed`` if it does not run at this workload and nothing is wrong."""
-    words = stage_words(found, stage.id)
-    return words if stage.invocations or _word(words) not in GOOD else "not-executed"
-
-
-def _word(status: str) -> str:
-    """Return the status without the metrics that have it."""
-    return status.partition(" ")[0]
+    words = stage_words(found, stage.id)  # the status, and the metrics that have it
+    return words if stage.invocations or words.partition(" ")[0] not in GOOD else "not-executed"
 
 
 def summary_text(report: Results, width: int | None = None) -> str:
     """Return the summary without color, as a file contains it."""
     return print_plain(lambda console: print_summary(console, report), width)
+
+
+HEAD: Final = ("Module", "Class", "x", "Params", "FLOPs", "Share", "Status")
+SHORT: Final = 12
+"""Rows of the short table."""
+LEGEND: Final = "Each row has everything inside the module; x says how many equal modules a row stands for."
+
+
+def modules_text(found: Results, width: int | None = None) -> str:
+    """Return a table of every module, stage by stage."""
+    rows = ModuleRows(found, FormulaTable(), {}).rows
+    static = found.figures
+    head = [
+        f"{static.target.title}, {static.workload.name}: {workload_line(static.workload)}",
+        model_line(static.target),
+        counted_line(static.target, static.workload),
+    ]
+    lines = [*head, "", *_table(rows, rows, width), "", LEGEND, found.sentence]
+    return fill_lines(lines, width)
+
+
+def short_table(found: Results, width: int) -> list[str]:
+    """Return a table of the outermost modules of a single-stage model; empty for others or if there are too many."""
+    if len(found.capture.target.stages) != 1:
+        return []
+    rows = ModuleRows(found, FormulaTable(), {}).rows
+    levels: list[int] = []
+    for row in rows:
+        levels.append(0 if row["parent"] is None else levels[row["parent"]] + 1)
+    for depth in (2, 1):
+        some = [row for row, level in zip(rows, levels, strict=True) if 0 < level <= depth]
+        if 1 < len(some) <= SHORT:
+            return _table(rows, some, width)
+    return []
+
+
+def _table(rows: list[dict[str, Any]], some: list[dict[str, Any]], width: int | None) -> list[str]:
+    tops = {row["stage"]: row for row in rows if row["parent"] is None}
+    wholes = {stage: _first(top["sum"].get("flops", 0)) for stage, top in tops.items()}
+    least = min((_level(rows, row) for row in some), default=0)
+    cells = []
+    for row in some:
+        flops = row["sum"].get("flops", 0)
+        indent = "  " * (_level(rows, row) - least)
+        cells.append((
+            indent + row["name"], row["class"], exact(row["n"]) if row["n"] > 1 else "",
+            _format_sum(row, "params"), _format_sum(row, "flops"),
+            share(_first(flops), wholes[row["stage"]]) if flops != 0 else "", row["status"],
+        ))  # fmt: skip
+    return align_table(HEAD, cells, 2, width)
+
+
+def _level(rows: list[dict[str, Any]], row: dict[str, Any]) -> int:
+    level = 0
+    while row["parent"] is not None:
+        row, level = rows[row["parent"]], level + 1
+    return level
+
+
+def _first(value: Any) -> int | None:
+    """Return the number, or that of the first source if the sources differ."""
+    return next(iter(value.values())) if isinstance(value, dict) else value  # type: ignore[no-any-return]
+
+
+def _format_sum(row: dict[str, Any], metric: Metric) -> str:
+    """Format the number that all sources give, or the exact numbers of each if they differ."""
+    value = row["sum"].get(metric, 0)
+    if isinstance(value, dict):
+        return ", ".join(f"{source} {exact(number)}" for source, number in value.items())
+    return exact(value) if metric == "params" or value == 0 else human(value, METRICS[metric].unit)

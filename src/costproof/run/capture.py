@@ -16,8 +16,9 @@ from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
-from costproof.ledger.run import ALL_SOURCES
+from costproof.ledger.run import ALL_SOURCES, GRAPH_SOURCES
 from costproof.ledger.workload import Invocation
+from costproof.models.cache_dtype import in_cache_format
 from costproof.models.known import recorded
 from costproof.models.target import (
     InProcess,
@@ -34,7 +35,7 @@ from costproof.parametric.targets import evaluate_formulas
 from costproof.reports.report import Report
 from costproof.run.count_lock import count_lock, count_then_restore
 from costproof.run.prepare import Prepared
-from costproof.tracers.cache import cache_enabled
+from costproof.tracers.cache import cache_enabled, check_configuration_file
 from costproof.tracers.dynamic import DynamicResult
 from costproof.tracers.sources import trace_source, trace_sources
 from costproof.tracers.static import WITH_GIVEN, WITH_ONES
@@ -128,6 +129,7 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
     if followed and isinstance(target, WithValues):
         workload = target.with_values(workload)
     ledgers: dict[str, Ledger] = {**found, **({"dynamic": dynamic.ledger} if dynamic is not None else {})}
+    ledgers = {s: x if s == "analytic" else in_cache_format(x, target, workload) for s, x in ledgers.items()}
     checkpoint = target.checkpoint() if isinstance(target, WithCheckpoint) else None
     if checkpoint is not None:
         ledgers["checkpoint"] = checkpoint
@@ -216,6 +218,8 @@ def _stage_flops(forwards: Mapping[str, Iterable[CostNode]]) -> dict[str, int | 
 def _count_with(run: Prepared, source: str, progress: Progress) -> Any:
     """Count with one source, which the target must support according to :func:`lacking`."""
     if source == "analytic":
+        if not {*GRAPH_SOURCES} & {*run.sources}:  # which compare the file where they build the model
+            check_configuration_file(run.target)
         return evaluate_formulas(cast(WithFormulas, run.target), run.workload)
     return trace_source(source, run.target, run.workload, progress, all_calls=run.all_calls)
 

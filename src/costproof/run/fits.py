@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Final
 
 from costproof.algebra.crossing import FAR
+from costproof.algebra.series import CONTEXT, STEPS
 from costproof.algebra.symbols import FUNCTIONS, parse, text
 from costproof.estimate.hardware import Device, machine
 from costproof.estimate.memory import (
@@ -27,8 +31,8 @@ from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
-from costproof.ledger.workload import FLOAT_BYTES
-from costproof.models.target import Target
+from costproof.ledger.workload import FLOAT_BYTES, KV_DTYPE, Workload, cache_counted
+from costproof.models.target import Target, WithMemory
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import SettingCurve, Threshold
 from costproof.run.count_lock import count_lock
@@ -39,6 +43,7 @@ from costproof.storage.checkpoint import StoredCheckpoint
 
 SETTINGS: Final = ("batch", "text_tokens")
 """Settings that are varied."""
+_FRACTION: Final = re.compile(r"[0-9]*\.[0-9]+")
 _CACHES: Final = ("kv_read_bytes", "kv_cache_bytes")
 _CACHE: Final = (MetricTerm("kv_cache_bytes", lambda node: True),)
 
@@ -48,6 +53,7 @@ def fits(
     *,
     on: str | os.PathLike[str] | Device | None = None,
     memory: int | str | None = None,
+    reserve: int | str | None = None,
     config: str | os.PathLike[str] | None = None,
     rules: Files = (),
     trust_remote_code: bool = False,
@@ -59,6 +65,7 @@ def fits(
             :func:`~costproof.run.diff.diff`. Peaks of a capture are used too.
         on: a device, whose memory is the limit unless ``memory`` is given.
         memory: bytes, or a text such as ``"80GB"`` (10^9) and ``"80GiB"`` (2^30).
+        reserve: part of the memory that is left to the runtime: bytes, a size, or a fraction such as ``"0.1"``.
         config: a configuration file, for a target.
         rules: Python files with operator rules, which are executed, if a graph is counted.
         trust_remote_code: whether the code of a snapshot that is a target may run.
@@ -68,7 +75,9 @@ def fits(
         Incomplete: no source counts weights, caches and activations.
     """
     device = on if on is None or isinstance(on, Device) else machine(on)
-    room = _memory_limit(device, memory)
+    whole = _memory_limit(device, memory)
+    kept_free = _reserve(reserve, whole)
+    room = whole - kept_free
     check_counted(rules, trust_remote_code, target)
     read = read_operand(target, config, rules=rules, trust_remote_code=trust_remote_code)
     side = read.baseline
@@ -77,20 +86,23 @@ def fits(
     along = {} if read.target is None else {s: SettingCurve(side, read.target, s) for s in SETTINGS}
     sizes = along["batch"].sizes(along["batch"].own) if along else {}
     element = FLOAT_BYTES[side.workload.dtype]
+    live, why = _live_memory(read.target, side.workload)
+    by_stage = {} if live is None else live.stages()
     stages = []
     for stage in folded.stages:
         held = None
         if along:
             terms = (*activations(element, stage), *unfused_attention(side, sizes, stage))
             held = along["batch"].value(along["batch"].own, terms)
-        stages.append(StageMemory(stage, folded.total("kv_cache_bytes", stage), held, *_peaks(read.peaks, stage)))
+        known = (*_peaks(read.peaks, stage), by_stage.get(stage))
+        stages.append(StageMemory(stage, folded.total("kv_cache_bytes", stage), held, *known))
     weights, buffers = folded.total("weight_bytes"), folded.total("buffer_bytes")
     quantised, unknown = _stored_weights(read.origin)
     held = weights if quantised is None else quantised.totals.bytes - quantised.buffer_bytes
     unpacked = None if quantised is None else quantised.largest_matrix * element
-    known = not {*side.target.quantised} - (set() if quantised is None else {"weights"})
-    certain = None if held is None or buffers is None or not known else held + buffers
-    kept = (*activations(element), *unfused_attention(side, sizes)) if along else ()
+    counted = not {*cache_counted(side.target, side.workload).quantised} - (set() if quantised is None else {"weights"})
+    certain = None if held is None or buffers is None or not counted else held + buffers
+    kept = (*activations(element), *unfused_attention(side, sizes)) if along and live is None else None
     return Fits(
         side.conventions, side.target, side.workload, side.environment, device, room, name,
         weights_bytes=weights,
@@ -102,11 +114,95 @@ def fits(
         activations_bytes=exact_sum(s.activations_bytes for s in stages),
         peak_bytes=max((s.peak_bytes for s in stages if s.peak_bytes is not None), default=None),
         stages=tuple(stages),
+        live_bytes=max(by_stage.values(), default=None),
+        last_logits_bytes=None if live is None else live.with_last_logits(),
+        token_bytes=_token_bytes(along),
+        reserve_bytes=kept_free,
         limits=()
         if certain is None
-        else (*_limits(along, certain, room, kept, read.peaks, unpacked or 0), *_of_graph(read, certain, room)),
-        notes=(*side.notes, *unknown, *(() if quantised is None else _stored_notes(quantised))),
+        else (*_limits(along, certain, room, kept, live, read.peaks, unpacked or 0), *_of_graph(read, certain, room)),
+        notes=(
+            *side.notes, *unknown, *why, *_cache_notes(side.workload, live),
+            *(() if quantised is None else _stored_notes(quantised)),
+        ),
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _LiveMemory:
+    """The live peak of a run and of others with a changed setting, by formulas."""
+
+    target: WithMemory
+    workload: Workload
+
+    def stages(self, **changed: Any) -> dict[str, int]:
+        """Return the live peak of each stage: of its largest call, and of the last of several decode steps."""
+        run = replace(self.workload, **changed)
+        tapes, config = self.target.memory(run), self.target.info().symbols
+        found: dict[str, int] = {}
+        for call in self.target.invocations(run):
+            values = {**config, **call.symbols}
+            if CONTEXT.name in values and STEPS.name in values:
+                values[CONTEXT.name] += values[STEPS.name] - 1
+            if (call.stage, call.id) in tapes:
+                peak = tapes[call.stage, call.id].peak_bytes(values, inputs_held=False)
+                found[call.stage] = max(peak, found.get(call.stage, 0))
+        return found
+
+    def with_last_logits(self) -> int | None:
+        """Return the largest live peak with logits of the last position, or ``None`` if the run has no others."""
+        return None if self.workload.logits == "last" else max(self.stages(logits="last").values())
+
+
+def _live_memory(target: Target | None, workload: Workload) -> tuple[_LiveMemory | None, tuple[str, ...]]:
+    """Return the live peaks of a run by formula, or ``None`` and the reason why they are unknown."""
+    if not isinstance(target, WithMemory):
+        return None, ()
+    live = _LiveMemory(target, workload)
+    try:
+        live.stages()
+    except Incomplete as error:
+        return None, (f"live peak not known: {error.line}",)
+    return live, ()
+
+
+def _token_bytes(along: Mapping[str, SettingCurve]) -> int | None:
+    """Return the bytes that one more token of text adds to the cache of one sequence."""
+    of = along.get("text_tokens")
+    if of is None:
+        return None
+    try:
+        more = of.value(of.own + 1, _CACHE) - of.value(of.own, _CACHE)
+    except BadInput:
+        return None
+    batch = along["batch"].own
+    return more // batch if more % batch == 0 else None
+
+
+def _reserve(reserve: int | str | None, whole: int) -> int:
+    """Return the bytes of a memory that are left to the runtime.
+
+    Raises:
+        BadInput: it is no size and no fraction, or as large as the memory.
+    """
+    if reserve is None or isinstance(reserve, int):
+        found = reserve or 0
+    elif _FRACTION.fullmatch(reserve):
+        found = int(Fraction(reserve) * whole)
+    else:
+        found = parse_size(reserve, "--reserve")
+    if not 0 <= found < whole:
+        expected = f"less than the memory, {whole:,} B, or a fraction such as 0.1"
+        raise BadInput("nothing is left of the memory", where="--reserve", expected=expected, got=f"{found:,} B")
+    return found
+
+
+def _cache_notes(workload: Workload, live: object) -> tuple[str, ...]:
+    """Return what the live peak says of a cache in fewer bits than the run has."""
+    kind = workload.inputs.get(KV_DTYPE)
+    if kind is None or live is None:
+        return ()
+    return (f"the live peak has the cache in {workload.dtype}, not in {kind}: it is an upper bound here",)
 
 
 def _stored_notes(found: StoredCheckpoint) -> Iterator[str]:
@@ -189,21 +285,25 @@ def _limits(
     along: Mapping[str, SettingCurve],
     weights: int,
     room: int,
-    kept: FormulaSum,
+    kept: FormulaSum | None,
+    live: _LiveMemory | None,
     peaks: Sequence[CallPeaks],
     unpacked: int,
 ) -> Iterator[MemoryLimit]:
-    """Yield the first values that do not fit: of weights and cache, of weights and graph peaks, and with the bound.
+    """Yield the first values that do not fit: of weights and cache, of weights and peaks, and with the bound.
 
     Args:
-        unpacked: bytes of an unpacked matrix, which belong to the bound.
+        kept: the bound of activations; ``None`` if the live peak is known.
+        unpacked: bytes of an unpacked matrix, which belong to the bound and the live peak.
     """
     for setting, of in along.items():
         held: dict[HeldKind, list[FormulaSum]] = {
             "weights and cache": [_CACHE],
             "weights and graph peak": list(_moments(of, peaks)),
-            "weights, cache and bound": [(*_CACHE, *kept)],
+            "weights, cache and bound": [] if kept is None else [(*_CACHE, *kept)],
         }
+        if live is not None:
+            yield from _live_limit(setting, of, weights + unpacked, room, live)
         for what, sums in held.items():
             grow = [terms for terms in sums if of.depends(terms)]
             if grow:
@@ -214,6 +314,20 @@ def _limits(
                 places = found.places(of.own)
                 points = tuple(MemoryPoint(at, lasting + max(of.value(at, terms) for terms in sums)) for at in places)
                 yield MemoryLimit(setting, what, found.outcome, found.at, points, found.why)
+
+
+def _live_limit(setting: str, of: SettingCurve, lasting: int, room: int, live: _LiveMemory) -> Iterator[MemoryLimit]:
+    """Yield the first value at which the live peak no longer fits, which does not shrink as a run grows."""
+
+    def held(at: int) -> int:
+        changed: dict[str, Any] = {setting: at}
+        return lasting + max(live.stages(**changed).values())
+
+    if not of.depends(_CACHE):
+        return
+    found = of.first_over(lambda at: held(at) > room)
+    points = tuple(MemoryPoint(at, held(at)) for at in found.places(of.own))
+    yield MemoryLimit(setting, "weights and live peak", found.outcome, found.at, points, found.why)
 
 
 def _symbolic_peaks(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[CallPeaks]:

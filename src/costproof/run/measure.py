@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -14,8 +15,10 @@ from costproof.estimate.arithmetic import Arithmetic
 from costproof.estimate.clocks import Forward, VariantTime
 from costproof.estimate.hardware import Device, machine
 from costproof.estimate.measured import (
+    ClockBorder,
     EagerCalls,
     MeasuredOperator,
+    MeasuredStage,
     Measurement,
     OperatorWork,
     StageVariants,
@@ -25,18 +28,22 @@ from costproof.estimate.measured import (
     stage_times,
     work_kind,
 )
-from costproof.estimate.roofline import roof
+from costproof.estimate.roofline import BottleneckThreshold, Roof, ThresholdPoint, roof
+from costproof.estimate.sums import FormulaSum, MetricTerm
 from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput
-from costproof.ledger.node import Ledger, exact_sum
+from costproof.ledger.metrics import TRAFFIC
+from costproof.ledger.node import CostNode, Ledger, exact_sum
 from costproof.ledger.profile import EnqueuedCall, Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RANDOM
-from costproof.models.target import Runnable, options_of, require_device
+from costproof.ledger.workload import Workload
+from costproof.models.target import Runnable, Target, WithKeys, options_of, require_device
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.opgraph.rules.registry import subject_of
-from costproof.run.clock_borders import clock_borders
+from costproof.parametric.run_family import SettingCurve, Threshold
 from costproof.run.count_lock import count_lock
+from costproof.run.operands import baseline_by_formulas
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
 
@@ -131,8 +138,7 @@ def _measure(
     if predict:
         alone_in = predict_operators(runs, where, count, progress)
         times = {(run, *call.stage): None for run, replayed in alone_in.items() for call in replayed}
-        module_call = device.module_call.value if device.module_call else None
-        predicted = {r: _predicted_forward(c, module_call) for r, c in alone_in.items() if module_call is not None}
+        predicted = {run: _predicted_forward(replayed, device) for run, replayed in alone_in.items()}
         calls = {run: forward for run, forward in predicted.items() if forward}
     else:
         stages, host = time_stage_clocks(runs, count, progress)
@@ -141,8 +147,8 @@ def _measure(
         inside = time_modules(runs, count, progress)
         calls = eager_forwards = measure_calls(runs, host, progress)
         if "graph" in ways:
-            replay = _replay_time(device) if where == "cuda" else 0
-            other["graph"] = _variants(time_graphs(runs, eager_forwards, count, progress), eager_forwards, replay)
+            known = _graph_times(device) if where == "cuda" else None
+            other["graph"] = _variants(time_graphs(runs, eager_forwards, count, progress), eager_forwards, known)
         if "compiled" in ways:
             other["compiled"] = _variants(time_compiled(runs, eager_forwards, count, progress), eager_forwards, None)
         alone_in = {}
@@ -182,19 +188,40 @@ def _measure(
     )  # fmt: skip
 
 
-def _predicted_forward(calls: Iterable[ReplayedCall], module_call: int) -> Forward:
-    """Return the calls of a forward that never ran, from its operators in isolation and the time of a module call.
+def _predicted_forward(calls: Iterable[ReplayedCall], device: Device) -> Forward:
+    """Return the calls of a forward that never ran, from its operators in isolation and the host times of a machine.
 
-    It is empty if one of the operators could not be made.
+    In a forward the host takes longer for an operator than in isolation, as the device file says. The first call with
+    some shapes takes longer still, and the Python before it by the same factor: their code is not in the caches.
+
+    It is empty if one of the operators could not be made, or the time of a module call is unknown.
     """
+    if device.module_call is None:
+        return ()
+    slower = Fraction(1)
+    if device.operator_in_run is not None and device.operator_alone is not None:
+        slower = max(slower, Fraction(device.operator_in_run.value, device.operator_alone.value))
     known = ((position, modules, call) for call in calls for position, modules in call.order)
     pieces: list[tuple[tuple[str, str], list[EnqueuedCall]]] = []
+    seen = set[tuple[str, tuple[tuple[int, ...], ...]]]()
     for _, modules, call in sorted(known, key=lambda one: one[0]):
-        if call.enqueue is None:
+        if call.enqueue is None or call.first is None:
             return ()
+        hot = call.enqueue.dispatch + call.enqueue.launch
+        factor = slower
+        if (call.operator, call.shapes) not in seen and hot:
+            factor *= max(Fraction(1), Fraction(call.first.dispatch + call.first.launch, hot))
+        seen.add((call.operator, call.shapes))
         if not pieces or pieces[-1][0] != call.stage:
             pieces.append((call.stage, []))
-        pieces[-1][1].append(replace(call.enqueue, python=modules * module_call))
+        pieces[-1][1].append(
+            replace(
+                call.enqueue,
+                python=round(factor / slower * modules * device.module_call.value),
+                dispatch=round(factor * call.enqueue.dispatch),
+                launch=round(factor * call.enqueue.launch),
+            )
+        )
     return pieces
 
 
@@ -205,33 +232,42 @@ def _launch_latency(device: Device) -> int:
     return device.launch_latency.value if device.launch_latency else launch_latency() or 0
 
 
-def _replay_time(device: Device) -> int | None:
-    """Return the time of the replay of a graph besides its kernels in a device file, or else of this machine."""
-    from costproof.tracers.host_costs import replay_time
+def _graph_times(device: Device) -> tuple[int, int] | None:
+    """Return a graph's gap for each kernel and the time of its replay, from the device file, or else measured here."""
+    from costproof.tracers.host_costs import measure_graph
 
-    return device.graph_replay.value if device.graph_replay else replay_time()
+    if device.graph_gap is not None and device.graph_replay is not None:
+        return device.graph_gap.value, device.graph_replay.value
+    measured = measure_graph()
+    return None if measured is None else (measured.gap, measured.replay)
 
 
 def _variants(
-    found: Mapping[TimePlace, Timing | str], eager: Mapping[str, Forward], replay: int | None
+    found: Mapping[TimePlace, Timing | str], eager: Mapping[str, Forward], graph: tuple[int, int] | None
 ) -> dict[TimePlace, VariantTime]:
     """Return the times of stages as CUDA graphs or compiled, with predictions from the kernels of the eager run.
 
     Args:
         found: the time of each stage, or why it has none.
         eager: the calls of the eager runs.
-        replay: nanoseconds of one replay; ``None`` if the form has other kernels than the eager run.
+        graph: nanoseconds of the gap after each kernel and of one replay; ``None`` if they are unknown, or the form
+            has other kernels than the eager run.
     """
-    kernels = Counter[TimePlace]()
+    kernels, launches = Counter[TimePlace](), Counter[TimePlace]()
     for run, forward in eager.items():
         for stage, calls in forward:
-            kernels[run, *stage] += sum(call.device for call in calls)
-    return {
-        place: VariantTime(None, time)
-        if isinstance(time, str)
-        else VariantTime(time, "", None if replay is None else kernels[place], replay)
-        for place, time in found.items()
-    }
+            kernels[run, *stage] += sum(call.kernels or 0 for call in calls)
+            launches[run, *stage] += sum(call.launches for call in calls)
+
+    def variant(place: TimePlace, time: Timing | str) -> VariantTime:
+        if isinstance(time, str):
+            return VariantTime(None, time)
+        if graph is None or not launches[place]:  # the profiler saw none
+            return VariantTime(time)
+        gap, replay = graph
+        return VariantTime(time, "", kernels[place], replay, gap * launches[place])
+
+    return {place: variant(place, time) for place, time in found.items()}
 
 
 def _routed_experts(ledger: Ledger) -> dict[str, int]:
@@ -294,3 +330,73 @@ def measure_machine(
 
         figures: dict[str, Any] = {**measure_host(run, next(iter(found.sources)), progress)}
         return replace(found, **figures)
+
+
+_SETTINGS: Final = ("batch", "text_tokens")
+_NANO: Final = 10**9
+
+
+def clock_borders(
+    rows: Iterable[MeasuredStage], target: Target, workload: Workload, of: Roof
+) -> tuple[ClockBorder, ...]:
+    """Return the borders of the first forward of each call of a stage; none for a target without formulas.
+
+    See :class:`~costproof.estimate.measured.ClockBorder` for the assumptions.
+
+    Args:
+        rows: the stages, with their clocks.
+        target, workload: the run.
+        of: the roofline of the device.
+    """
+    first: dict[tuple[str, str], MeasuredStage] = {}
+    for row in rows:
+        if row.clocks is not None and row.clocks.device:
+            first.setdefault((row.stage, row.invocation), row)
+    if not first or not isinstance(target, WithKeys):
+        return ()
+    side = baseline_by_formulas(target, workload)
+    curves = [SettingCurve(side, target, setting) for setting in _SETTINGS]
+    return tuple(border for row in first.values() for along in curves for border in _borders(row, along, of))
+
+
+def _borders(row: MeasuredStage, along: SettingCurve, of: Roof) -> Iterator[ClockBorder]:
+    """Yield the border along a setting, unless the work of the stage does not depend on it.
+
+    With D and H the two clocks at the own value s of the setting, and T(x) = max(FLOP / peak, bytes / bandwidth), the
+    device binds where D T(x) / T(s) > H. That is where it holds for one of the two sides of the maximum: two sums of
+    formulas are compared with a constant, and the smaller solution is the border.
+    """
+    assert row.clocks is not None
+
+    def here(node: CostNode) -> bool:
+        return (node.stage, node.invocation) == (row.stage, row.invocation)
+
+    device, host = row.clocks.device, row.clocks.host
+    flops: FormulaSum = (MetricTerm("flops", here, of.bandwidth * device),)
+    moved: FormulaSum = tuple(MetricTerm(metric, here, of.flops * device) for metric in TRAFFIC)
+
+    def scaled(at: int) -> int:
+        return max(along.value(at, flops), along.value(at, moved))
+
+    own = scaled(along.own) // device
+    if not own or not any(along.depends(side) for side in (flops, moved)):
+        return
+    found = earlier(*(along.first(side, (), host * own) for side in (flops, moved)))
+    points = tuple(
+        ThresholdPoint(at, str(Fraction(scaled(at), own * _NANO)), str(Fraction(host, _NANO)))
+        for at in found.places(along.own)
+    )
+    border = BottleneckThreshold(
+        row.stage, along.setting, "is bound by the device", "device clock", "host clock", "s",
+        found.outcome, found.at, points, found.why,
+    )  # fmt: skip
+    yield ClockBorder(row.run, row.invocation, border)
+
+
+def earlier(one: Threshold, other: Threshold) -> Threshold:
+    """Return where either condition holds first; it is not solved if one of the two is not."""
+    for outcome in ("not solved", "from", "refused"):
+        found = [each for each in (one, other) if each.outcome == outcome]
+        if found:
+            return min(found, key=lambda each: each.at or 0)
+    return one

@@ -27,6 +27,7 @@ from costproof.run.count_lock import count_lock
 from costproof.run.graph_limits import GraphRun
 from costproof.run.operand_files import OperandInput, file_at, is_revision
 from costproof.run.request import build_workload, request, settings
+from costproof.tracers.cache import check_configuration_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,7 @@ def _count_target(text: str, config: str | os.PathLike[str] | None, trusted: boo
 
 def baseline_by_formulas(target: WithKeys, work: Workload) -> Baseline:
     """Return the counts of a run by the formulas of its target."""
+    check_configuration_file(target)
     ledgers = (evaluate_formulas(target, work),)
     calls = target.invocations(work)
     return fold_capture(Capture(target.conventions(work), target.info(), work, environment(), calls, ledgers))

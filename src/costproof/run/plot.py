@@ -89,7 +89,7 @@ _FIX: Final = {
 
 def _pictures(what: PlotData, on: str | os.PathLike[str] | Device | None) -> dict[str, _Picture]:
     if isinstance(what, strips.SweepTable):
-        return {"sweep": partial(_sweep, what)}
+        return {"sweep": lambda kind: strips.draw(*strips.strips(what), kind)}
     if isinstance(what, Roofline):
         return {"roofline": partial(_roofline, what)}
     if isinstance(what, Peaks):
@@ -106,10 +106,6 @@ def _pictures(what: PlotData, on: str | os.PathLike[str] | Device | None) -> dic
     if capture.counters is not None:
         found["counters"] = partial(bars.draw_counters, counter_report(capture, report.discrepancy, report.spent))
     return found
-
-
-def _sweep(rows: strips.SweepTable, kind: str) -> bytes:
-    return strips.draw(*strips.strips(rows), kind)
 
 
 def _roofline(found: Roofline, kind: str) -> bytes:

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Any, Final
 
-from costproof.storage.formats.awq import Awq
-from costproof.storage.formats.base import Format
-from costproof.storage.formats.bitsandbytes import FourBit
-from costproof.storage.formats.fp8 import Fp8Blocks, Fp8Rows, Fp8Tensor
-from costproof.storage.formats.gptq import Gptq
-from costproof.storage.formats.integers import Int8, LlmInt8
-from costproof.storage.formats.mlx import Mlx
-from costproof.storage.formats.modelopt import Nvfp4
-from costproof.storage.formats.mxfp4 import Mxfp4
-from costproof.storage.formats.packed import PackedFloats, PackedIntegers
+from costproof.storage import formats
+from costproof.storage.formats import Format
 from costproof.storage.tensors import StoredTensor
 
 Data = Mapping[str, Any]
@@ -53,6 +46,40 @@ class LinearModule:
         return (self.path,) if self.own_path in ("", self.path) else (self.path, self.own_path)
 
 
+_LAYERS: Final = ("layers", "h", "blocks", "block", "layer")
+
+
+def in_numbered_layer(path: str) -> bool:
+    """Return whether a module is in a numbered layer of a stack."""
+    parts = path.split(".")
+    return any(a in _LAYERS and b.isdigit() for a, b in pairwise(parts))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointLayout:
+    """Differences between the modules of a family in transformers and the names of its checkpoint."""
+
+    expert_layers: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    """Gate, up and down projection of an expert."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Parts of module paths -> parts of the paths in the checkpoint, the first that matches."""
+    linear_class: str = "Linear"
+    """Class of the linear layers, except the output projection."""
+    in_float32: tuple[str, ...] = ()
+    """Parts of the paths of modules that the class loads in float32 whatever the dtype."""
+
+    def loads_in_float32(self, module: str) -> bool:
+        """Return whether a module is loaded in float32 whatever the dtype."""
+        return not set(self.in_float32).isdisjoint(module.split("."))
+
+    def path(self, module: str) -> str:
+        """Return the path of a module in the checkpoint."""
+        for part, named in self.renamed:
+            if part in module:
+                return module.replace(part, named, 1)
+        return module
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A format and the modules that it applies to."""
@@ -76,6 +103,8 @@ class Scheme:
     """Whether the checkpoint has in float32 what the class of the model loads so."""
     named: tuple[str, ...] = ()
     """Paths of modules with settings of their own; one that the model does not have leaves the layout unknown."""
+    names_experts: bool = False
+    """Whether a list or a pattern may name single experts of a stack."""
     cache_scales: tuple[StoredTensor, ...] = ()
     """Tensors that every attention stores for its quantised cache."""
     assumed: tuple[str, ...] = field(default=())
@@ -126,7 +155,26 @@ def read_scheme(data: Data, beside: Mapping[str, Any], model_type: str) -> Schem
     reader = _READERS.get(method)
     if reader is None:
         raise UnknownFormat(method or "a format without a name", f"{where} names no known method")
-    return reader(described, model_type)
+    return replace(reader(described, model_type), names_experts=any(map(_may_name_expert, _texts(described))))
+
+
+def _texts(described: Any) -> Iterator[str]:
+    """Yield the texts of a description: names, patterns, and keys, which may be patterns too."""
+    if isinstance(described, str):
+        yield described
+    elif isinstance(described, (list, tuple)):
+        for value in described:
+            yield from _texts(value)
+    elif isinstance(described, Mapping):
+        for key, value in described.items():
+            yield str(key)
+            yield from _texts(value)
+
+
+def _may_name_expert(text: str) -> bool:
+    """Return whether a name or a pattern may apply to some experts of a stack only."""
+    inside = re.sub(r"layers\W*\d+", "", text)
+    return re.search(r"[\d\[(]", inside) is not None and ("experts" in text or text.startswith(("re:", "-:", "+:")))
 
 
 _KEYS: Final = ("quantization_config", "compression_config", "quantization", "expert_dtype")
@@ -208,11 +256,11 @@ def _fp8(described: Data, model_type: str) -> Scheme:
     block = described.get("weight_block_size")
     if block is None:
         static = described.get("activation_scheme") == "static"
-        of: Format = Fp8Tensor(static, "weight_scale_inv", "activation_scale", "BF16")
+        of: Format = formats.Fp8Tensor(static, "weight_scale_inv", "activation_scale", "BF16")
         assumed: tuple[str, ...] = ("scales are BF16, which no key says",)
     elif isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block):
         # Qwen3's checkpoints have scales in bfloat16, those of DeepSeek and of models made from it in float32.
-        of = Fp8Blocks((block[0], block[1]), "BF16" if model_type.startswith("qwen3") else "F32")
+        of = formats.Fp8Blocks((block[0], block[1]), "BF16" if model_type.startswith("qwen3") else "F32")
         assumed = of.assumed()
     else:
         raise UnknownFormat("fp8", f"weight_block_size is {block!r}"[:80])
@@ -226,9 +274,9 @@ def _bitsandbytes(described: Data, model_type: str) -> Scheme:
         if described.get("bnb_4bit_quant_storage", "uint8") != "uint8":
             raise UnknownFormat("bitsandbytes", "bnb_4bit_quant_storage is not uint8")
         kind = str(described.get("bnb_4bit_quant_type") or "fp4")
-        of: Format = FourBit(kind, bool(described.get("bnb_4bit_use_double_quant")))
+        of: Format = formats.FourBit(kind, bool(described.get("bnb_4bit_use_double_quant")))
     elif described.get("load_in_8bit") or described.get("_load_in_8bit"):
-        of = LlmInt8()
+        of = formats.LlmInt8()
     else:
         raise UnknownFormat("bitsandbytes", "neither load_in_4bit nor load_in_8bit is true")
     return Scheme("bitsandbytes", (Rule(of, lambda m: not kept(m)),), classes=("Linear", "Conv1D"), float32=True)
@@ -247,7 +295,7 @@ def _awq(described: Data, model_type: str) -> Scheme:
     bits = _number(described, "bits", "w_bit")
     if version != "gemm" or bits is None:
         raise UnknownFormat("awq", f"version {version!r} with {bits} bits")
-    of = Awq(bits, _number(described, "group_size", "q_group_size"))
+    of = formats.Awq(bits, _number(described, "group_size", "q_group_size"))
     names = _names(described, "modules_to_not_convert") or ()
     return Scheme(
         "awq",
@@ -274,9 +322,11 @@ def _gptq(described: Data, model_type: str) -> Scheme:
             continue
         if not isinstance(changes, Mapping):
             raise UnknownFormat("gptq", f"dynamic[{str(pattern)[:40]!r}] is not an object")
-        own = Gptq(_number(changes, "bits") or bits, _number({"group_size": group, **changes}, "group_size"), zeros)
+        own = formats.Gptq(
+            _number(changes, "bits") or bits, _number({"group_size": group, **changes}, "group_size"), zeros
+        )
         rules.append(Rule(own, lambda m, p=compiled: any(map(p.match, m.paths))))  # type: ignore[misc]
-    of = Gptq(bits, group, zeros)
+    of = formats.Gptq(bits, group, zeros)
     with_head = described.get("lm_head") is True
 
     def quantised(module: LinearModule) -> bool:
@@ -301,7 +351,7 @@ def _mlx(described: Data, model_type: str) -> Scheme:
         if settings is not False:
             if settings.get("mode", "affine") != "affine":
                 raise UnknownFormat("mlx", f"the mode of {path[:60]} is {settings['mode']!r}"[:160])
-            changed = Mlx(_number(settings, "bits") or bits, _number(settings, "group_size") or group)
+            changed = formats.Mlx(_number(settings, "bits") or bits, _number(settings, "group_size") or group)
             rules.append(Rule(changed, lambda m, path=path: path in m.paths))  # type: ignore[misc]
 
     def quantised(module: LinearModule) -> bool:
@@ -310,14 +360,16 @@ def _mlx(described: Data, model_type: str) -> Scheme:
         seen = any(name in module.path for name in ("vision_tower", "vision_model", "visual"))
         return not seen and own.keys().isdisjoint(module.paths) and module.columns % group == 0
 
-    return Scheme("mlx", (*rules, Rule(Mlx(bits, group), quantised)), classes=("Linear", "Embedding"), named=tuple(own))
+    return Scheme(
+        "mlx", (*rules, Rule(formats.Mlx(bits, group), quantised)), classes=("Linear", "Embedding"), named=tuple(own)
+    )
 
 
 def _mxfp4(described: Data, model_type: str) -> Scheme:
     """Return the scheme of gpt-oss: stacks of experts only, whatever else a list names."""
     if model_type != "gpt_oss":
         raise UnknownFormat("mxfp4", f"the layout is known of gpt_oss, not of {model_type}")
-    return Scheme("mxfp4", (Rule(Mxfp4(), lambda m: m.kind == "Expert"),), stacked=True)
+    return Scheme("mxfp4", (Rule(formats.Mxfp4(), lambda m: m.kind == "Expert"),), stacked=True)
 
 
 def _modelopt(described: Data, model_type: str) -> Scheme:
@@ -325,9 +377,9 @@ def _modelopt(described: Data, model_type: str) -> Scheme:
     stated = inner if isinstance(inner, Mapping) else described
     algorithm = str(stated.get("quant_algo") or "").upper()
     if algorithm == "FP8":
-        of: Format = Fp8Tensor(static=True)
+        of: Format = formats.Fp8Tensor(static=True)
     elif algorithm == "NVFP4":
-        of = Nvfp4(_number(stated, "group_size") or 16)
+        of = formats.Nvfp4(_number(stated, "group_size") or 16)
     else:
         raise UnknownFormat("modelopt", f"quant_algo {algorithm or 'is not named'}")
     names = _names(stated, "exclude_modules", "ignore") or ()
@@ -426,26 +478,26 @@ def _compressed_format(group: Data, layout: str) -> Format:
     ordered = weights.get("actorder") in ("group", True)
     unknown = UnknownFormat("compressed-tensors", f"{layout or 'no format'}: {kind} of {bits} bits by {strategy}")
     if layout == "pack-quantized" and kind == "int" and bits in (2, 3, 4, 8) and strategy in ("group", "channel"):
-        return PackedIntegers(bits, columns if strategy == "group" else None, symmetric, ordered)
+        return formats.PackedIntegers(bits, columns if strategy == "group" else None, symmetric, ordered)
     if layout == "nvfp4-pack-quantized":
         dynamic = isinstance(inputs, Mapping)
-        return PackedFloats(columns or 16, "F8_E4M3", two_levels=True, inputs=dynamic)
+        return formats.PackedFloats(columns or 16, "F8_E4M3", two_levels=True, inputs=dynamic)
     if layout == "mxfp4-pack-quantized":
-        return PackedFloats(columns or 32, "U8", two_levels=False, inputs=False)
+        return formats.PackedFloats(columns or 32, "U8", two_levels=False, inputs=False)
     if layout == "float-quantized" and kind == "float" and bits == 8 and symmetric:
         if strategy == "channel":
             if static:
                 raise unknown
-            return Fp8Rows()
+            return formats.Fp8Rows()
         if strategy == "tensor":
-            return Fp8Tensor(static, scale_dtype="BF16", scale_shape=(1,))
+            return formats.Fp8Tensor(static, scale_dtype="BF16", scale_shape=(1,))
         block = weights.get("block_structure")
         if strategy == "block" and isinstance(block, list) and len(block) == 2 and not static:
-            return Fp8Blocks((block[0], block[1]), "BF16", "weight_scale")
+            return formats.Fp8Blocks((block[0], block[1]), "BF16", "weight_scale")
     eight = layout in ("int-quantized", "naive-quantized") and kind == "int" and bits == 8
     if eight and strategy in ("channel", "tensor", "group"):
         zero = static and isinstance(inputs, Mapping) and inputs.get("symmetric") is False
-        return Int8(columns if strategy == "group" else None, strategy == "tensor", symmetric, static, zero)
+        return formats.Int8(columns if strategy == "group" else None, strategy == "tensor", symmetric, static, zero)
     raise unknown
 
 

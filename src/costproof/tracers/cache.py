@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +35,8 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.schema import adapter
 from costproof.ledger.workload import Workload
 from costproof.ledger.writing import write_texts, written_in_place
-from costproof.models.native import Configured
+from costproof.models.native import Configured, Native
+from costproof.models.reader_check import check_reader
 from costproof.models.specs import ExportJob
 from costproof.models.target import Exportable
 from costproof.opgraph.rules.files import in_force
@@ -194,6 +196,29 @@ def _read_export(stored: _StoredExport, job: ExportJob) -> Exported:
         tuple(stored.guards),
         tuple(stored.notes),
     )
+
+
+def check_configuration_file(target: object) -> None:
+    """Check that transformers reads the configuration file of a target as its family does.
+
+    Nothing is checked for other targets, or if transformers is not installed. The first check of a file imports torch,
+    which takes longer than formulas; a file that agreed is not checked again while versions and code are the same.
+
+    Raises:
+        Incomplete, BadInput: as :func:`~costproof.models.reader_check.check_reader`.
+    """
+    file = target.file if isinstance(target, Native) else None
+    if file is None or find_spec("transformers") is None:
+        return
+    read: Any = file.read
+    known = cache_file(lambda: digest([file.text, repr(read), repr(read.native()), surroundings()]))
+    agreed = repr(read).encode()
+    with suppress(*DAMAGED):
+        if known is not None and load(known) == agreed:
+            return
+    check_reader(file)
+    if known is not None:
+        save(known, agreed)
 
 
 _COMMAND: Final = "costproof"

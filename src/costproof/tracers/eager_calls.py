@@ -9,7 +9,8 @@ the queue of the device is full is scaled by the common ratio of all other stage
 the recurrence knows no full queue. The scaling is exact: parts are integers, and the largest remainders are rounded up.
 
 The device time of a call is the time of its kernels and, for each, the gap to the next in a full queue, which is
-measured with a chain of small kernels: about 0.8 microseconds on an H100, of which the profiler shows nothing.
+measured with a chain of small kernels: about 0.8 microseconds on an H100, of which the profiler shows nothing. In a
+CUDA graph kernels follow each other with another gap, so that the time of the kernels is known by itself as well.
 
 A module is known from a run of its own, in which every module has a hook; its calls are those of the other runs, in the
 same order. If they are not, because a branch depends on more than the inputs, that run is used alone.
@@ -34,7 +35,6 @@ from costproof.tracers.profiled_calls import RUNTIME, Marks, ProfiledPiece, raw_
 from costproof.tracers.timing import (
     HostTimes,
     Stage,
-    asleep,
     first_launch,
     stage_boundaries,
     time_events,
@@ -239,7 +239,7 @@ def queued_kernel(number: torch.Tensor) -> int:
             for _ in range(kernels):
                 number.add_(1)
 
-        return time_events(enqueue, lambda: None, 1, 5, before=asleep).median
+        return time_events(enqueue, lambda: None, 1, 5, queued=True).median
 
     return (queue(_CHAIN) - queue(1)) // (_CHAIN - 1)
 
@@ -315,6 +315,7 @@ def _with_totals(pieces: Sequence[ProfiledPiece], totals: Mapping[Stage, int], g
                     dispatch=next(to),
                     launch=next(to),
                     device=call.device + gap * call.launches,
+                    kernels=call.device,
                 )
                 for call in piece.calls
                 for to in [exact[piece.place[0]]]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
-from costproof.models.generic.cache_state import caches_of, states
+from costproof.models.generic.caches import caches_of, states
 from costproof.models.specs import ExportJob
 from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value, path_renamer
 from costproof.opgraph.rules.matmul import NONZERO

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from costproof.ledger.attributes import attribute
 from costproof.ledger.callgraph import Event, JsonScalar, PlainAt, TensorAt, ValueAt
-from costproof.models.generic.cache_state import by_layer, caches_of, held, is_cache
+from costproof.models.generic.caches import by_layer, caches_of, held, is_cache
 from costproof.models.specs import Run
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected, hooked

@@ -1,23 +1,28 @@
-"""Measure the host times of an eager run on this machine: a module call, an operator, a launch, and a graph's replay.
+"""Measure the times of this machine besides operators: a module call, the start of a kernel, and a graph's replay.
 
-They are the means over a small decoder of transformers, divided into calls as in
-:mod:`costproof.tracers.eager_calls`. The time from a launch to the start of its kernel is the median over launches on
-an idle device, by the profiler's clock. A replay is that of a CUDA graph of one small kernel on an idle device, less
-the time of that kernel among many in the queue.
+The times of a module call and of an operator in a forward are the means over a small decoder of transformers, divided
+into calls as in :mod:`costproof.tracers.eager_calls`; the same operators are also timed in isolation. The time from a
+launch to the start of its kernel is the median over launches on an idle device, by the profiler's clock. A replay and
+the gap between its kernels are those of graphs of small kernels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median_low
 from typing import Any, Final
 
 import torch
+from torch import nn
 
 from costproof.estimate.hardware import DeviceFigure, FigureQuote
 from costproof.ledger.profile import EnqueuedCall
 from costproof.ledger.progress import Progress, silent
 from costproof.models.specs import Run
-from costproof.tracers.eager_calls import launch_latency, measure_calls, queued_kernel
-from costproof.tracers.stage_variants import capture
+from costproof.tracers.eager_calls import launch_latency, measure_calls, profile_calls
+from costproof.tracers.replay import replay_operators
+from costproof.tracers.stage_variants import capture, other_data
 from costproof.tracers.timing import time_events, time_stage_clocks, watch_modules
 
 _SIZES: Final[dict[str, Any]] = {
@@ -29,7 +34,15 @@ _TIMES: Final = 9
 _REPEATED: Final = 3
 """Number of measurements; the fastest counts, since other work on the machine can only slow it down."""
 _LEAST: Final = 100
-"""Nanoseconds; smaller figures are noise of the clocks."""
+"""Nanoseconds; smaller host times are noise of the clocks."""
+_CHAIN: Final = 50
+"""Kernels of a graph after the first."""
+_WIDTH: Final = 512
+"""Features of the mixture of kernels."""
+_PROFILES: Final = 5
+"""Profiled runs after the first; the median counts."""
+_BLOCKS: Final = 24
+"""Blocks of the mixture, of about five kernels each."""
 
 
 def _network(run: str) -> Run:
@@ -80,29 +93,122 @@ def measure_host(run: str, source: str, progress: Progress = silent) -> dict[str
     figures = {"module_call": mean("python", modules, "calls of modules")}
     if run == "cpu":
         return figures
-    calls = repeated[0]
-    launches, latency, replay = sum(call.launches for call in calls), launch_latency(), replay_time()
-    figures["operator_dispatch"] = mean("dispatch", sum(bool(call.operator) for call in calls), "operators")
-    figures["kernel_launch"] = mean("launch", launches, "launches")
+    operators = sum(bool(call.operator) for call in repeated[0])
+    in_run = min(sum(call.dispatch + call.launch for call in calls if call.operator) for calls in repeated)
+    found = [(c.calls, c.enqueue) for c in replay_operators(forward, _REPEATED, progress) if c.enqueue is not None]
+    apart = sum(calls * (each.dispatch + each.launch) for calls, each in found)
+    for name, spent, where in (("operator_in_run", in_run, ""), ("operator_alone", apart, ", each by itself")):
+        figures[name] = figure(spent // operators, f"{spent:,} ns in {operators:,} operators of the decoder{where}")
+    latency, graph = launch_latency(), measure_graph()
     if latency is not None:
         figures["launch_latency"] = figure(latency, "the median of launches on an idle device")
-    if replay is not None:
-        figures["graph_replay"] = figure(replay, f"the median of {_TIMES} replays of one kernel, less the kernel")
+    if graph is not None:
+        (one, alone), (launches, kernels, mixed) = graph.cold, graph.mixture
+        said = f"a graph of {launches:,} kernels in {mixed:,} ns, the kernels in an eager run {kernels:,} ns"
+        figures["graph_gap"] = DeviceFigure(graph.gap, (FigureQuote(source, said),))
+        said = f"a graph of one kernel in {one:,} ns after other data was read, the kernel {alone:,} ns"
+        figures["graph_replay"] = DeviceFigure(graph.replay, (FigureQuote(source, said),))
     return figures
 
 
-def replay_time() -> int | None:
-    """Return the nanoseconds to replay a one-kernel CUDA graph on an idle device, minus the time of the kernel.
+@dataclass(frozen=True, slots=True)
+class GraphTimes:
+    """What a CUDA graph takes besides its kernels, in nanoseconds, in a queue that is never empty."""
 
-    ``None`` if the device captures no graphs.
+    gap: int
+    """For each kernel, beyond the time that the profiler shows of it in an eager run."""
+    replay: int
+    """Once for each replay."""
+    cold: tuple[int, int]
+    """Times of the graph of one small kernel and of that kernel in an eager run, both after other data was read."""
+    mixture: tuple[int, int, int]
+    """Launches of a mixture of kernels, the times of these kernels in an eager run, and that of their graph."""
+
+
+class _Mixture(nn.Module):
+    """The usual kernels one after another; nothing in it depends on whether it is captured, unlike transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(_WIDTH)
+        self.up, self.down = nn.Linear(_WIDTH, 4 * _WIDTH), nn.Linear(4 * _WIDTH, _WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[S, D] -> [S, D]."""
+        for _ in range(_BLOCKS):
+            x = x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        return x
+
+
+class _Cold(nn.Module):
+    """A small kernel after other data was read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = nn.Parameter(torch.zeros(1, device="cuda"), requires_grad=False)
+        self.other = other_data()
+
+    def forward(self) -> None:
+        self.other.sum()
+        self.number.add_(1)
+
+
+def measure_graph() -> GraphTimes | None:
+    """Measure what a CUDA graph takes besides its kernels.
+
+    What a graph of a mixture of kernels takes beyond the times of these kernels in an eager run, as the profiler shows
+    them, and beyond a replay, is divided among them. The replay is what the graph of one kernel takes, less what each
+    kernel of a longer graph adds. That of a graph which is not in the caches, as between other work, is what the graph
+    of one kernel then takes beyond that kernel. The device is busy until a graph is enqueued: on an idle device the
+    time would contain that of the host, which grows with the number of kernels too.
+
+    Returns:
+        ``None`` if the device captures no graphs, or the profiler sees no kernels.
     """
-    number = torch.zeros(1, device="cuda")
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        cold = _Cold()
+        number, other = cold.number, cold.other
+        mixture = _Mixture().to("cuda", torch.bfloat16).eval()
+        x = torch.zeros(_TOKENS, _WIDTH, device="cuda", dtype=torch.bfloat16)
+
+        def chain(kernels: int) -> int:
+            return _graph_time(lambda: [number.add_(1) for _ in range(kernels)])
+
+        try:
+            one, more, mixed = chain(1), chain(1 + _CHAIN), _graph_time(lambda: mixture(x))
+            cold_one = _graph_time(lambda: number.add_(1), other.sum)
+        except RuntimeError:
+            return None
+        passes, of_cold = _profiles(mixture, {"x": x}), _profiles(cold, {})
+    if not all(passes) or not all(of_cold):
+        return None
+    launches = sum(call.launches for call in passes[0])
+    alone = median_low(calls[-1].device for calls in of_cold)
+    kernels = median_low(sum(call.device for call in calls) for calls in passes)
+    gap = max(0, mixed - max(0, one - (more - one) // _CHAIN) - kernels) // launches
+    return GraphTimes(gap, max(0, cold_one - alone - gap), (cold_one, alone), (launches, kernels, mixed))
+
+
+def _profiles(model: nn.Module, inputs: dict[str, Any]) -> list[list[EnqueuedCall]]:
+    """Return the calls that enqueue kernels in several profiled runs of a model."""
+    run = Run("graphs", model, inputs, lambda path, call: ("graphs", ""))
+    every = [[c for piece in profile_calls(run, [""]) for c in piece.calls] for _ in range(1 + _PROFILES)][1:]
+    return [[call for call in calls if call.launches] for calls in every]
+
+
+def _graph_time(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> int:
+    """Return the median time of a replay of some work as a graph.
+
+    Args:
+        work: the work.
+        before: is called before each replay, outside of the time.
+
+    Raises:
+        RuntimeError: the device captures no graphs.
+    """
     graph: Any = torch.cuda.CUDAGraph()
     try:
-        capture(graph, lambda nothing: number.add_(1), lambda: None)
-        replay = time_events(lambda nothing: graph.replay(), lambda: None, 2, _TIMES).median
-    except RuntimeError:
-        return None
+        capture(graph, lambda nothing: work(), lambda: None)
+        return time_events(lambda nothing: graph.replay(), before, 2, _TIMES, queued=True).median
     finally:
         graph.reset()
-    return max(0, replay - queued_kernel(number))

@@ -41,9 +41,9 @@ from costproof.tracers.profiled_calls import Marks, ProfiledWork, raw_events, re
 from costproof.tracers.timing import (
     NOWHERE,
     Stage,
-    asleep,
     first_launch,
     new_events,
+    sleep_device,
     time_events,
     timed_device,
     unlogged_profiler,
@@ -74,6 +74,8 @@ class IsolatedTime:
     """Time of the work of the call on the device; on a processor, of the call itself."""
     host: Timing
     """Time from the call to its return, without synchronising; on a processor, the same time."""
+    first: Timing
+    """Host time of the first call of a turn, before which other work ran; on a processor, the same time."""
 
 
 TimeOrReason = IsolatedTime | str
@@ -98,6 +100,8 @@ class ReplayedCall:
     """Why it could not be repeated."""
     enqueue: EnqueuedCall | None = None
     """One call on both clocks, with its host time outside of any forward; ``None`` if it could not be repeated."""
+    first: EnqueuedCall | None = None
+    """The same with the host time of a call whose code is not in the caches of the processor."""
 
     @property
     def calls(self) -> int:
@@ -136,7 +140,7 @@ def _replay_distinct(
     what = f"replay {next(iter(runs))}" if len(runs) == 1 else "replay"
     spent: dict[Any, TimeOrReason] = {}
     with torch.no_grad():
-        idle = time_events(lambda nothing: None, lambda: None, 1, 9, before=asleep).median if device == "cuda" else 0
+        idle = time_events(lambda nothing: None, lambda: None, 1, 9, queued=True).median if device == "cuda" else 0
         work = _enqueued_work(distinct.values(), flush, progress) if device == "cuda" else {}
         for i, (key, call) in enumerate(distinct.items()):
             progress(what, i, len(distinct))
@@ -150,21 +154,23 @@ def _replay_distinct(
         about = (stage, module, str(key[0]), shapes, tuple(order))
         if isinstance(took, str):
             return ReplayedCall(*about, None, took)
-        return ReplayedCall(*about, took.device, "", _on_both_clocks(str(key[0]), module, took, work.get(id(call))))
+        on_clocks = partial(_on_both_clocks, str(key[0]), module, took.device.median, work=work.get(id(call)))
+        hot, first = on_clocks(took.host.median), on_clocks(took.first.median)
+        return ReplayedCall(*about, took.device, "", hot, first)
 
     return {run: tuple(of(*where, order) for where, order in notes.calls.items()) for run, notes in runs.items()}
 
 
-def _on_both_clocks(operator: str, module: str, took: IsolatedTime, work: ProfiledWork | None) -> EnqueuedCall:
+def _on_both_clocks(operator: str, module: str, device: int, host: int, work: ProfiledWork | None) -> EnqueuedCall:
     """Return a call on both clocks from its times in isolation and the work that the profiler saw it enqueue.
 
     A call that waits for the device has the host time of the profiler, without the waiting.
     """
     if work is None:
-        return EnqueuedCall(operator, module, 0, took.host.median, 0, 0, 0, False)
-    host = work.host if work.waits else took.host.median
+        return EnqueuedCall(operator, module, 0, host, 0, 0, 0, False)
+    host = work.host if work.waits else host
     launch = work.launch * host // max(1, work.host)
-    device = took.device.median if work.launches else 0  # of a view the events around it take a while
+    device = device if work.launches else 0  # of a view the events around it take a while
     return EnqueuedCall(operator, module, 0, host - launch, launch, work.launches, device, work.waits)
 
 
@@ -212,7 +218,7 @@ def _reason_not_to_run(call: LoggedCall, device: str) -> str:
 def _time_call(call: LoggedCall, count: int, flush: torch.Tensor, device: str, waits: bool, idle: int) -> TimeOrReason:
     if reason := _reason_not_to_run(call, device):
         return reason
-    spent, host = list[int](), list[int]()
+    spent, host, first = list[int](), list[int](), list[int]()
     more = 0
     try:
         for i in range(1 + count):
@@ -222,11 +228,12 @@ def _time_call(call: LoggedCall, count: int, flush: torch.Tensor, device: str, w
             if i:
                 spent.append(times[0])
                 host.append(times[1])
+                first.append(times[2])
             if sum(spent) > _MOST:
                 break
     except Exception as error:  # an operator may raise anything
         return first_line(error)
-    return IsolatedTime(Timing(tuple(spent)), Timing(tuple(host)))
+    return IsolatedTime(*(Timing(tuple(times)) for times in (spent, host, first)))
 
 
 def _bind_tensors(call: LoggedCall, turn: int, flush: torch.Tensor) -> Callable[[], Any]:
@@ -264,8 +271,8 @@ def _make_tensor(form: TensorForm, device: torch.device, *, empty: bool = False)
     return made.as_strided(form.shape, form.stride)
 
 
-def _clock(device: str, waits: bool, idle: int, more: int, one: Callable[[], Any]) -> tuple[int, int]:
-    """Return the nanoseconds of a call on the device, and those of the host until it returns.
+def _clock(device: str, waits: bool, idle: int, more: int, one: Callable[[], Any]) -> tuple[int, int, int]:
+    """Return the nanoseconds of a call on the device, those of the host until it returns, and of its first call.
 
     Args:
         device: ``cpu`` or ``cuda``.
@@ -278,26 +285,25 @@ def _clock(device: str, waits: bool, idle: int, more: int, one: Callable[[], Any
         start = time.perf_counter_ns()
         one()
         spent = time.perf_counter_ns() - start
-        return spent, spent
-    sleep: Any = torch.cuda._sleep
+        return spent, spent, spent
     cycles = _ASLEEP
     begin, end = new_events(2)
     while True:
         torch.cuda.synchronize()
         # The device sleeps until the call has been dispatched; otherwise it would wait for that between the events.
-        sleep(cycles)
+        sleep_device(cycles)
         begin.record()
         start = time.perf_counter_ns()
         one()
-        host = time.perf_counter_ns() - start
+        host = first = time.perf_counter_ns() - start
         end.record()
         for _ in range(more):
             start = time.perf_counter_ns()
             one()
             host = min(host, time.perf_counter_ns() - start)
         torch.cuda.synchronize()
-        if waits or 2 * host < cycles or cycles > _ASLEEP:  # a cycle takes half a nanosecond at least
-            return max(0, round(begin.elapsed_time(end) * 1e6) - idle), host
+        if waits or 2 * first < cycles or cycles > _ASLEEP:  # a cycle takes half a nanosecond at least
+            return max(0, round(begin.elapsed_time(end) * 1e6) - idle), host, first
         cycles *= _LONGER
 
 

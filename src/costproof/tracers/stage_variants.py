@@ -3,7 +3,9 @@
 A stage consists of calls of modules at its boundary. One forward records their inputs, copied before the call, since a
 call may write into its cache, and their outputs. Each call can then be repeated by itself; a module inside it that
 belongs to another stage returns the outputs that it had. All calls of a stage are captured in one graph, on a stream of
-its own, after two warm-up runs there.
+its own, after two warm-up runs there. A replay is timed while the device is busy until it is enqueued, so that the time
+is that of the device only. Before it the caches of the device are filled with other data, as in a forward, where the
+other stages and layers run in between.
 
 A stage whose operators wait for the device cannot be captured, unless its code takes another branch then, as that of
 transformers does for masks. A failed capture is contained: the stream of the caller is the current one again, the
@@ -39,6 +41,8 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 _WARM: Final = 2
 """Runs on the stream of a capture, in which libraries reserve their workspaces; and runs before timed ones."""
+_CACHE: Final = 2**27
+"""Bytes of the last cache of a device that does not say: more than any has."""
 NOT_ON_CPU: Final = {
     "graph": "CUDA graphs record the kernels of a GPU; operators of a processor run when they are called",
     "compiled": "on a processor the eager run has one clock, which compiling does not separate",
@@ -189,14 +193,24 @@ def record_stage_calls(run: Run) -> list[BoundaryCall]:
 def _time_graph(calls: Sequence[BoundaryCall], count: int) -> Timing | str:
     graph: Any = torch.cuda.CUDAGraph()
     try:
-        capture(graph, lambda inputs: _run(calls, inputs), lambda: [call.prepare() for call in calls])
-        return time_events(lambda nothing: graph.replay(), lambda: None, _WARM, count)
+        # A replay reads the inputs where they were during the capture, so they must live until then.
+        read = capture(graph, lambda inputs: _run(calls, inputs), lambda: [call.prepare() for call in calls])
+        time = time_events(lambda nothing: graph.replay(), other_data().sum, _WARM, count, queued=True)
+        del read
+        return time
     except Exception as error:  # torch and the code of a model may raise anything while capturing
         return first_line(error)
     finally:
-        graph.reset()
-        torch.cuda.empty_cache()  # the memory of a graph is its own
+        with suppress(RuntimeError):  # a device that failed says so in the check
+            graph.reset()
+            torch.cuda.empty_cache()  # the memory of a graph is its own
         _check_device()
+
+
+def other_data() -> torch.Tensor:
+    """Return numbers that fill the last cache of the device twice when they are read."""
+    size = int(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", _CACHE))
+    return torch.empty(size // 2, dtype=torch.float32, device="cuda")
 
 
 def _run(calls: Sequence[BoundaryCall], inputs: Sequence[Inputs]) -> None:
@@ -222,13 +236,16 @@ def _time_compiled(calls: Sequence[BoundaryCall], count: int) -> Timing | str:
         return first_line(error)
 
 
-def capture(graph: Any, work: Callable[[T], object], prepare: Callable[[], T]) -> None:
+def capture(graph: Any, work: Callable[[T], object], prepare: Callable[[], T]) -> T:
     """Capture some work in a graph, on a stream of its own, and leave no stream or generator in a state of capturing.
 
     Args:
         graph: a new ``torch.cuda.CUDAGraph``.
         work: the work; it gets what ``prepare`` returns.
         prepare: makes inputs, outside of the capture.
+
+    Returns:
+        The inputs of the captured work, which must live as long as the graph is replayed.
     """
     cuda: Any = torch.cuda
     stream = cuda.Stream()
@@ -252,6 +269,7 @@ def capture(graph: Any, work: Callable[[T], object], prepare: Callable[[], T]) -
             raise
         graph.capture_end()
     cuda.synchronize()
+    return given
 
 
 @contextmanager

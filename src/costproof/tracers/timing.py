@@ -39,7 +39,11 @@ HostTimes = Mapping[tuple[str, Stage], Timing]
 NOWHERE: Final[Stage] = ("", "")
 T = TypeVar("T")
 _ASLEEP: Final = 20_000_000
-"""Cycles of a GPU."""
+"""Cycles of a GPU, about ten milliseconds: longer than a few hundred operators, or a graph, take to be enqueued."""
+_LONGER: Final = (1, 4, 16)
+"""Factors of the sleep, tried in turn until the host has enqueued the work before the device wakes."""
+_PRODUCT: Final = 4096
+"""Rows of the matrices that keep a device busy which cannot sleep."""
 WARM_UP: Final = 1
 """Runs before the timed ones."""
 
@@ -163,44 +167,50 @@ def new_events(count: int) -> list[Any]:
 
 
 def time_events(
-    work: Callable[[T], object],
-    prepare: Callable[[], T],
-    warm: int,
-    count: int,
-    before: Callable[[], object] = lambda: None,
+    work: Callable[[T], object], prepare: Callable[[], T], warm: int, count: int, *, queued: bool = False
 ) -> Timing:
-    """Return the times of some work on the device, which is idle before, by two CUDA events.
+    """Return the times of some work on the device by two CUDA events.
 
     Args:
         work: the work; it gets what ``prepare`` returns.
         prepare: makes inputs, outside of the time.
         warm: runs before the timed ones.
         count: timed runs.
-        before: is called before the first event; it may occupy the device.
+        queued: whether the device sleeps until the work and both events are in its queue, so that the times are those
+            of the device only. By default the device is idle before, and waits for the host to enqueue the work.
     """
     import torch
 
     begin, end = new_events(2)
     found = []
     for i in range(warm + count):
-        given = prepare()
-        torch.cuda.synchronize()
-        before()
-        begin.record()
-        work(given)
-        end.record()
+        for factor in _LONGER if queued else (0,):
+            given = prepare()
+            torch.cuda.synchronize()
+            if factor:
+                sleep_device(factor * _ASLEEP)
+            begin.record()
+            work(given)
+            end.record()
+            if not begin.query():  # the device still sleeps
+                break
         torch.cuda.synchronize()
         if i >= warm:
             found.append(round(begin.elapsed_time(end) * 1e6))
     return Timing(tuple(found))
 
 
-def asleep() -> None:
-    """Let the device sleep for about ten milliseconds, longer than a few hundred operators take to be enqueued."""
+def sleep_device(cycles: int) -> None:
+    """Enqueue a kernel that does nothing for some cycles; without it in torch, products that take about as long."""
     import torch
 
-    sleep: Any = torch.cuda._sleep
-    sleep(_ASLEEP)
+    sleep: Any = getattr(torch.cuda, "_sleep", None)
+    if sleep is not None:
+        sleep(cycles)
+        return
+    matrix = torch.ones(_PRODUCT, _PRODUCT, device="cuda")
+    for _ in range(1 + cycles // (_ASLEEP // 8)):  # each takes a few milliseconds
+        torch.mm(matrix, matrix)
 
 
 @contextmanager

@@ -8,11 +8,11 @@ from typing import Final, TypeAlias
 
 from costproof.ledger.callgraph import CallGraph, check_levels
 from costproof.ledger.capture import Capture, parse_capture
+from costproof.ledger.errors import Absent
 from costproof.ledger.files import read_json
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.schema import FileKind, from_data
 from costproof.ledger.workload import TargetInfo, Workload
-from costproof.views.absent import callgraph_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,23 @@ def read_drawable(path: Path) -> Drawable:
         check_levels(graph, str(path))
         return graph
     return parse_capture(data, where=str(path))
+
+
+def callgraph_of(capture: Capture) -> CallGraph:
+    """Return the callgraph of a capture.
+
+    Raises:
+        Absent: the capture was made without the dynamic source.
+    """
+    if capture.callgraph is None:
+        raise Absent(
+            "the capture has no callgraph",
+            where="$.callgraph",
+            expected="a capture with the dynamic source",
+            got=capture.source_list,
+            fix="costproof capture TARGET --sources analytic,static,dynamic -o FILE",
+        )
+    return capture.callgraph
 
 
 def callgraph_file(capture: Capture) -> CallGraphFile:

@@ -9,12 +9,11 @@ from costproof.claims import Judgement
 from costproof.compare.findings import CounterComparison, Discrepancy
 from costproof.ledger.capture import Capture
 from costproof.ledger.counter import CounterUsage
-from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
+from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, Absent
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.notebook import NotebookRepr
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
-from costproof.views.absent import Absent
 
 
 @dataclass(frozen=True, slots=True)

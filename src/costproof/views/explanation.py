@@ -14,7 +14,6 @@ from costproof.ledger.notebook import ReportRepr
 from costproof.ledger.peaks import Peaks, by_stage
 from costproof.ledger.run import GRAPH_SOURCES
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
-from costproof.views.absent import sources
 from costproof.views.describe import mixed_attention
 from costproof.views.formulas import FormulaText, nodes_formula
 from costproof.views.quantities import EXPLAINED, TOTAL, with_quantity
@@ -116,7 +115,7 @@ def explain(
             "the capture has no formulas",
             where="$.ledgers",
             expected="an analytic ledger",
-            got=sources(capture),
+            got=capture.source_list,
             fix="capture again with --sources analytic,static,dynamic",
         )
     if metric in PEAK_METRICS:

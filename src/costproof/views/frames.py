@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import singledispatch
 from math import prod
@@ -18,7 +18,7 @@ from costproof.compare.proof.certificate import Certificate
 from costproof.estimate.hardware import Device, FigureQuote
 from costproof.estimate.measured import Measurement
 from costproof.estimate.memory import Fits
-from costproof.estimate.roofline import Roofline, StageBound, WorkBound
+from costproof.estimate.roofline import Roofline, WorkBound
 from costproof.ledger.callgraph import CallGraph, OperatorListing, PlainAt, ValueAt
 from costproof.ledger.capture import Capture
 from costproof.ledger.counter import SOURCE
@@ -43,7 +43,6 @@ class Tabled(Protocol):
 
     def table_rows(self) -> Sequence[object]:
         """Return the rows: dataclasses, mappings, or texts."""
-        ...
 
 
 @runtime_checkable
@@ -52,7 +51,6 @@ class Framed(Protocol):
 
     def frame(self) -> pd.DataFrame:
         """Return the result as a DataFrame."""
-        ...
 
 
 def frame(value: object) -> pd.DataFrame:
@@ -111,7 +109,8 @@ def _rows(value: object) -> list[dict[str, Any]]:
         return [{"name": name, **_plain(item, "what" if isinstance(item, str) else "")} for name, item in value.items()]
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         if any(isinstance(item, OperatorListing) for item in value):
-            return [_listing_row(listing, line) for listing in value for line in listing.lines]
+            places = ("stage", "invocation", "part")
+            return [_pick(listing, *places) | _plain(line) for listing in value for line in listing.lines]
         if all(isinstance(item, str | Mapping) or is_dataclass(item) for item in value):
             return [_plain(item) for item in value]
     expected = "a result that help(costproof.frame) lists; a schema, a picture or a request has no table"
@@ -137,8 +136,9 @@ def _plain(item: object, prefix: str = "") -> dict[str, Any]:
     return row
 
 
-def _listing_row(listing: OperatorListing, line: object) -> dict[str, Any]:
-    return {"stage": listing.stage, "invocation": listing.invocation, "part": listing.part, **_plain(line)}
+def _pick(item: object, *names: str) -> dict[str, Any]:
+    """Return some attributes of an object by name."""
+    return {name: getattr(item, name) for name in names}
 
 
 @_rows.register
@@ -151,11 +151,7 @@ def _nodes(ledger: Ledger) -> list[dict[str, Any]]:
     metrics: dict[str, int | None] = {m: None for m in EVERY_METRIC if m in ledger.metrics}
     return [
         {
-            "stage": n.stage,
-            "invocation": n.invocation,
-            "module": n.module,
-            "kind": n.kind,
-            "owner": n.owner,
+            **_pick(n, "stage", "invocation", "module", "kind", "owner"),
             **(metrics | {m: v for m, v in n.costs.items() if m in metrics}),
         }
         for n in ledger.nodes
@@ -166,12 +162,11 @@ def _nodes(ledger: Ledger) -> list[dict[str, Any]]:
 def finding_rows(d: Discrepancy) -> list[dict[str, Any]]:
     """Return one row per finding: identity, a column per source, delta, causes, residual."""
     sources = order(d.coverage)
-    plain = ("id", "level", "stage", "invocation", "module", "kind", "metric", "status", "count")
     return [
         {
-            **{name: getattr(f, name) for name in plain},
+            **_pick(f, "id", "level", "stage", "invocation", "module", "kind", "metric", "status", "count"),
             **{s: f.values.get(s) for s in sources},
-            **{name: getattr(f, name) for name in ("reference", "delta", "residual")},
+            **_pick(f, "reference", "delta", "residual"),
             "causes": "; ".join(f"{c.kind} {c.amount:+d}" if c.amount else c.kind for c in f.causes),
             "error_expression": f.error_expression,
         }
@@ -189,13 +184,10 @@ def _parts(found: Explanation) -> list[dict[str, Any]]:
     return [
         {
             "call": call.id,
-            "modules": part.modules,
-            "count": part.count,
-            "kind": part.kind,
+            **_pick(part, "modules", "count", "kind"),
             "formula_of": part.owner,
             "formula": part.formula.expression,
-            "each": part.each,
-            "total": part.total,
+            **_pick(part, "each", "total"),
         }
         for call in found.calls
         for part in call.parts
@@ -223,8 +215,7 @@ def diff_rows(found: Diff) -> list[dict[str, Any]]:
                 rows.append({"source": source, "level": level, "stage": stage, "metric": metric, **numbers})
                 rows[-1]["change"] = "same" if q.delta == 0 else change or "changed"
         for r in part.rows:
-            own = {name: getattr(r, name) for name in DIFF_COLUMNS[2:-2]}
-            rows.append({"source": source, "level": "row", **own})
+            rows.append({"source": source, "level": "row", **_pick(r, *DIFF_COLUMNS[2:-2])})
     base, head = ("; ".join((side.counted, *side.notes)) for side in (found.base, found.head))
     said = {"base_counted": base, "head_counted": head}
     return [{name: (row | said).get(name, "") for name in DIFF_COLUMNS} for row in rows]
@@ -248,7 +239,7 @@ def _claims(report: ClaimsReport) -> list[dict[str, Any]]:
     )  # fmt: skip
     return [
         {
-            **{name: getattr(j, name) for name in plain},
+            **_pick(j, *plain),
             "causes": "; ".join(f"{s.cause} {s.amount:+d}" for e in j.explanations[:1] for s in e.steps),
         }
         for j in report.judgements
@@ -265,7 +256,7 @@ def _counters(report: CounterReport) -> list[dict[str, Any]]:
     plain = ("counter", "stage", "invocation", "value", "normalised", "truth", "delta", "residual", "covered", "error")
     tools = [
         {
-            **{name: getattr(f, name) for name in plain},
+            **_pick(f, *plain),
             "causes": "; ".join(f"{c.kind} {c.amount:+d}" if c.amount else c.kind for c in f.causes),
             "verdict": f.verdict,
         }
@@ -275,7 +266,7 @@ def _counters(report: CounterReport) -> list[dict[str, Any]]:
         {
             **dict.fromkeys(plain),
             "counter": o.name,
-            **{name: getattr(o.judgement, name) for name in ("stage", "invocation", "truth", "delta", "residual")},
+            **_pick(o.judgement, "stage", "invocation", "truth", "delta", "residual"),
             "causes": "; ".join(f"{s.cause} {s.amount:+d}" for e in o.judgement.explanations[:1] for s in e.steps),
             "verdict": o.judgement.status,
         }
@@ -296,15 +287,14 @@ def _roofline(found: Roofline) -> list[dict[str, Any]]:
     return [
         *(
             row(level, stage, "", s.modules)
-            | {name: None if bound is None else bound.seconds for name, bound in _others(s)}
+            | {
+                name: None if bound is None else bound.seconds
+                for name, bound in zip(OTHERS, (s.floor, s.full, s.unfused), strict=True)
+            }
             for level, stage, s in stages
         ),
         *(row("part", p.stage, p.part, p.at_roof) | dict.fromkeys(OTHERS) for p in found.parts),
     ]
-
-
-def _others(stage: StageBound) -> Iterator[tuple[str, WorkBound | None]]:
-    return zip(OTHERS, (stage.floor, stage.full, stage.unfused), strict=True)
 
 
 @_rows.register
@@ -312,7 +302,10 @@ def _fits(found: Fits) -> list[dict[str, Any]]:
     run = {
         "stage": "",
         "weights_bytes": found.weights_bytes,
-        **{name: getattr(found, name) for name in ("cache_bytes", "activations_bytes", "peak_bytes", "peaks_bytes")},
+        **{
+            name: getattr(found, name)
+            for name in ("cache_bytes", "live_bytes", "activations_bytes", "peak_bytes", "peaks_bytes")
+        },
         "memory_bytes": found.memory_bytes,
     }
     stages = [{"stage": s.id, **{k: v for k, v in _plain(s).items() if k != "id"}} for s in found.stages]
@@ -323,14 +316,10 @@ def _fits(found: Fits) -> list[dict[str, Any]]:
 def _peaks(found: Peaks) -> list[dict[str, Any]]:
     return [
         {
-            "stage": c.stage,
-            "invocation": c.invocation,
-            "part": c.part,
+            **_pick(c, "stage", "invocation", "part"),
             "graph_peak_bytes": None if c.graph is None else c.graph.bytes,
             "eager_peak_bytes": None if c.eager is None else c.eager.bytes,
-            "gap_bytes": c.gap_bytes,
-            "residual": c.residual,
-            "form": c.form,
+            **_pick(c, "gap_bytes", "residual", "form"),
             "notes": "; ".join(c.notes),
         }
         for c in found.calls
@@ -341,7 +330,7 @@ def _peaks(found: Peaks) -> list[dict[str, Any]]:
 def _measured(found: Measurement) -> list[dict[str, Any]]:
     return [
         {
-            **{name: getattr(r, name) for name in ("run", "stage", "invocation")},
+            **_pick(r, "run", "stage", "invocation"),
             "flops": r.roof.flops,
             "bytes": r.roof.bytes,
             "floor_s": r.floor.seconds,
@@ -353,7 +342,7 @@ def _measured(found: Measurement) -> list[dict[str, Any]]:
             "measured_ns": None if r.measured is None else r.measured.median,
             "graph_ns": None if r.graph is None or r.graph.time is None else r.graph.time.median,
             "compiled_ns": None if r.compiled is None or r.compiled.time is None else r.compiled.time.median,
-            **{name: getattr(r, name) for name in ("of_peak", "of_bandwidth", "wrong")},
+            **_pick(r, "of_peak", "of_bandwidth", "wrong"),
         }
         for r in found.rows
     ]

@@ -137,8 +137,8 @@ def value(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where
 
 def known(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where | None = None) -> int:
     """Return the known part of a source's sum."""
-    inside = _both(stage, where)
-    return known_part(filter(inside, ledger.nodes), metric)
+    inside = (n for n in ledger.nodes if stage in (None, n.stage) and (where is None or where(n)))
+    return known_part(inside, metric)
 
 
 def quantity(
@@ -173,10 +173,6 @@ def executed(ledger: Ledger, stage: str) -> frozenset[str]:
     """Return the modules of a stage whose own parameters this run reads."""
     metric: Metric = "weight_read_bytes" if provides(ledger, "weight_read_bytes") else "calls"
     return frozenset(n.module for n in ledger.nodes if n.stage == stage and n.invocation and n.cost(metric))
-
-
-def _both(stage: str | None, where: Where | None) -> Where:
-    return lambda n: (stage is None or n.stage == stage) and (where is None or where(n))
 
 
 class Flat:

@@ -210,6 +210,10 @@ def _fill(batch: Sequence[_Row], spread: float) -> int:
     words, scratch = (torch.empty(len(batch), width, dtype=torch.int32, device=device) for _ in range(2))
     _hash_words(words, scratch, *_keys([row.key for row in batch], device))
     _sum_lanes(words, scratch)
+    if len(batch) == 1 and dtype in (torch.float32, torch.float64):
+        (row,) = batch
+        row.into[row.first : row.last].copy_(words[0]).mul_(spread / _UNIT)
+        return row.last - row.first
     double = dtype == torch.float64
     values = torch.empty_like(words, dtype=torch.float64) if double else scratch.view(torch.float32)
     values.copy_(words)

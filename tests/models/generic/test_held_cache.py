@@ -16,7 +16,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from costproof.models.generic.cache_state import caches_of, grows_evenly, held, held_places
+from costproof.models.generic.caches import caches_of, grows_evenly, held, held_places
 from tests.models.generic.test_stages import counted
 from tests.oracles.zoo_count import _rules
 

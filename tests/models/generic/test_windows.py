@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from costproof import api
 from costproof.ledger.workload import Workload
-from costproof.models.generic.cache_probe import CacheLayer, OwnCache
+from costproof.models.generic.caches import CacheLayer, OwnCache
 from costproof.models.generic.inputs import Inputs
 from costproof.models.generic.stages import Cached
 

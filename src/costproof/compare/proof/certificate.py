@@ -22,7 +22,7 @@ from costproof.ledger.schema import FileKind, load
 from costproof.ledger.workload import TargetInfo
 
 Method = Literal["identity", "identity per size", "enumeration"]
-Verdict = Literal["proved", "refuted", "incomplete"]
+ProofVerdict = Literal["proved", "refuted", "incomplete"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Certificate(NotebookRepr):
     conventions: Conventions
     target: TargetInfo
     environment: dict[str, str]
-    verdict: Verdict
+    verdict: ProofVerdict
     settings: Settings
     coverage: Coverage
     bounds: tuple[Bound, ...]
@@ -196,7 +196,7 @@ def _contradictions(found: Certificate) -> Iterator[CostproofError]:
         yield BadInput("a claim is made twice", where="$.claims", got="/".join(twice))
 
 
-def verdict_of(wrong: Sequence[Counterexample], missing: Sequence[str]) -> Verdict:
+def verdict_of(wrong: Sequence[Counterexample], missing: Sequence[str]) -> ProofVerdict:
     """Return the verdict of a proof from its counterexamples and the pieces that could not be carried out."""
     return "refuted" if wrong else "incomplete" if missing else "proved"
 
@@ -291,12 +291,19 @@ def degrees(formulas: Iterable[str], independent: Mapping[str, str]) -> dict[str
     for formula in dict.fromkeys(formulas):
         expr = parse(formula)
         opaque = {f: sympy.Dummy(positive=True) for f in expr.atoms(sympy.ceiling, sympy.floor, sympy.Min, sympy.Max)}
-        expr = sympy.expand(expr.xreplace(opaque).subs(replaced))
-        numerator = sympy.numer(sympy.together(expr))
-        for symbol in numerator.free_symbols:
+        expr = expr.xreplace(opaque).subs(replaced)
+        if not expr.free_symbols:
+            continue
+        try:
+            polynomial = sympy.Poly(expr, *expr.free_symbols)
+        except sympy.PolynomialError:  # a quotient
+            numerator = sympy.numer(sympy.together(sympy.expand(expr)))
+            if not numerator.free_symbols:
+                continue
+            polynomial = sympy.Poly(numerator, *numerator.free_symbols)
+        for symbol in polynomial.free_symbols:
             if not isinstance(symbol, sympy.Dummy):
-                degree = int(sympy.degree(numerator, symbol))
-                highest[symbol.name] = max(highest.get(symbol.name, 0), degree)
+                highest[symbol.name] = max(highest.get(symbol.name, 0), int(polynomial.degree(symbol)))
     return highest
 
 

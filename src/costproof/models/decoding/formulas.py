@@ -6,22 +6,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock, Projection
 from costproof.analytic.compose import CONTAINER, ModulePart, StackCall, analytic_ledger, prefill_and_decode
 from costproof.analytic.costs import Size
+from costproof.analytic.decoder_memory import CopyBranches, DecoderTape
 from costproof.analytic.elementwise import SoftCap
 from costproof.analytic.feed_forward import ExpertMixture, Mlp
 from costproof.analytic.latent_attention import LatentBlock
+from costproof.analytic.memory_tape import MemoryTape
 from costproof.analytic.norms import NormKind
 from costproof.analytic.rotary import Rotary, RotaryTable
 from costproof.analytic.router import RoutingRule
 from costproof.analytic.transformer import DecoderStack, TransformerLayer
+from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.config import DecoderConfig, MixtureConfig
 from costproof.models.decoding.names import STAGES, decoder_names, latent_names, mixture_names, sandwich_names
 
+_WIDEST_SHARED: Final = 256
+"""Widest head for which transformers leaves it to sdpa to share keys and values."""
 ALL_PROJECTIONS: Final[tuple[Projection, ...]] = ("q", "k", "v", "out")
 
 
@@ -98,12 +104,33 @@ def decoder_parts(
     config: DecoderConfig, workload: Workload, style: DecoderStyle
 ) -> Callable[[StackCall], tuple[ModulePart, ...]]:
     """Return a function from a call to the parts of all modules, from the root to the output projection."""
+
+    def parts(call: StackCall) -> tuple[ModulePart, ...]:
+        positions = _positions(workload, call)
+        capped = SoftCap(call.batch * positions * sym("text_vocab"), call.item_bytes)
+        return (
+            ModulePart("root", (capped if style.logits_capped else CONTAINER,)),
+            ModulePart("text"),
+            *decoder_stack(config, workload, style)(call).parts("text", call, positions),
+        )
+
+    return parts
+
+
+def _positions(workload: Workload, call: StackCall) -> Size:
+    """Return the positions per sequence that get logits."""
+    return call.tokens if workload.logits == "all" else 1
+
+
+def decoder_stack(
+    config: DecoderConfig, workload: Workload, style: DecoderStyle
+) -> Callable[[StackCall], DecoderStack]:
+    """Return a function from a call to the layers of the decoder."""
     width = sym("text_hidden")
     mlp = Mlp(width, sym("text_intermediate"), config.activation, gated=True, bias=style.mlp_bias)
     mixtures = _mixtures(config, workload, style)
 
-    def parts(call: StackCall) -> tuple[ModulePart, ...]:
-        positions = call.tokens if workload.logits == "all" else 1
+    def stack(call: StackCall) -> DecoderStack:
         layers = tuple(
             TransformerLayer(
                 width,
@@ -114,7 +141,7 @@ def decoder_parts(
             )
             for i, window in enumerate(_windows(config))
         )
-        decoder = DecoderStack(
+        return DecoderStack(
             width,
             sym("text_vocab"),
             layers,
@@ -126,14 +153,66 @@ def decoder_parts(
             tied=config.tied,
             scaled=style.scaled_embeddings,
         )
-        capped = SoftCap(call.batch * positions * sym("text_vocab"), call.item_bytes)
-        return (
-            ModulePart("root", (capped if style.logits_capped else CONTAINER,)),
-            ModulePart("text"),
-            *decoder.parts("text", call, positions),
-        )
 
-    return parts
+    return stack
+
+
+def decoder_tapes(
+    config: DecoderConfig,
+    workload: Workload,
+    stack: Callable[[StackCall], DecoderStack],
+    *,
+    capped: bool = False,
+) -> dict[tuple[str, str], MemoryTape]:
+    """Return (stage, invocation) -> the memory tape of the prompt, and of a decode step at context P.
+
+    Args:
+        stack: returns the layers of the decoder in a call.
+        capped: whether logits pass a soft cap.
+
+    Branches: some operators copy an argument unless one of its dimensions is 1.
+
+    Raises:
+        Incomplete: a loop over experts decides by values what it allocates.
+    """
+    if workload.experts == "eager":
+        raise Incomplete("the memory of a loop over experts depends on values", where="--experts eager")
+    calls = {("prefill", "prompt"): StackCall(sym("B"), sym("S"), sym("b"))}
+    if workload.new_tokens > 0:
+        calls["decode", "steps"] = StackCall(sym("B"), 1, sym("b"), past=CONTEXT)
+    found = {}
+    for name, call in calls.items():
+        one_token = call.past != 0 or workload.text_tokens == 1
+        branches = CopyBranches(
+            one_sequence=workload.batch == 1,
+            one_token=one_token,
+            one_head=config.heads == 1,
+            shared=config.kv_heads < config.heads,
+            wide=workload.dtype == "float32",
+            one_key=one_token and call.past == 0,
+            wide_heads=config.head_dim > _WIDEST_SHARED,
+        )
+        masks = _given_masks(config, workload, call)
+        record = DecoderTape(call, branches)
+        found[name] = record.record(stack(call), _windows(config), _positions(workload, call), masks, capped=capped)
+    return found
+
+
+def _given_masks(config: DecoderConfig, workload: Workload, call: StackCall) -> dict[bool, tuple[Size, Size]]:
+    """Return the masks of a call, by whether they belong to layers with a window: keys, and bytes of an element.
+
+    Branches: fused attention gets a mask only if keys are outside of the window.
+    """
+    windows = _windows(config)
+    eager, window = workload.attention == "eager", max(windows)
+    filled = _filled(workload, window)
+    full = call.past + call.tokens
+    seen = sym("text_window") - 1 + call.tokens if call.past != 0 and filled else full
+    if eager:
+        found = {False: (full, call.item_bytes)} if not (window and config.one_mask) else {}
+        return {**found, **({True: (seen, call.item_bytes)} if window else {})}
+    hidden = filled and (call.past != 0 or workload.text_tokens >= window)
+    return {True: (seen, 1)} if hidden else {}
 
 
 def _windows(config: DecoderConfig) -> Sequence[int]:

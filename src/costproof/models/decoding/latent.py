@@ -244,6 +244,7 @@ def latent_style(
             absorbed=absorbs(workload) and call.past != 0,
             wide=config.nope + config.value > 2 * config.kv_rank,
             narrow=config.nope + config.value < 4,
+            equal_widths=config.nope + config.rope == config.value,
         )
 
     shared = sym("text_shared") * sym("text_moe")

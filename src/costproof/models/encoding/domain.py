@@ -127,42 +127,36 @@ TWO_STACKS: Final = Parameters(
 """Parameters of an encoder-decoder model."""
 
 
-class Drawable(Provable, Protocol):
+class DrawnTarget(Provable, Protocol):
     """A target whose family draws random configurations."""
 
     @property
     def config(self) -> Config:
         """Return the configuration."""
-        ...
 
     @property
     def attentions(self) -> tuple[AttentionKind, ...]:
         """Return the attention implementations of the class."""
-        ...
 
     def normalised(self) -> str:
         """Return the configuration as JSON."""
-        ...
 
     def domain(self) -> Domain:
         """Return the domain of a proof."""
-        ...
 
-    def drawn(self, p: Mapping[str, int], rng: random.Random) -> tuple[Drawable, dict[str, bool]]:
+    def drawn(self, p: Mapping[str, int], rng: random.Random) -> tuple[DrawnTarget, dict[str, bool]]:
         """Return a target with a random small configuration, and feature -> whether the configuration has it.
 
         Args:
             p: values of the parameters of :meth:`domain`.
             rng: source of all choices that are not sizes.
         """
-        ...
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
         """Return the workload with the input of a draw."""
-        ...
 
 
-def proof(target: Drawable, samples: int, seed: int) -> Proof:
+def proof(target: DrawnTarget, samples: int, seed: int) -> Proof:
     """Return the pieces of a proof: identities in the symbolic sizes, and drawn configurations."""
     domain = target.domain()
     parameters = domain.parameters
@@ -183,7 +177,9 @@ def proof(target: Drawable, samples: int, seed: int) -> Proof:
     )
 
 
-def _drawn(family: Drawable, parameters: Parameters, seed: int, number: int) -> tuple[Piece[Provable], dict[str, bool]]:
+def _drawn(
+    family: DrawnTarget, parameters: Parameters, seed: int, number: int
+) -> tuple[Piece[Provable], dict[str, bool]]:
     """Return the run of draw ``number`` of a seed, equal on every machine, and its features."""
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in parameters.ranges.items()}

@@ -101,6 +101,7 @@ class DeepseekV3(LatentTarget[DeepseekV3Config]):
             scoring="sigmoid",
             groups=sym("text_router_groups"),
             group_best=2,
+            best_groups=self.config.best_groups,
             corrected=True,
             normalised=self.config.norm_topk,
             floor=True,

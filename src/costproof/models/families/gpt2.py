@@ -21,11 +21,13 @@ from costproof.ledger.workload import Workload
 from costproof.models.config_reader import Section
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
-from costproof.models.decoding.formulas import ALL_PROJECTIONS, logits_and_masks
+from costproof.models.decoding.formulas import ALL_PROJECTIONS, decoder_tapes, logits_and_masks
 from costproof.models.decoding.names import STAGES
 from costproof.models.decoding.target import CausalTarget
+from costproof.storage.scheme import CheckpointLayout
 
 if TYPE_CHECKING:
+    from costproof.analytic.memory_tape import MemoryTape
     from costproof.models.decoding.domain import Drawn
 
 _LAYER: Final = "transformer.h.{i}"
@@ -133,6 +135,7 @@ class Gpt2(CausalTarget[Gpt2Config]):
     config: Gpt2Config = field(default_factory=Gpt2Config)
     name: str = "gpt2"
     model_types: ClassVar[tuple[str, ...]] = ("gpt2",)
+    checkpoint_layout: ClassVar[CheckpointLayout] = CheckpointLayout(linear_class="Conv1D")
 
     @property
     def decoder(self) -> Decoder:
@@ -162,24 +165,7 @@ class Gpt2(CausalTarget[Gpt2Config]):
 
         Branches: a run without decode steps has no decode stage.
         """
-        width, heads = sym("text_hidden"), sym("text_heads")
-        attention = AttentionBlock(
-            width=width,
-            heads=heads,
-            kv_heads=heads,
-            head_dim=sym("text_head_dim"),
-            inner=width,
-            bias=ALL_PROJECTIONS,
-            fused=True,
-            causal=True,
-            mask="input" if workload.attention == "eager" else "none",
-            written_out=workload.attention == "eager",
-        )
-        mlp = Mlp(width, sym("text_intermediate"), self.config.activation)
-        layer = TransformerLayer(width, attention, mlp, norm="layer")
-        decoder = DecoderStack(
-            width, sym("text_vocab"), (layer,) * self.config.layers, norm="layer", tied=self.config.tied
-        )
+        width, decoder = sym("text_hidden"), self._stack(workload)
 
         def parts(call: StackCall) -> tuple[ModulePart, ...]:
             positions = call.tokens if workload.logits == "all" else 1
@@ -195,6 +181,30 @@ class Gpt2(CausalTarget[Gpt2Config]):
         border = partial(logits_and_masks, workload)
         nodes = prefill_and_decode(parts, _NAMES, border=border, decode=workload.new_tokens > 0)
         return analytic_ledger(nodes, STAGES)
+
+    def memory(self, workload: Workload) -> Mapping[tuple[str, str], MemoryTape]:
+        """Return (stage, invocation) -> the memory tape of one call; for decode, of a step at context P."""
+        return decoder_tapes(self.config, workload, lambda call: self._stack(workload))
+
+    def _stack(self, workload: Workload) -> DecoderStack:
+        width, heads = sym("text_hidden"), sym("text_heads")
+        attention = AttentionBlock(
+            width=width,
+            heads=heads,
+            kv_heads=heads,
+            head_dim=sym("text_head_dim"),
+            inner=width,
+            bias=ALL_PROJECTIONS,
+            fused=True,
+            causal=True,
+            mask="input" if workload.attention == "eager" else "none",
+            written_out=workload.attention == "eager",
+        )
+        mlp = Mlp(width, sym("text_intermediate"), self.config.activation)
+        layer = TransformerLayer(width, attention, mlp, norm="layer")
+        return DecoderStack(
+            width, sym("text_vocab"), (layer,) * self.config.layers, norm="layer", tied=self.config.tied
+        )
 
 
 TARGET: Final = Gpt2

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-Kind = Literal["name", "folder", "configuration", "file", "module"]
+AddressKind = Literal["name", "folder", "configuration", "file", "module"]
 
 CONFIGURATION: Final = "hf:"
 _HEADER: Final = re.compile(rb'"schema":\s*"(costproof/[a-z_]+)"')
@@ -57,7 +57,7 @@ def names_function(text: str) -> bool:
 class Address:
     """Parsed address of a model."""
 
-    kind: Kind
+    kind: AddressKind
     place: str
     """The registered name, the folder, the path or model type after ``hf:``, the file, or the module."""
     function: str = ""
@@ -92,7 +92,8 @@ class Address:
         path = PurePath(self.place)
         if not path.name or ".." in (path.name, path.parent.name):  # never the name of a folder above
             path = PurePath(os.path.abspath(self.place))
-        return path.parent.name or path.stem if path.name == "config.json" else path.stem or "model"
+        own = path.name.removesuffix(".json")  # the rest of a name may contain dots: llama-3.1-8b
+        return path.parent.name or own if path.name == "config.json" else own or "model"
 
 
 def _kind_of_ours(file: Path) -> str | None:

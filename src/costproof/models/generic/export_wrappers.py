@@ -12,7 +12,7 @@ from torch import nn
 
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.modules import CacheTensors
-from costproof.models.generic.cache_state import (
+from costproof.models.generic.caches import (
     CACHES,
     Path,
     caches_of,
@@ -22,7 +22,7 @@ from costproof.models.generic.cache_state import (
     own_tensors,
     put,
 )
-from costproof.models.generic.cache_state import states as held_states
+from costproof.models.generic.caches import states as held_states
 from costproof.snapshots.copies import restored
 
 

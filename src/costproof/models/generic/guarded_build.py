@@ -260,9 +260,14 @@ _ASKED: Final = ("transformers.dynamic_module_utils", "TIME_OUT_REMOTE_CODE")
 
 
 @contextmanager
-def unasked() -> Iterator[None]:
-    """Refuse kernels of the Hub and untrusted remote code without prompting, for the time of the block."""
-    importlib.import_module("transformers.modeling_utils")  # loads the package kernels, where that is installed
+def unasked(*, builds: bool = True) -> Iterator[None]:
+    """Refuse kernels of the Hub and untrusted remote code without prompting, for the time of the block.
+
+    Args:
+        builds: whether the block may build models, which load the package kernels where that is installed.
+    """
+    if builds:
+        importlib.import_module("transformers.modeling_utils")
     with ExitStack() as undo:
         for module, name in _KERNELS:
             if hasattr(sys.modules.get(module), name):

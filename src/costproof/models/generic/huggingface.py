@@ -114,12 +114,15 @@ class HuggingFace:
         Raises:
             BadInput: transformers does not know the model type, or refuses a value.
         """
-        with self._alone():
+        with self._alone(builds=self.code is not None):
             return edited(self._read(), self.edits)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self, *, builds: bool = True) -> Iterator[None]:
         """Keep libraries off the network and from prompting; remote code is contained, and may use the network.
+
+        Args:
+            builds: whether the block may build models.
 
         Raises:
             BadInput: the model's own code failed or ended the program.
@@ -128,7 +131,7 @@ class HuggingFace:
 
         transformers.utils.logging.get_logger()
         if self.code is None:
-            with no_network(), unasked(), said_once():
+            with no_network(), unasked(builds=builds), said_once():
                 yield
         else:
             with (

@@ -13,8 +13,7 @@ from costproof.models.decoding.config import longest_context
 from costproof.models.decoding.decoder import text_config
 from costproof.models.decoding.exports import contexts
 from costproof.models.encoding import STAGE, place
-from costproof.models.generic.cache_probe import OwnCache
-from costproof.models.generic.cache_state import HeldCache, caches_of
+from costproof.models.generic.caches import HeldCache, OwnCache, caches_of
 from costproof.models.generic.inputs import Inputs
 from costproof.models.generic.towers import NONE, Towers
 from costproof.models.specs import ExportJob, Run, SymbolicSize
@@ -29,15 +28,12 @@ class StagePlan(Protocol):
 
     def invocations(self) -> tuple[Invocation, ...]:
         """Return the calls, with the values of their symbols."""
-        ...
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
         """Return the exports at the sizes of the workload, so that the branches taken there are counted."""
-        ...
 
     def runs(self, model: nn.Module) -> tuple[Run, ...]:
         """Return the runs to trace."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.algebra.symbols import FUNCTIONS
+from costproof.ledger.errors import Absent
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.plural import plural, verb
 from costproof.reports import peaks, roofline
@@ -33,12 +34,11 @@ from costproof.reports.html.printer import (
 )
 from costproof.reports.roofline import time_chip, time_metric
 from costproof.reports.static import DERIVED, stack_sentences, unknown_sentences, whole_rows, whole_title
-from costproof.views.absent import Absent
 from costproof.views.describe import run_line
 from costproof.views.module_tree import FormulaTable, ModuleRows
 from costproof.views.numbers import exact, human_or_bound, share
 from costproof.views.quantities import UNITS, ledgers
-from costproof.views.verdicts import open_findings, tally
+from costproof.views.results import open_findings, tally
 
 if TYPE_CHECKING:
     from costproof.ledger.capture import Capture

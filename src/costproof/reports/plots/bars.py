@@ -76,7 +76,7 @@ def bars(
     with style():
         figure = new_figure(_WIDTH, 1.5 + _ROW * len(rows), title)
         panel = figure.add_subplot()
-        widest = max([1.0 if percent else 0.0, *(_length(row) for row in rows)]) or 1.0
+        widest = max([1.0 if percent else 0.0, *(sum(p.size for p in row.pieces) for row in rows)]) or 1.0
         at = 0.0
         places: list[float] = []
         for row in rows:
@@ -99,10 +99,6 @@ def bars(
             panel.text(line[0], -0.75, line[1], ha="center", va="bottom", fontsize=8)
         _legend(figure, legend)
         return render_figure(figure, kind)
-
-
-def _length(row: Bar) -> float:
-    return sum(p.size for p in row.pieces)
 
 
 def _bar(panel: Axes, row: Bar, at: float, widest: float) -> None:

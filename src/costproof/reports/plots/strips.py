@@ -286,13 +286,10 @@ def _rows_like(rows: Sequence[Any], base: Any, free: tuple[Group, ...], groups: 
 
 def _spread(rows: list[Any], group: Group, most: int) -> list[Any]:
     """Return at most ``most`` rows, evenly spread with both ends; numbers in ascending order."""
-    ordered = sorted(rows, key=lambda row: _group_value(row, group)) if _whole(rows, group) else rows
+    whole = all(type(_group_value(row, group)) is int for row in rows)
+    ordered = sorted(rows, key=lambda row: _group_value(row, group)) if whole else rows
     last = len(ordered) - 1
     return ordered if last < most else [ordered[i] for i in sorted({i * last // (most - 1) for i in range(most)})]
-
-
-def _whole(rows: list[Any], group: Group) -> bool:
-    return all(type(_group_value(row, group)) is int for row in rows)
 
 
 def _rows_along(table: SweepTable, group: Group, rows: list[Any], metric: str) -> Lines:

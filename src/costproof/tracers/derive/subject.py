@@ -231,8 +231,8 @@ SizePoint = dict[str, int]
 def size_limits(exported: Exported, steps: Mapping[str, int]) -> tuple[Condition, ...]:
     """Return the conditions that fail at some of many sizes, which include the conditions' own numbers.
 
-    Bounds of one symbol become one condition for each direction. Of the others those that exclude no more sizes than
-    simpler ones are left out. That a symbol is at least 2 is not among them.
+    Conditions on one expression are merged in integers. Those that exclude no more sizes than simpler ones are left
+    out. That a symbol is at least 2 is not among them.
 
     Args:
         steps: symbols that are multiples of a number.
@@ -250,7 +250,7 @@ def size_limits(exported: Exported, steps: Mapping[str, int]) -> tuple[Condition
         usual = [p for p in usual if condition.met(p)]
         margins.append(_without_rounding(condition.margin(), steps))
     whole = (Condition.multiple(name, step) for name, step in steps.items())
-    return (*map(Condition.from_margin, merge_bounds(margins)), *whole)
+    return (*map(Condition.from_margin, merge_bounds(margins, steps)), *whole)
 
 
 def _without_rounding(margin: sympy.Expr, steps: Mapping[str, int]) -> sympy.Expr:

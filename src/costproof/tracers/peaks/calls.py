@@ -23,8 +23,7 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.specs import ExportJob
 from costproof.models.target import Exportable, options_of
-from costproof.opgraph.liveness import Timeline, gap_parts, peak_of, timeline
-from costproof.opgraph.peak_form import peak_form
+from costproof.opgraph.liveness import Timeline, gap_parts, peak_form, peak_of, timeline
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import hooked
 from costproof.patches.patch import gc_disabled

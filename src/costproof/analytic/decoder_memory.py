@@ -1,0 +1,551 @@
+"""Record the operators of a decoder on a memory tape: what each allocates and reads, in the order of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from costproof.analytic.attention_block import AttentionBlock
+from costproof.analytic.compose import StackCall
+from costproof.analytic.costs import Size
+from costproof.analytic.feed_forward import ExpertMixture, Mlp
+from costproof.analytic.latent_attention import LatentBlock
+from costproof.analytic.memory_tape import MemoryTape, Piece
+from costproof.analytic.norms import NormKind
+from costproof.analytic.rotary import RotaryComplex, RotaryHalves
+from costproof.analytic.transformer import DecoderStack, TransformerLayer
+from costproof.ledger.errors import Incomplete
+
+_ID: int = 8
+"""Bytes of a token id, a position, or an index."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBranches:
+    """Sizes at which an operator copies its argument or not, since one dimension of a view is 1 or heads are shared."""
+
+    one_sequence: bool
+    one_token: bool
+    """Whether the call has one new token per sequence."""
+    one_head: bool
+    shared: bool
+    """Whether several query heads share a key/value head."""
+    wide: bool
+    """Whether the dtype of the run is float32, so that a cast to float32 returns its argument."""
+    one_key: bool = False
+    wide_heads: bool = False
+    """Whether heads have more than 256 elements, for which transformers repeats keys and values."""
+
+
+@dataclass(slots=True)
+class DecoderTape:
+    """Operators of one call of a decoder.
+
+    A layer that two later layers of its kind follow holds less than these at every moment: they differ by the cache of
+    the layers between them. Of such a layer only its cache is recorded.
+    """
+
+    call: StackCall
+    branches: CopyBranches
+    tape: MemoryTape = field(default_factory=MemoryTape)
+    masks: dict[bool, Piece] = field(default_factory=dict)
+    """Whether a layer has a window -> the mask that the call is given."""
+
+    def record(
+        self,
+        stack: DecoderStack,
+        windows: Sequence[int],
+        positions: Size,
+        masks: dict[bool, tuple[Size, Size]],
+        *,
+        capped: bool,
+    ) -> MemoryTape:
+        """Record a call from token ids to logits.
+
+        Args:
+            stack: the decoder.
+            windows: of each layer; 0 for none.
+            positions: positions per sequence that get logits.
+            masks: whether a layer has a window -> keys of the mask that the call is given, and bytes of an element.
+            capped: whether logits pass a soft cap.
+        """
+        tape, call = self.tape, self.call
+        ids = tape.give(_ID * call.rows)
+        old = [self._given_cache(layer) if call.past != 0 else () for layer in stack.layers]
+        for windowed, (keys, item) in masks.items():
+            self.masks[windowed] = tape.give(item * call.rows * keys)
+        hidden = self._embedding(stack, ids)
+        # A cache with a window holds its width as a number, until it is first extended.
+        widths = {i: tape.make(_ID) for i, window in enumerate(windows) if window and call.past == 0}
+        tables = self._tables(stack, hidden)
+        last = _last_two([(layer, window) for layer, window in zip(stack.layers, windows, strict=True)])
+        for i, layer in enumerate(stack.layers):
+            table = tables[0 if windows[i] or len(tables) == 1 else 1]
+            number = (widths[i],) if i in widths else ()
+            if i in last:
+                hidden = self._layer(layer, hidden, table, (*old[i], *number), self.masks.get(windows[i] > 0))
+            else:
+                for k, size in enumerate(self._cache_sizes(layer)):
+                    tape.keep(tape.make(size, *old[i][k : k + 1]))
+                tape.read(*number)
+        out = self._norm(stack.norm, hidden, call.rows, stack.width)
+        size = call.batch * positions * stack.vocabulary * call.item_bytes
+        logits = tape.make(size, out)
+        for _ in range(3 if capped else 0):
+            logits = tape.make(size, logits)
+        tape.keep(logits)
+        return tape
+
+    def _embedding(self, stack: DecoderStack, ids: Piece) -> Piece:
+        tape, tokens, elements = self.tape, self.call.tokens, self.call.rows * stack.width
+        hidden = self._make(elements, ids)
+        if stack.table == 0:  # learned positions are added
+            positions = tape.make(_ID * tokens, tape.make(_ID * tokens))
+            hidden = self._make(elements, hidden, self._make(tokens * stack.width, positions))
+        return self._make(elements, hidden) if stack.scaled else hidden
+
+    def _tables(self, stack: DecoderStack, hidden: Piece) -> list[tuple[Piece, ...]]:
+        """Record the cosines and sines, or complex numbers, of each table; none without rotation."""
+        if stack.table == 0:
+            return [()]
+        tape, tokens = self.tape, self.call.tokens
+        positions = tape.make(_ID * tokens, tape.make(_ID * tokens))
+        found: list[tuple[Piece, ...]] = []
+        for _ in range(stack.tables):
+            angles = tape.make(2 * tokens * stack.table, tape.make(4 * tokens, positions))
+            if issubclass(stack.table_kind, RotaryComplex):
+                polar = tape.make(4 * tokens * stack.table, tape.make(2 * tokens * stack.table, angles), angles)
+                found.append((tape.make(4 * tokens * stack.table, polar),))
+                continue
+            width: Size = stack.table
+            if issubclass(stack.table_kind, RotaryHalves):
+                width = width / 2
+            else:
+                angles = tape.make(4 * tokens * width, angles)
+            scaled = [tape.make(4 * tokens * width, tape.make(4 * tokens * width, angles)) for _ in range(2)]
+            found.append(tuple(self._narrow(one, tokens * width) for one in scaled))
+        return found
+
+    def _given_cache(self, layer: TransformerLayer) -> tuple[Piece, ...]:
+        return tuple(map(self.tape.give, self._cache_sizes(layer, new=0)))
+
+    def _cache_sizes(self, layer: TransformerLayer, new: Size | None = None) -> tuple[Size, Size]:
+        """Return the bytes of both tensors of a layer's cache, after the call or before it (``new`` is 0)."""
+        call, block = self.call, layer.attention
+        keys = self._keys(block) - (0 if new is None else call.tokens)
+        if isinstance(block, LatentBlock):
+            return call.batch * keys * block.rank * call.item_bytes, call.batch * keys * block.rope * call.item_bytes
+        size = call.batch * keys * block.kv_heads * block.head_dim * call.item_bytes
+        return size, size
+
+    def _keys(self, block: AttentionBlock | LatentBlock) -> Size:
+        """Return the keys per sequence after the call; a window that is full keeps one key less than it has."""
+        if isinstance(block, AttentionBlock) and block.window != 0 and self.call.past != 0:
+            return block.window - 1 + self.call.tokens
+        return self.call.past + self.call.tokens
+
+    def _layer(
+        self, layer: TransformerLayer, x: Piece, table: tuple[Piece, ...], old: tuple[Piece, ...], mask: Piece | None
+    ) -> Piece:
+        rows, width = self.call.rows, layer.width
+        normed = self._norm(layer.norm, x, rows, width)
+        block = layer.attention
+        if isinstance(block, LatentBlock):
+            result = self._latent(block, normed, table, old, mask)
+        else:
+            result = self._attention(block, normed, table, old, mask)
+        if layer.norm_after:
+            result = self._norm(layer.norm, result, rows, width)
+        x = self._make(rows * width, x, result)
+        normed = self._norm(layer.norm, x, rows, width)
+        if isinstance(layer.feed_forward, Mlp):
+            result = self._mlp(layer.feed_forward, normed)
+        else:
+            result = self._mixture(layer.feed_forward, normed)
+        if layer.norm_after:
+            result = self._norm(layer.norm, result, rows, width)
+        return self._make(rows * width, x, result)
+
+    def _make(self, elements: Size, *reads: Piece) -> Piece:
+        return self.tape.make(elements * self.call.item_bytes, *reads)
+
+    def _widen(self, piece: Piece, elements: Size) -> Piece:
+        """Record a cast to float32."""
+        return piece if self.branches.wide else self.tape.make(4 * elements, piece)
+
+    def _narrow(self, piece: Piece, elements: Size, *reads: Piece) -> Piece:
+        """Record a cast from float32 to the dtype of the run, or to that of further pieces, which it reads."""
+        if not self.branches.wide:
+            return self._make(elements, piece, *reads)
+        self.tape.read(piece, *reads)
+        return piece
+
+    def _norm(self, kind: NormKind, x: Piece, rows: Size, width: Size) -> Piece:
+        tape, elements = self.tape, rows * width
+        if kind == "layer":
+            out = self._make(elements, x)
+            tape.read(x, self._make(rows, x), self._make(rows, x))
+            return out
+        wide = self._widen(x, elements)
+        root = tape.make(4 * elements, wide)
+        for _ in range(3):  # the mean, its sum with epsilon, the reciprocal root
+            root = tape.make(4 * rows, root)
+        scaled = tape.make(4 * elements, wide, root)
+        if kind == "rms":
+            return self._make(elements, self._narrow(scaled, elements))
+        if kind == "wide_rms":
+            return self._narrow(tape.make(4 * elements, scaled), elements)
+        weight = () if self.branches.wide else (tape.make(4 * width),)
+        return self._narrow(tape.make(4 * elements, scaled, tape.make(4 * width, *weight)), elements, x)
+
+    def _attention(
+        self, block: AttentionBlock, x: Piece, table: tuple[Piece, ...], old: tuple[Piece, ...], mask: Piece | None
+    ) -> Piece:
+        rows = self.call.rows
+        if block.fused:
+            return self._fused_attention(block, x, old, mask)
+        widths = (block.heads * block.head_dim, block.kv_heads * block.head_dim)
+        # Gemma 3 projects all three first; others normalize queries and keys as they are projected.
+        late = block.qk_norm_kind == "centred_rms"
+        made: list[Piece] = []
+        for heads, width in zip((block.heads, block.kv_heads), widths, strict=True):
+            made.append(self._make(rows * width, x))
+            if block.qk_norm == "head" and not late:
+                made[-1] = self._norm(block.qk_norm_kind, made[-1], rows * heads, block.head_dim)
+        values = self._make(rows * widths[1], x)
+        if block.qk_norm == "head" and late:
+            for i, heads in enumerate((block.heads, block.kv_heads)):
+                made[i] = self._norm(block.qk_norm_kind, made[i], rows * heads, block.head_dim)
+        queries, keys = (self._rotate(p, rows * w, table, block.pairs) for p, w in zip(made, widths, strict=True))
+        size = rows * widths[1] if self.call.past == 0 else self.call.batch * self._keys(block) * widths[1]
+        cache = [self._make(size, *old[:1], keys), self._make(size, *old[1:], values)]
+        self.tape.keep(*cache)
+        # Queries that were joined lie in order.
+        core = self._core(block, queries, cache[0], cache[1], mask, copied=not (block.pairs or self.branches.one_token))
+        return self._make(rows * block.width, core)
+
+    def _fused_attention(self, block: AttentionBlock, x: Piece, old: tuple[Piece, ...], mask: Piece | None) -> Piece:
+        """Record attention whose queries, keys and values are parts of one product, without rotation."""
+        size = self.call.batch * self._keys(block) * block.width
+        whole = self._make(3 * self.call.rows * block.width, x)
+        cache = [self._make(size, *old[i : i + 1], whole) for i in range(2)]
+        self.tape.keep(*cache)
+        core = self._core(block, whole, cache[0], cache[1], mask, copied=True)
+        return self._make(self.call.rows * block.width, core)
+
+    def _rotate(self, x: Piece, elements: Size, table: tuple[Piece, ...], pairs: bool) -> Piece:
+        if pairs:
+            return self._rotate_pairs(x, elements, table, x)
+        cosines, sines = table
+        straight = self._make(elements, x, cosines)
+        turned = self._make(elements, self._make(elements / 2, x), x)
+        return self._make(elements, straight, self._make(elements, turned, sines))
+
+    def _rotate_pairs(self, x: Piece, elements: Size, table: tuple[Piece, ...], *reads: Piece) -> Piece:
+        """Record the rotation of pairs: two products and their difference, two products and their sum, both joined."""
+        halves = []
+        for _ in range(2):
+            products = [self._make(elements / 2, x, number) for number in table]
+            halves.append(self._make(elements / 2, *products))
+        return self._make(elements, *halves)
+
+    def _core(self, block: AttentionBlock, q: Piece, k: Piece, v: Piece, mask: Piece | None, *, copied: bool) -> Piece:
+        """Record scores and weighted sums of queries [B, heads, T, d] over the cached keys and values."""
+        call, branches, keys = self.call, self.branches, self._keys(block)
+        result = call.rows * block.heads * block.head_dim
+        repeated = branches.shared and (
+            block.written_out or ((mask is not None or branches.wide_heads) and not branches.one_token)
+        )
+        if repeated:
+            k, v = (self._make(call.batch * keys * block.heads * block.head_dim, piece) for piece in (k, v))
+        if not block.written_out:
+            return self._fused(result, call.rows * block.heads, (q, k, v), mask, call.rows * keys)
+        copied = copied and not (branches.one_sequence or branches.one_head)
+        copy = (self._make(result, q),) if copied else ()
+        scores = call.rows * block.heads * keys
+        weights = self._make(scores, q, k, *copy)
+        weights = self._make(scores, weights)
+        for _ in range(3 if block.capped else 0):
+            weights = self._make(scores, weights)
+        assert mask is not None
+        weights = self._make(scores, weights, mask)
+        if block.sinks:
+            whole, each = scores + call.rows * block.heads, call.rows * block.heads
+            joined = self._make(whole, weights)
+            most = self._make(each, joined)
+            self.tape.read(joined, self.tape.make(_ID * each, joined))
+            weights = self._make(whole, self._make(whole, joined, most))
+        elif block.fused:  # GPT-2 has no cast
+            weights = self._make(scores, weights)
+        else:
+            weights = self._softmax(weights, scores)
+        return self._in_order(self._make(result, weights, v), result)
+
+    def _softmax(self, weights: Piece, scores: Size) -> Piece:
+        """Record a softmax in float32, which begins with a cast."""
+        share = self.tape.make(4 * scores, self._widen(weights, scores), weights)
+        return self._narrow(share, scores)
+
+    def _in_order(self, result: Piece, elements: Size) -> Piece:
+        """Record the copy that brings the results of the heads of a token together."""
+        if self.branches.one_token or self.branches.one_head:
+            return result
+        return self._make(elements, result)
+
+    def _fused(self, elements: Size, rows: Size, reads: tuple[Piece, ...], mask: Piece | None, masked: Size) -> Piece:
+        """Record torch's fused attention on a CPU, which turns a boolean mask into numbers."""
+        if mask is not None:
+            constants = (self._make(1), self._make(1))
+            reads = (*reads, self._make(masked, *constants, mask))
+        result = self._make(elements, *reads)
+        self.tape.read(*reads, self.tape.make(4 * rows, *reads))
+        return result
+
+    def _mlp(self, mlp: Mlp, x: Piece, inner: Size | None = None) -> Piece:
+        rows = self.call.rows
+        elements = rows * mlp.inner
+        first = self._activate(mlp.function, self._make(elements, x), elements)
+        if mlp.gated:
+            first = self._make(elements, first, self._make(elements, x))
+        return self._make(rows * mlp.width, first)
+
+    def _activate(self, function: str, x: Piece, elements: Size) -> Piece:
+        if function == "gelu_new":
+            half, cube = self._make(elements, x), self._make(elements, x)
+            inside = self._make(elements, x, self._make(elements, cube))
+            for _ in range(3):  # a product, tanh, the sum with 1
+                inside = self._make(elements, inside)
+            return self._make(elements, half, inside)
+        if function == "quick_gelu":
+            share = self._make(elements, self._make(elements, x))
+            return self._make(elements, x, share)
+        return self._make(elements, x)
+
+    def _mixture(self, mixture: ExpertMixture, x: Piece) -> Piece:
+        rows, width = self.call.rows, mixture.width
+        if mixture.looped:
+            raise Incomplete("no formula for the memory of a loop over experts")
+        indices, weights = self._router(mixture, x)
+        run = self._gathered if mixture.batched else self._grouped
+        result = run(mixture, x, indices, weights)
+        if mixture.shared == 0:
+            return result
+        shared = self._mlp(Mlp(width, mixture.shared, mixture.function, gated=True, bias=False), x)
+        return self._make(rows * width, result, shared)
+
+    def _router(self, mixture: ExpertMixture, x: Piece) -> tuple[Piece, Piece]:
+        """Record the choice of experts; return their indices and weights."""
+        tape, rows, how = self.tape, self.call.rows, mixture.routing
+        scores, chosen = rows * mixture.experts, rows * mixture.top_k
+        if how.upcast:
+            reads = [self._widen(x, rows * mixture.width)]
+            reads += [] if self.branches.wide else [tape.make(4 * mixture.experts * mixture.width)]
+            logits = tape.make(4 * scores, *reads)
+        else:
+            logits = self._make(scores, x)
+        if how.late:
+            best, indices = self._make(chosen, logits), tape.make(_ID * chosen, logits)
+            return indices, self._make(chosen, best)
+        wide = logits if how.upcast else self._widen(logits, scores)
+        # Qwen3-MoE casts inside of the softmax, Mixtral before it.
+        inside = (logits,) if how.narrow and not how.upcast else ()
+        shares = tape.make(4 * scores, wide, *inside)
+        if how.corrected:
+            corrected = tape.make(4 * scores, shares)
+            best_groups = self._group_scores(mixture, corrected)
+            masked = tape.make(4 * scores, corrected, best_groups)
+            tops, indices = tape.make(4 * chosen, masked), tape.make(_ID * chosen, masked)
+            tape.read(tops, indices)
+            best = tape.make(4 * chosen, shares, indices)
+        else:
+            best, indices = tape.make(4 * chosen, shares), tape.make(_ID * chosen, shares)
+        if how.normalised:
+            total = tape.make(4 * rows, best)
+            total = tape.make(4 * rows, total) if how.floor else total
+            tape.read(best, total)
+        if how.scaled:
+            best = tape.make(4 * chosen, best)
+        return indices, self._narrow(best, chosen) if how.narrow else best
+
+    def _group_scores(self, mixture: ExpertMixture, corrected: Piece) -> Piece:
+        """Record the choice of groups of experts; return the mask of all experts outside of them."""
+        tape, rows, how = self.tape, self.call.rows, mixture.routing
+        scores, groups = rows * mixture.experts, rows * how.groups
+        best = [tape.make(size * groups * how.group_best, corrected) for size in (4, _ID)]
+        tape.read(*best)
+        judged = tape.make(4 * groups, best[0])
+        top = [tape.make(size * rows * how.best_groups, judged) for size in (4, _ID)]
+        tape.read(*top)
+        marks = tape.make(4 * groups, judged)
+        tape.read(marks, top[1])
+        spread = tape.make(4 * scores, marks)
+        return tape.make(scores, tape.make(scores, spread))
+
+    def _grouped(self, mixture: ExpertMixture, x: Piece, indices: Piece, weights: Piece) -> Piece:
+        """Record grouped products over the rows of tokens sorted by expert."""
+        tape, chosen = self.tape, self.call.rows * mixture.top_k
+        wide, inner = chosen * mixture.width, chosen * mixture.inner
+        item = self.call.item_bytes if mixture.routing.narrow else 4
+        sorted_ids, order = tape.make(_ID * chosen, indices), tape.make(_ID * chosen, indices)
+        rows = self._make(wide, x, tape.make(_ID * chosen, order))
+        weight = tape.make(item * chosen, weights, order)
+        counts = tape.make(4 * mixture.experts, tape.make(4 * chosen, sorted_ids))
+        ends = tape.make(4 * mixture.experts, counts)
+        bias = (self._make(2 * inner, sorted_ids),) if mixture.clamped else ()
+        both = self._make(2 * inner, rows, ends)
+        if mixture.clamped:
+            tape.read(both, *bias)
+            product = self._clamped_gate(both, inner)
+            bias = (self._make(wide, sorted_ids),)
+        else:
+            product = self._make(inner, self._activate(mixture.function, both, inner), both)
+        down = self._make(wide, product, ends)
+        tape.read(down, *bias)
+        weighted = tape.make(item * wide, down, weight)
+        back, counted = tape.make(_ID * chosen, order), tape.make(_ID * chosen)
+        tape.read(back, order, counted)
+        return self._sum(mixture, tape.make(item * wide, weighted, back), item)
+
+    def _gathered(self, mixture: ExpertMixture, x: Piece, indices: Piece, weights: Piece) -> Piece:
+        """Record batched products of each row with a copy of the weights of its expert."""
+        tape, chosen = self.tape, self.call.rows * mixture.top_k
+        wide, inner = chosen * mixture.width, chosen * mixture.inner
+        item = self.call.item_bytes if mixture.routing.narrow else 4
+        rows = self._make(wide, x)
+        gathered = self._make(2 * inner * mixture.width, indices)
+        bias = (self._make(2 * inner, indices),) if mixture.clamped else ()
+        both = self._make(2 * inner, rows, gathered)
+        if mixture.clamped:
+            tape.read(both, *bias)
+            product = self._clamped_gate(both, inner)
+        else:
+            product = self._make(inner, self._activate(mixture.function, both, inner), both)
+        gathered = self._make(inner * mixture.width, indices)
+        bias = (self._make(wide, indices),) if mixture.clamped else ()
+        down = self._make(wide, product, gathered)
+        tape.read(down, *bias)
+        return self._sum(mixture, tape.make(item * wide, down, weights), item)
+
+    def _clamped_gate(self, both: Piece, inner: Size) -> Piece:
+        gate, up = self._make(inner, both), self._make(inner, both)
+        gated = self._make(inner, gate, self._make(inner, self._make(inner, gate)))
+        return self._make(inner, self._make(inner, up), gated)
+
+    def _sum(self, mixture: ExpertMixture, weighted: Piece, item: Size) -> Piece:
+        """Record the sum over the experts of each token, and its cast to the dtype of the run."""
+        elements = self.call.rows * mixture.width
+        total = self.tape.make(item * elements, weighted)
+        return total if mixture.routing.narrow else self._narrow(total, elements)
+
+    def _latent(
+        self, block: LatentBlock, x: Piece, table: tuple[Piece, ...], old: tuple[Piece, ...], mask: Piece | None
+    ) -> Piece:
+        call, rows, keys, nope = self.call, self.call.rows, self._keys(block), block.nope
+        width, queries = nope + block.rope, rows * block.heads * (nope + block.rope)
+        if block.q_rank != 0:
+            low = self._norm("rms", self._make(rows * block.q_rank, x), rows, block.q_rank)
+            q = self._make(queries, low)
+        else:
+            q = self._make(queries, x)
+        down = self._make(rows * (block.rank + block.rope), x)
+        latents = self._norm("rms", down, rows, block.rank)
+        turned, key = self._rotate_latent(block, q, down, table)
+        sizes = (call.batch * keys * block.rank, call.batch * keys * block.rope)
+        cache = [
+            self._make(size, *old[i : i + 1], one)
+            for i, (size, one) in enumerate(zip(sizes, (latents, key), strict=True))
+        ]
+        self.tape.keep(*cache)
+        if block.absorbed:
+            return self._absorbed(block, q, turned, cache)
+        q = self._make(queries, q, turned)
+        expanded = self._make(call.batch * keys * block.heads * (nope + block.value_dim), cache[0])
+        joined = self._make(call.batch * keys * block.heads * width, expanded, cache[1])
+        values, result = call.batch * keys * block.heads * block.value_dim, rows * block.heads * block.value_dim
+        # Values are a part of what is expanded, and not in order.
+        copied = not (self.branches.one_sequence or self.branches.one_head or self.branches.one_key)
+        if block.written_out:
+            scores = rows * block.heads * keys
+            weights = self._make(scores, self._make(scores, q, joined))
+            assert mask is not None
+            weights = self._softmax(self._make(scores, weights, mask), scores)
+            copy = (self._make(values, weights, expanded),) if copied else ()
+            core = self._make(result, weights, expanded, *copy)
+        elif block.equal_widths:
+            core = self._fused(result, rows * block.heads, (q, joined, expanded), None, 0)
+        else:
+            core = self._unfused(
+                block.heads, keys, (q, joined, expanded), (width, block.value_dim), block.heads, copied=copied
+            )
+        return self._make(rows * block.width, self._in_order(core, result))
+
+    def _rotate_latent(
+        self, block: LatentBlock, q: Piece, down: Piece, table: tuple[Piece, ...]
+    ) -> tuple[Piece, Piece]:
+        """Record the rotation of the rotated parts of queries and of the key that all heads share."""
+        parts = ((q, self.call.rows * block.heads * block.rope), (down, self.call.rows * block.rope))
+        if not block.as_complex:
+            one, other = (self._rotate_pairs(piece, elements, table) for piece, elements in parts)
+            return one, other
+        wide = [self._widen(piece, elements) for piece, elements in parts]
+        found = []
+        for (piece, elements), cast in zip(parts, wide, strict=True):
+            found.append(self._narrow(self.tape.make(4 * elements, cast, *table), elements, piece))
+        return found[0], found[1]
+
+    def _unfused(
+        self,
+        heads: Size,
+        keys: Size,
+        reads: tuple[Piece, Piece, Piece],
+        widths: tuple[Size, Size],
+        kv_heads: Size,
+        *,
+        copied: bool,
+    ) -> Piece:
+        """Record torch's attention in separate float32 operators, for queries and values of different widths."""
+        tape, call, branches = self.tape, self.call, self.branches
+        q, k, v = reads
+        width, value = widths
+        queries, context = call.rows * heads, call.batch * keys * kv_heads
+        held = [
+            self._widen(piece, n) for piece, n in ((q, queries * width), (k, context * width), (v, context * value))
+        ]
+        scaled = tape.make(4 * queries * width, held[0])
+        mask: tuple[Piece, ...] = ()
+        if not branches.one_token:
+            tokens = call.tokens * keys
+            below = tape.make(tokens, tape.make(tokens))
+            constants = (tape.make(4), tape.make(4))
+            mask = (tape.make(4 * tokens, below, *constants),)
+        scores = queries * keys
+        weights = tape.make(4 * scores, scaled, tape.make(4 * context * width, held[1]))
+        if mask:
+            weights = tape.make(4 * scores, weights, *mask)
+        shares = tape.make(4 * scores, weights)
+        narrow = self._narrow(shares, scores)
+        copy = (tape.make(4 * context * value, held[2]),) if copied else ()
+        result = self._narrow(tape.make(4 * queries * value, shares, *copy), queries * value)
+        tape.read(q, k, v, *held, scaled, *mask, shares, narrow)
+        return result
+
+    def _absorbed(self, block: LatentBlock, q: Piece, turned: Piece, cache: Sequence[Piece]) -> Piece:
+        call, rows, keys = self.call, self.call.rows, self._keys(block)
+        width, heads = block.rank + block.rope, rows * block.heads
+        q = self._make(heads * width, self._make(heads * block.rank, q), turned)
+        joined = self._make(call.batch * keys * width, *cache)
+        if block.written_out:
+            raise Incomplete("no formula for the memory of absorbed attention that is written out")
+        core = self._unfused(block.heads, keys, (q, joined, cache[0]), (width, block.rank), 1, copied=False)
+        core = self._make(heads * block.value_dim, core)
+        if not self.branches.one_sequence:
+            core = self._make(heads * block.value_dim, core)
+        return self._make(rows * block.width, core)
+
+
+def _last_two(kinds: Sequence[object]) -> set[int]:
+    """Return the positions of the last two of each kind."""
+    found: dict[object, list[int]] = {}
+    for i, kind in enumerate(kinds):
+        found.setdefault(kind, []).append(i)
+    return {i for places in found.values() for i in places[-2:]}

@@ -1,0 +1,107 @@
+"""Record the operators of a call with the bytes of their results in symbols, and find when most bytes are live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import sympy
+
+from costproof.algebra.dominance import Factors, Terms, expression_of, terms_of, undominated
+from costproof.algebra.evaluation import ExactNumber, evaluate
+from costproof.algebra.symbols import sym
+from costproof.analytic.costs import Size
+
+Piece = int
+"""Number of a piece of memory on a tape."""
+
+
+@dataclass(slots=True)
+class MemoryTape:
+    """Operators in the order of execution; a piece of memory is released after the last operator that reads it.
+
+    Views and results in place are not recorded: their readers read the piece that they share. Inputs and results of the
+    call are alive as its caller holds them. Parameters and buffers are not recorded.
+    """
+
+    sizes: list[Size] = field(default_factory=list)
+    """Bytes of each piece."""
+    steps: list[tuple[Piece | None, tuple[Piece, ...]]] = field(default_factory=list)
+    """For each operator, the piece that it allocates, and the pieces that it reads."""
+    inputs: list[Piece] = field(default_factory=list)
+    results: set[Piece] = field(default_factory=set)
+
+    def give(self, size: Size) -> Piece:
+        """Return a new piece that an input of the call holds."""
+        self.inputs.append(self._piece(size))
+        return self.inputs[-1]
+
+    def make(self, size: Size, *reads: Piece) -> Piece:
+        """Return the piece that an operator allocates while it reads others."""
+        made = self._piece(size)
+        self.steps.append((made, reads))
+        return made
+
+    def read(self, *reads: Piece) -> None:
+        """Record an operator that allocates nothing."""
+        self.steps.append((None, reads))
+
+    def keep(self, *pieces: Piece) -> None:
+        """Mark pieces as results of the call."""
+        self.results.update(pieces)
+
+    def _piece(self, size: Size) -> Piece:
+        self.sizes.append(size)
+        return len(self.sizes) - 1
+
+    def given(self) -> sympy.Expr:
+        """Return the bytes of all inputs."""
+        return sympy.Add(*(sympy.sympify(self.sizes[piece]) for piece in self.inputs))
+
+    def peak(self, known: Mapping[str, int], *, inputs_held: bool = True) -> tuple[sympy.Expr, ...]:
+        """Return the live bytes at the moments that may be the highest at some sizes; their maximum is the peak.
+
+        Args:
+            known: values of symbols, such as those of a configuration; others stay symbols.
+            inputs_held: as for :meth:`peak_bytes`.
+        """
+        return tuple(map(expression_of, undominated(self._moments(known, inputs_held))))
+
+    def _moments(self, known: Mapping[str, int], inputs_held: bool) -> Iterator[Terms]:
+        """Yield the live bytes after each allocation, as sums of products."""
+        numbers = {sym(name): sympy.Integer(value) for name, value in known.items()}
+        terms = [terms_of(sympy.sympify(size).xreplace(numbers)) for size in self.sizes]
+        alive: dict[Factors, ExactNumber] = {}
+        for piece, sign in self._events(inputs_held):
+            for of, n in terms[piece].items():
+                alive[of] = alive.get(of, 0) + sign * n
+            if sign > 0:
+                yield {of: n for of, n in alive.items() if n}
+
+    def peak_bytes(self, values: Mapping[str, int], *, inputs_held: bool = True) -> int:
+        """Return the peak at given sizes.
+
+        Args:
+            values: values of all symbols.
+            inputs_held: whether inputs stay alive to the end; otherwise each is released after its last reader, as a
+                run releases the cache of a layer once the extended one exists.
+        """
+        sizes = [size if isinstance(size, int) else evaluate(size, values) for size in self.sizes]
+        return max(accumulate((sign * sizes[piece] for piece, sign in self._events(inputs_held)), initial=0))
+
+    def _events(self, inputs_held: bool) -> Iterator[tuple[Piece, int]]:
+        """Yield each piece with 1 when it is allocated, and with -1 when it is released."""
+        last = {
+            piece: at for at, (made, reads) in enumerate(self.steps) for piece in (*reads, made) if piece is not None
+        }
+        held = self.results.union(self.inputs if inputs_held else ())
+        ends: dict[int, list[Piece]] = {}
+        for piece, at in last.items():
+            if piece not in held:
+                ends.setdefault(at, []).append(piece)
+        yield from ((piece, 1) for piece in self.inputs)
+        for at, (made, _) in enumerate(self.steps):
+            if made is not None:
+                yield made, 1
+            yield from ((piece, -1) for piece in ends.get(at, ()))

@@ -1,0 +1,286 @@
+"""Define the commands on formulas: ``explain``, ``prove`` and ``derive``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import click
+
+from costproof import api
+from costproof.cli.options import options, run_command, run_request
+from costproof.cli.output import check_apart, emit, note_written, print_lines, print_note, terminal_width
+from costproof.cli.params import FILE, STAGE, TARGET, ChoiceParam, IntParam, NameParam
+from costproof.cli.progress import show_progress
+from costproof.cli.target_command import TargetCommand
+from costproof.ledger.capture import CAPTURE, Capture
+from costproof.ledger.errors import NOT_GIVEN, BadInput
+from costproof.ledger.files import first_bytes
+from costproof.ledger.metrics import PEAK_METRICS
+from costproof.ledger.plural import plural
+from costproof.ledger.workload import proved_line
+from costproof.reports.escape import visible
+from costproof.reports.listing import listing_text
+from costproof.reports.outputs import PICTURES, variant, variants
+from costproof.views.explanation import peaks_in
+from costproof.views.quantities import EXPLAINED
+
+if TYPE_CHECKING:
+    from costproof.compare.proof.certificate import Certificate
+    from costproof.compare.proof.closed_form import Notation
+
+_HEADER: Final = 256
+"""Bytes at the beginning of a file of ours that contain its schema name."""
+_FORMULAS: Final = tuple(variants("explain"))
+_PICTURES: Final = (*PICTURES, "html")
+
+
+@dataclass(frozen=True, slots=True)
+class _ExplainLine:
+    """The arguments and options of one command line of ``costproof explain``."""
+
+    target: str
+    stage: str
+    module: str | None
+    metric: str
+    capture: Path | None
+    """Capture to explain or to show graph nodes of: ``--capture``, or TARGET if :attr:`run_given`."""
+    two_captures: bool
+    """Whether both TARGET and ``--capture`` are captures."""
+    run_given: bool
+    """Whether TARGET is a capture."""
+    listed: bool
+    unrolled: bool
+    kind: str | None
+    output: Path | None
+    choices: dict[str, Any]
+
+    @property
+    def chosen(self) -> bool:
+        """Whether an option of a run is given."""
+        return any(self.choices.values())
+
+
+_PICTURE_FORMATS: Final = "-f " + " or ".join(_PICTURES)
+_EXCLUSIONS: Final[tuple[tuple[Callable[[_ExplainLine], object], str, str, object, str | None], ...]] = (
+    (lambda x: x.run_given and (x.two_captures or x.listed or x.chosen),
+     "a capture has its own run and no graph to list", "{line.target}", NOT_GIVEN,
+     "name the target in place of the capture"),
+    (lambda x: x.listed and (x.capture is not None or x.kind == "md"),
+     "a listing is of an export, as text or a picture", "--graph", NOT_GIVEN, "leave out --capture and -f md"),
+    (lambda x: x.listed and x.unrolled and x.kind not in _PICTURES,
+     "only a picture is unrolled", "--unrolled", _PICTURE_FORMATS, None),
+    (lambda x: not x.listed and x.choices["rules"],
+     "rules count the operators of a graph", "--rules", NOT_GIVEN, "add --graph"),
+    (lambda x: not x.listed and (x.unrolled or (x.kind is not None and x.kind not in _FORMULAS)),
+     "formulas are not drawn", "explain", NOT_GIVEN, "add --graph for a picture of the operators"),
+    # The capture of the last report may be of another workload, and no formula gives a peak.
+    (lambda x: not x.listed and x.metric in PEAK_METRICS and (x.capture is None or x.module is not None or x.chosen),
+     "a peak is of a whole stage of a captured run", "--metric {line.metric}", NOT_GIVEN,
+     "only --capture FILE, made with --peaks; or costproof peaks TARGET"),
+)  # fmt: skip
+"""Rejected combinations of options: the condition, and the fields of the error (what, where, expected, fix)."""
+
+
+class _Explain(TargetCommand):
+    def _holds_a_run(self, target: str) -> bool:
+        return _capture_at(target) is not None
+
+
+@click.command(cls=_Explain)
+@click.argument("target", type=TARGET)
+@click.argument("stage", type=STAGE)
+@click.option("--module", metavar="GLOB", help="Only modules whose path matches, such as '*mlp*'.")
+@click.option(
+    "--metric",
+    type=NameParam(lambda target: (*EXPLAINED, *PEAK_METRICS)),
+    default="flops",
+    show_default=True,
+    metavar="NAME",
+    help="Quantity to explain: flops, params, calls, output_bytes, ..., or graph_peak_bytes of a capture.",
+)
+@click.option(
+    "--capture",
+    type=FILE,
+    metavar="FILE",
+    help="Show the graph nodes of this capture.  [default: out/TARGET/capture.json if it exists and fits]",
+)
+@click.option(
+    "--graph", "listed", is_flag=True, help="List the operators of the exported stage instead, each with its cost."
+)
+@click.option(
+    "--unrolled", is_flag=True, help="With --graph and an image format: draw each of several equal layers separately."
+)
+@click.option(
+    "-f",
+    "--format",
+    "kind",
+    type=ChoiceParam(*dict.fromkeys((*_FORMULAS, *_PICTURES))),
+    metavar="FORMAT",
+    help=f"Output format: text, md or html; with --graph text, {', '.join(_PICTURES)}; png needs the extra [plot]."
+    "  [default: by the suffix of -o, else text]",
+)
+@options("output", "config", "preset", "trust-remote-code", "rules")  # fmt: skip
+def explain(capture: Path | None, kind: str | None, output: Path | None, **given: Any) -> int:
+    """Break down the cost of STAGE of TARGET by formula; STAGE may be total.
+
+    TARGET is a target, or a capture or a folder of reports, whose captured run is explained.
+
+    For each formula: the modules that it covers, the expression, the values of its symbols, the result, the counts of
+    the graph sources, and the derivation with its source. Needs torch only with --graph.
+    """
+    suffix = output.suffix.removeprefix(".") if output is not None else ""
+    own = {name: given.pop(name) for name in ("target", "stage", "module", "metric", "listed", "unrolled")}
+    run = _capture_at(own["target"])
+    line = _ExplainLine(
+        **own, capture=run or capture, two_captures=run is not None and capture is not None, run_given=run is not None,
+        kind=kind or (suffix if suffix in _PICTURES else None), output=output, choices=given,
+    )  # fmt: skip
+    for applies, what, where, expected, fix in _EXCLUSIONS:
+        if applies(line):
+            raise BadInput(what, where=where.format(line=line), expected=expected, fix=fix)
+    if line.listed:
+        return _list_operators(line)
+    return _explain_peak(line) if line.metric in PEAK_METRICS else _explain_formulas(line)
+
+
+def _list_operators(line: _ExplainLine) -> int:
+    found = api.operators(run_request(line.target, None, line.choices), line.stage, module=line.module)
+    if line.kind in _PICTURES:
+        emit(api.operator_graph(found, str(line.kind), unrolled=line.unrolled), line.output)
+    else:
+        emit(listing_text(found, terminal_width(line.output)), line.output)
+    return 0
+
+
+def _explain_peak(line: _ExplainLine) -> int:
+    assert line.capture is not None
+    peaks = peaks_in(api.read(line.capture), line.stage)
+    emit(variant("peaks", line.kind, line.output).text(peaks, terminal_width(line.output)), line.output)
+    return peaks.exit_code
+
+
+def _explain_formulas(line: _ExplainLine) -> int:
+    graph = api.read(line.capture) if line.capture is not None else _last_report(line.target)
+    if line.capture is not None and graph is not None and not line.chosen:
+        # A capture has its own formulas and workload: explain the captured run.
+        found = api.explain(graph, line.stage, module=line.module, metric=line.metric)
+    else:
+        run = run_request(line.target, None, line.choices)
+        found = api.explain(run, line.stage, module=line.module, metric=line.metric, graph=graph)
+    emit(variant("explain", line.kind, line.output).text(found, terminal_width(line.output)), line.output)
+    return 0
+
+
+def _capture_at(target: str) -> Path | None:
+    """Return the capture file or folder of reports that the argument names, or ``None`` if it names a target."""
+    path = Path(target)
+    if target in api.targets():
+        return None
+    if path.is_file() and path.suffix == ".json":
+        return path if CAPTURE.name.encode() in first_bytes(path, _HEADER) else None
+    return path if (path / "capture.json").is_file() else None
+
+
+def _last_report(target: str) -> Capture | None:
+    """Return the capture of the last report if it is usable; it only adds to the answer."""
+    path = Path("out") / api.RunRequest(target).label
+    try:
+        return api.read(path) if (path / "capture.json").is_file() else None
+    except BadInput as error:
+        print_note(f"{path} is not used: {error.what}")
+        return None
+
+
+@click.command(cls=TargetCommand)
+@click.argument("target", required=False, type=TARGET)
+@click.option("-o", "--output", type=FILE, metavar="DIR", help="Folder for the certificate.  [default: out/TARGET]")
+@options("request", "dry-run", "config")
+@click.option("--samples", type=IntParam(), metavar="N", help="Random configurations to draw.  [default: 64]")
+@click.option("--seed", type=IntParam(), metavar="N", help="Seed of the random configurations.  [default: 1]")
+@click.option("--jobs", type=IntParam(), metavar="N", help="Processes.  [default: one per core]")
+@click.option("--verify", type=FILE, metavar="FILE", help="Repeat the proof of this certificate and compare.")
+@options("trust-remote-code", "rules", "progress")
+def prove(verify: Path | None, **given: Any) -> int:
+    """Prove that the formulas of TARGET equal its graphs.
+
+    Sizes that are symbolic in the graph are compared as identities, other sizes one by one, and random small
+    configurations as integers. Writes certificate.json, .md and .html. An interrupted proof resumes where it stopped.
+    """
+    return _prove(**given) if verify is None else _verify(verify, **given)
+
+
+@run_command
+def _prove(run: api.RunRequest, output: Path | None, jobs: int | None, progress: str) -> int:
+    folder = output if output is not None else Path("out") / Path(run.target).name
+    with show_progress(progress) as say:
+        made = api.prove(run, out=folder, jobs=jobs, progress=say)
+    for output_ in variants("certificate").values():
+        note_written(folder / output_.file)
+    _print_certificate(made)
+    return made.exit_code
+
+
+def _verify(certificate: Path, rules: tuple[Path, ...], jobs: int | None, progress: str, **given: Any) -> int:
+    context = click.get_current_context()
+    made = {name for name, value in given.items() if value not in (None, False)}
+    params = [p for p in context.command.get_params(context) if p.name in made]
+    clash = [p.opts[0] if isinstance(p, click.Option) else p.human_readable_name for p in params]
+    if clash:
+        raise BadInput("--verify takes everything from the certificate", where=", ".join(clash), fix="leave it out")
+    with show_progress(progress) as say:
+        again = api.verify(certificate, rules=rules, jobs=jobs, progress=say)
+    print_lines(*again.versions, *again.differences)
+    holds = "does not hold" if again.differences else "holds"
+    print_lines(f"{again.certificate.verdict}; the certificate {holds}")
+    return again.exit_code
+
+
+def _print_certificate(made: Certificate) -> None:
+    rows = sum(made.coverage.rows.values())
+    print_lines(
+        f"{made.verdict}: {plural(len(made.claims), 'claim')}, {plural(rows, 'quantity', 'quantities')} compared, "
+        f"{plural(len(made.coverage.sizes), 'size')}, {plural(made.coverage.samples, 'configuration')}"
+    )
+    print_lines(visible(proved_line(made.target)))
+    for example, *_ in made.mistakes()[:3]:
+        print_lines(f"  {example.stage}/{example.module} {example.kind} {example.metric}: {example.difference}")
+    for reason in made.missing[:3]:
+        print_lines(f"  not carried out: {reason}")
+
+
+@click.command()
+@click.argument("target", required=False, type=TARGET)
+@click.argument("stage", required=False, type=STAGE)
+@click.option(
+    "-f",
+    "--format",
+    "form",
+    type=ChoiceParam("text", "latex", "python", "yaml"),
+    default="text",
+    show_default=True,
+    help="Notation of the formulas.",
+)
+@click.option("--points", type=IntParam(), metavar="N", help="Random sizes to check at.  [default: 5]")
+@options("request", "dry-run", "config", "trust-remote-code", "rules", "no-cache", "output")
+@run_command
+def derive(run: api.RunRequest, form: str, output: Path | None) -> int:
+    """Derive the closed formulas of STAGE of TARGET from its graph.
+
+    TARGET is a name, or the address of a model: hf:CONFIG.json, hf:FOLDER, hf:MODEL_TYPE, FILE.py:FUNCTION or
+    package.module:FUNCTION. STAGE is required if there are several. The formulas are checked against new counts at
+    random sizes.
+    """
+    check_apart(output)
+    found = api.derive(run)
+    emit(found.text(cast("Notation", form)), output)
+    for p in found.wrong:
+        sizes = ", ".join(f"{k} = {v}" for k, v in p.sizes.items())
+        click.echo(
+            f"differs at {sizes}: {p.derived:,} derived, {p.counted:,} counted in {', '.join(p.differing)}", err=True
+        )
+    total = len(found.points)
+    print_note(f"checked: equal to a fresh count at {total - len(found.wrong)} of {total} points")
+    return found.exit_code

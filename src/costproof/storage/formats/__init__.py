@@ -1,1 +1,0 @@
-"""Describe formats of stored weights, one file each: the tensors of a linear layer [rows, columns]."""

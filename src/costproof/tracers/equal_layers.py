@@ -1,0 +1,256 @@
+"""Compute the static ledger of a model with many equal layers from exports of its first layers.
+
+An export takes as long as a model has layers. Two truncated models, of b - 1 and b layers, are exported and costed. The
+ledger of b layers gives that of the whole model: the second to last layer stands for all omitted ones, the last one is
+the last of the whole model, and work outside the layers grows by its difference between the two models for every
+omitted layer. The result is used only if
+
+- all layers from the second to last one on are of one kind (:mod:`~costproof.models.generic.truncation`),
+- the ledger of b - 1 layers gives that of b layers, node by node and symbol by symbol,
+- the whole model has the same parameters and buffers, by name, shape and dtype,
+- a run of the whole model on the meta device has the same FLOPs by torch's formulas, elements of results and calls in
+  every module, and
+- no operator is unknown.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import sympy
+
+from costproof.algebra.symbols import text
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.workload import Workload
+from costproof.models.generic.truncation import Stack, stacks
+from costproof.models.target import Exportable, Truncatable, options_of
+from costproof.opgraph.merge import expression
+from costproof.tracers.paths import dtype_name
+from costproof.tracers.untraced_runs import PLACES, ModuleWork, module_work
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_FEWEST: Final = 16
+"""Omitted layers for which two small exports and a run are faster than one export."""
+COUNTED_FROM: Final = "counted from exports of"
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A stack of a truncated model and of the whole one."""
+
+    path: str
+    kept: int
+    layers: int
+    """Layers of the whole model."""
+
+    def place(self, path: str) -> tuple[int, str] | None:
+        """Return the layer that a path is in, and the path in it, or ``None`` if it is not in this stack."""
+        inside = path.removeprefix(f"{self.path}.") if path.startswith(f"{self.path}.") else ""
+        index, _, rest = inside.partition(".")
+        return (int(index), rest) if index.isdecimal() else None
+
+    def path_in(self, layer: int, rest: str) -> str:
+        """Return the path of a module in a layer."""
+        return ".".join(filter(None, (self.path, str(layer), rest)))
+
+    def stands_for(self, layer: int) -> range:
+        """Return the layers of the whole model that a layer of the truncated one stands for."""
+        if layer < self.kept - 2:
+            return range(layer, layer + 1)
+        last = self.layers - 1
+        return range(self.kept - 2, last) if layer == self.kept - 2 else range(last, last + 1)
+
+
+CountTarget = Callable[[Exportable, "nn.Module"], Ledger]
+
+
+def ledger_of_equal_layers(
+    target: Exportable, workload: Workload, model: nn.Module, count: CountTarget
+) -> Ledger | None:
+    """Return the static ledger of a model from two truncated models, or ``None`` if its layers are not shown equal.
+
+    Args:
+        model: the whole model, on the meta device.
+        count: exports and costs a truncated target.
+    """
+    options = options_of(target)
+    if not isinstance(target, Truncatable) or options.layers is not None or options.convention or options.real:
+        return None
+    whole = {s.path: s for s in stacks(model)}
+    first = max((_first_equal(s) for s in whole.values() if len(s.kinds) >= _FEWEST), default=None)
+    if first is None:
+        return None
+    try:
+        shallow, deeper = (_truncated(target, first + more) for more in (2, 3))
+        cuts = _cuts(shallow, whole, workload), _cuts(deeper, whole, workload)
+        if not all(cuts) or sum(cut.layers - cut.kept for cut in cuts[1]) < _FEWEST:
+            return None
+        if [(cut.path, cut.kept + 1) for cut in cuts[0]] != [(cut.path, cut.kept) for cut in cuts[1]]:
+            return None
+        if any(t.invocations(workload) != target.invocations(workload) for t in (shallow, deeper)):
+            return None
+        built = [one.build(workload) for one in (shallow, deeper)]
+        ledgers = count(shallow, built[0]), count(deeper, built[1])
+        between = [replace(cut, layers=more.kept) for cut, more in zip(*cuts, strict=True)]
+        if not _agree(*ledgers, between) or not _same_tensors(model, built[1], cuts[1]):
+            return None
+        runs = [module_work(one, workload, PLACES[0]) for one in (shallow, deeper, target)]
+    except Exception:  # of a truncated model, or of third-party code: the export of the whole model reports errors
+        return None
+    if not all(_same_work(fewer, more, own, cuts[1]) for fewer, more, own in zip(*runs, strict=True)):
+        return None
+    found, outside = ledgers[1], _grown(*ledgers, cuts[1])
+    if outside is None:
+        return None
+    nodes = tuple(_extrapolated(found.nodes, cuts[1], outside))
+    said = " and ".join(f"{cut.path}: {cut.layers} layers" for cut in cuts[1])
+    note = (
+        f"{said}, {COUNTED_FROM} {cuts[0][0].kept} and {cuts[1][0].kept} of them; a run of the whole model on meta has "
+        "the same FLOPs, results and calls in every module"
+    )
+    return replace(found, nodes=nodes, notes=(*found.notes, note))
+
+
+def _first_equal(stack: Stack) -> int:
+    """Return the index of the first layer from which on all layers are of one kind."""
+    last = stack.kinds[-1]
+    return next((i + 1 for i in reversed(range(len(stack.kinds))) if stack.kinds[i] != last), 0)
+
+
+def _truncated(target: Truncatable, layers: int) -> Any:
+    return target.with_options(replace(options_of(target), layers=layers))
+
+
+def _cuts(target: Any, whole: Mapping[str, Stack], workload: Workload) -> list[_Cut]:
+    """Return the truncated stacks; empty if an omitted layer differs from the last one that remains."""
+    if target.cut is None:
+        return []
+    times = dict(target.cut.stretch.times)
+    if any({*each[:-1]} - {1} for each in times.values()):
+        return []
+    return [_Cut(path, len(each), len(whole[path].kinds)) for path, each in times.items()]
+
+
+def _agree(fewer: Ledger, more: Ledger, cuts: Sequence[_Cut]) -> bool:
+    """Return whether the ledger of one layer fewer gives the layers of the other one, without unknown operators."""
+    if fewer.unknown_ops or more.unknown_ops or (fewer.notes, fewer.stages) != (more.notes, more.stages):
+        return False
+    given = {n.id: (n.costs, n.exprs) for n in _extrapolated(fewer.nodes, cuts, {})}
+    expected = {n.id: (n.costs, n.exprs) for n in more.nodes}
+    outside = {n.id for n in more.nodes if _located(n.module, cuts) is None}
+    return given.keys() == expected.keys() and all(given[i] == expected[i] for i in given.keys() - outside)
+
+
+def _located(path: str, cuts: Iterable[_Cut]) -> tuple[_Cut, int, str] | None:
+    """Return the stack and layer that a path is in, and the path in the layer; ``None`` outside of all stacks."""
+    return next(((cut, *place) for cut in cuts if (place := cut.place(path)) is not None), None)
+
+
+def _extrapolated(
+    nodes: Iterable[CostNode], cuts: Sequence[_Cut], outside: Mapping[str, CostNode]
+) -> Iterator[CostNode]:
+    """Yield the nodes of the whole model.
+
+    Args:
+        outside: id of a node outside of the layers -> this node in the whole model, if it differs.
+    """
+    repeated: list[tuple[_Cut, str, CostNode]] = []
+
+    def copies() -> Iterator[CostNode]:
+        for layer in repeated[0][0].stands_for(repeated[0][0].kept - 2) if repeated else ():
+            for cut, rest, node in repeated:
+                own = layer == cut.kept - 2
+                yield node if own else replace(node, module=cut.path_in(layer, rest), evidence=())
+        repeated.clear()
+
+    for node in nodes:
+        found = _located(node.module, cuts)
+        is_repeated = found is not None and found[1] == found[0].kept - 2
+        if repeated and not (is_repeated and found is not None and found[0] is repeated[0][0]):
+            yield from copies()
+        if found is None:
+            yield outside.get(node.id, node)
+        elif is_repeated:
+            repeated.append((found[0], found[2], node))
+        else:
+            cut, layer, rest = found
+            (whole,) = cut.stands_for(layer)
+            yield node if whole == layer else replace(node, module=cut.path_in(whole, rest), evidence=())
+    yield from copies()
+
+
+def _grown(fewer: Ledger, more: Ledger, cuts: Sequence[_Cut]) -> dict[str, CostNode] | None:
+    """Return the nodes outside of the layers that grow with each layer, as they are in the whole model.
+
+    ``None`` if stacks with different numbers of omitted layers are in one stage, so that it is not known whose layers
+    they grow with.
+    """
+    before = {n.id: n for n in fewer.nodes}
+    omitted: dict[str, set[int]] = {}
+    for node in more.nodes:
+        if (found := _located(node.module, cuts)) is not None:
+            omitted.setdefault(node.stage, set()).add(found[0].layers - found[0].kept)
+    grown: dict[str, CostNode] = {}
+    for node in more.nodes:
+        old = before.get(node.id)
+        if _located(node.module, cuts) is not None or (old and (old.costs, old.exprs) == (node.costs, node.exprs)):
+            continue
+        if old is None or len(counts := omitted.get(node.stage, set())) != 1:
+            return None
+        (layers,) = counts
+        costs: dict[Metric, int | None] = {}
+        for metric in {**node.costs, **old.costs}:
+            new, first = node.costs.get(metric, 0), old.costs.get(metric, 0)
+            costs[metric] = None if new is None or first is None else new + layers * (new - first)
+        exprs: dict[Metric, str] = {}
+        for metric in {**node.exprs, **old.exprs}:
+            terms = expression(node, metric), expression(old, metric)
+            if terms[0] is None or terms[1] is None:
+                return None
+            exprs[metric] = text(sympy.expand(terms[0] + layers * (terms[0] - terms[1])))
+        grown[node.id] = replace(node, costs=costs, exprs=exprs)
+    return grown
+
+
+def _same_tensors(whole: nn.Module, truncated: nn.Module, cuts: Sequence[_Cut]) -> bool:
+    """Return whether the whole model has the parameters and buffers that the truncated one stands for."""
+
+    def tensors(model: nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
+        every = (*model.named_parameters(), *model.named_buffers())
+        return {name: (tuple(t.shape), dtype_name(t.dtype)) for name, t in every}
+
+    given: dict[str, Any] = {}
+    for name, tensor in tensors(truncated).items():
+        found = _located(name, cuts)
+        names = [name] if found is None else [found[0].path_in(i, found[2]) for i in found[0].stands_for(found[1])]
+        given |= dict.fromkeys(names, tensor)
+    return given == tensors(whole)
+
+
+def _same_work(fewer: ModuleWork, more: ModuleWork, whole: ModuleWork, cuts: Sequence[_Cut]) -> bool:
+    """Return whether a run of the whole model has the work in every module that those of two truncated ones give."""
+    layers = {cut.layers - cut.kept for cut in cuts}
+    for kind in ("flops", "elements", "calls"):
+        before, after, own = (Counter(getattr(work, kind)) for work in (fewer, more, whole))
+        given = Counter[str]()
+        for path, amount in after.items():
+            found = _located(path, cuts)
+            if found is not None:
+                given.update(
+                    dict.fromkeys((found[0].path_in(i, found[2]) for i in found[0].stands_for(found[1])), amount)
+                )
+            elif amount == before[path]:
+                given[path] = amount
+            elif len(layers) == 1:
+                given[path] = amount + sum(layers) * (amount - before[path])
+            else:
+                return False
+        if +given != +own:
+            return False
+    return True

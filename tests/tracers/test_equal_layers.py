@@ -1,0 +1,134 @@
+"""A static ledger from exports of a few layers equals that of the whole export; unequal layers are exported whole."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import sympy
+
+from costproof.algebra.symbols import parse
+from costproof.ledger.node import Ledger
+from costproof.models.generic.huggingface import HuggingFace
+from costproof.models.registry import load_target
+from costproof.tracers import equal_layers, static
+from costproof.tracers.equal_layers import ledger_of_equal_layers
+from costproof.tracers.static import exported_ledger, static_ledger
+
+FALCON: Final = {
+    "model_type": "falcon", "hidden_size": 32, "num_attention_heads": 4, "num_kv_heads": 2, "vocab_size": 64,
+    "num_hidden_layers": 6, "new_decoder_architecture": True,
+}  # fmt: skip
+MOE: Final = {
+    "model_type": "ernie4_5_moe", "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16,
+    "num_hidden_layers": 8, "vocab_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "moe_num_experts": 4,
+    "moe_k": 2, "moe_layer_start_index": 2, "moe_num_shared_experts": 1,
+}  # fmt: skip
+TOWERS: Final = {
+    "model_type": "paligemma", "projection_dim": 16, "image_token_index": 60,
+    "text_config": {
+        "model_type": "gemma", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 7, "vocab_size": 64,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+    },
+    "vision_config": {
+        "model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 6,
+        "num_attention_heads": 2, "image_size": 28, "patch_size": 14, "projection_dim": 16,
+    },
+}  # fmt: skip
+EQUAL: Final = [
+    pytest.param(MOE, id="other layers first"), pytest.param(TOWERS, id="two stacks", marks=pytest.mark.thorough),
+]  # fmt: skip
+DIFFERENT: Final[dict[str, dict[str, Any]]] = {
+    "few layers": {**FALCON, "num_hidden_layers": 4},
+    "a pattern": {
+        "model_type": "olmo3", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 8, "vocab_size": 64,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 8,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def of_small_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small models take the way of those with many layers."""
+    monkeypatch.setattr(equal_layers, "_FEWEST", 3)
+    monkeypatch.setenv("COSTPROOF_CACHE", "")
+
+
+def target_of(data: dict[str, Any], folder: Path) -> Any:
+    (folder / "config.json").write_text(json.dumps(data))
+    return load_target(f"hf:{folder}")
+
+
+def counted(data: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Ledger, Ledger]:
+    """The ledger as it is made, and that of the whole export."""
+    target = target_of(data, folder)
+    workload = target.workload()
+    found = static_ledger(target, workload)
+    with monkeypatch.context() as patch:
+        patch.setattr(static, "ledger_of_equal_layers", lambda *_: None)
+        return found, static_ledger(target, workload)
+
+
+def is_extrapolated(ledger: Ledger) -> bool:
+    return any(equal_layers.COUNTED_FROM in note for note in ledger.notes)
+
+
+@pytest.mark.parametrize("data", EQUAL)
+def test_ledgers_are_equal(data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, whole = counted(data, tmp_path, monkeypatch)
+    assert is_extrapolated(found)
+    assert not is_extrapolated(whole)
+    mine, theirs = ({n.id: n for n in ledger.nodes} for ledger in (found, whole))
+    assert [*mine] == [*theirs]
+    for name, node in theirs.items():
+        assert (mine[name].costs, mine[name].owner, mine[name].role) == (node.costs, node.owner, node.role), name
+        assert mine[name].exprs.keys() == node.exprs.keys()
+        for metric, text in node.exprs.items():
+            assert sympy.expand(parse(text) - parse(mine[name].exprs[metric])) == 0, (name, metric)
+    assert replace(found, nodes=(), notes=()) == replace(whole, nodes=(), notes=())
+
+
+def without_whole_export(target: Any) -> tuple[Ledger | None, int]:
+    """The ledger from truncated models, if there is one, and the number of those that were exported."""
+    exported: list[Ledger] = []
+    workload = target.workload()
+
+    def count(one: Any, built: Any) -> Ledger:
+        values = {(i.stage, i.id): i.symbols for i in one.invocations(workload)}
+        jobs = one.export_jobs(built, workload)
+        exported.append(exported_ledger(one, workload, built, jobs, one.info().stages, values))
+        return exported[-1]
+
+    return ledger_of_equal_layers(target, workload, target.build(workload), count), len(exported)
+
+
+@pytest.mark.parametrize("data", DIFFERENT.values(), ids=DIFFERENT)
+def test_other_models_are_exported_whole(data: dict[str, Any], tmp_path: Path) -> None:
+    assert without_whole_export(target_of(data, tmp_path)) == (None, 0)
+
+
+def test_a_layer_that_works_otherwise_by_its_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Neither parameters nor attributes show what a layer does with its index: a run of the whole model does.
+    from transformers.models.falcon import modeling_falcon
+
+    forward, build = modeling_falcon.FalconMLP.forward, HuggingFace.make
+
+    def twice(self: Any, x: Any) -> Any:
+        found = forward(self, x)
+        return forward(self, x) + found if getattr(self, "number", None) == 4 else found
+
+    def numbered(self: Any, *given: Any) -> Any:
+        made: Any = build(self, *given)
+        for i, layer in enumerate(made.module.transformer.h):
+            object.__setattr__(layer.mlp, "number", i)
+        return made
+
+    right, _ = without_whole_export(target_of(FALCON, tmp_path))
+    assert right is not None
+    monkeypatch.setattr(modeling_falcon.FalconMLP, "forward", twice)
+    monkeypatch.setattr(HuggingFace, "make", numbered)
+    other = {**FALCON, "vocab_size": 72}  # models are memoized by their configuration
+    assert without_whole_export(target_of(other, tmp_path)) == (None, 2)
