@@ -171,7 +171,7 @@ OF_BOUNDS: Final[dict[Metric, str]] = {
     UNPACKED: "weight_read_bytes beyond those of the weights as a quantised checkpoint stores them",
     **{f"{dtype}_flops": f"headline FLOPs of operators that multiply in {dtype}" for dtype in ARITHMETIC},
 }
-"""Further metrics for time bounds, on nodes with FLOPs or bytes; they are in no table and are not compared.
+"""Further metrics for time bounds, on nodes with FLOPs or bytes; they are in no table, and are findings if they differ.
 
 FLOPs without a dtype are in the dtype of the run.
 """
