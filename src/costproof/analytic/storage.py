@@ -92,7 +92,8 @@ def _with_costs(nodes: Iterable[CostNode]) -> tuple[CostNode, ...]:
 def _as_run(ledger: Ledger, nodes: Iterable[CostNode], storage: Storage) -> Iterator[CostNode]:
     """Yield the nodes with the bytes that stored weights are less than those read, and FLOPs by dtype of products.
 
-    What is read of a module with several formats, or of the weights of another module, may be all of it.
+    What is read of a quantised table, of a module with several formats, or of the weights of another module may be all
+    of it, which a bound then leaves out.
 
     Branches: of several formats in a module the fastest arithmetic bounds its products; no size is compared.
     """
@@ -126,14 +127,14 @@ def _read_share(
         return _ALL if sympy.sympify(params).is_zero else (sympy.Integer(0), sympy.Integer(1))
     gone = sum(m.elements for m in matrices) - sum(matrix.elements for matrix, _ in quantised)
     some = any(m.kind == "Expert" for m in matrices) and sympy.expand(gone) != 0
-    if some or {of for _, of in quantised}.difference([quantised[0][1]]):
-        return _ALL
     looked_up = any(m.kind == "Embedding" for m in matrices)
+    if some or looked_up or {of for _, of in quantised}.difference([quantised[0][1]]):
+        return _ALL
     less: Size = 0
     for matrix, of in quantised:
         read = matrix.count if matrix.read is None else matrix.read
         less += read * sympy.sympify(matrix.elements * _ITEM - _held_bytes(matrix, of, dtype)) / matrix.count
-    whole = sum(c.weight_bytes if looked_up else c.weight_read_bytes for c in costs)
+    whole = sum(c.weight_read_bytes for c in costs)
     return sympy.sympify(less), sympy.sympify(whole)
 
 
