@@ -207,7 +207,7 @@ ANY = "any"
 
 NOT_CLAIMED = (
     "that the graph is the model: the dynamic source traces runs, and costproof report compares it with both",
-    "what bounds of time leave out of the FLOPs (skippable_flops), and the dtype of each product",
+    "the kept FLOPs that bounds of time leave out (skippable_flops), and the dtype of each product",
     "time, and peaks of memory",
 )
 
