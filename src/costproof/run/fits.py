@@ -10,7 +10,6 @@ from fractions import Fraction
 from typing import Any, Final
 
 from costproof.algebra.crossing import FAR
-from costproof.algebra.series import CONTEXT, STEPS
 from costproof.algebra.symbols import FUNCTIONS, parse, text
 from costproof.estimate.hardware import Device, machine
 from costproof.estimate.memory import (
@@ -38,6 +37,7 @@ from costproof.parametric.run_family import SettingCurve, Threshold
 from costproof.run.count_lock import count_lock
 from costproof.run.operand_files import OperandInput, check_whole
 from costproof.run.operands import Operand, check_counted, read_operand
+from costproof.run.peaks import graph_peaks
 from costproof.run.stored import stored_checkpoint
 from costproof.storage.checkpoint import StoredCheckpoint
 
@@ -134,16 +134,10 @@ class _LiveMemory:
 
     def stages(self, **changed: Any) -> dict[str, int]:
         """Return the live peak of each stage: of its largest call, and of the last of several decode steps."""
-        run = replace(self.workload, **changed)
-        tapes, config = self.target.memory(run), self.target.info().symbols
+        peaks = graph_peaks(self.target, replace(self.workload, **changed), inputs_held=False)
         found: dict[str, int] = {}
-        for call in self.target.invocations(run):
-            values = {**config, **call.symbols}
-            if CONTEXT.name in values and STEPS.name in values:
-                values[CONTEXT.name] += values[STEPS.name] - 1
-            if (call.stage, call.id) in tapes:
-                peak = tapes[call.stage, call.id].peak_bytes(values, inputs_held=False)
-                found[call.stage] = max(peak, found.get(call.stage, 0))
+        for (stage, _), peak in peaks.items():
+            found[stage] = max(peak, found.get(stage, 0))
         return found
 
     def with_last_logits(self) -> int | None:
