@@ -114,7 +114,7 @@ globals()["__all__"] = sorted({*_MODULE_OF} - {"schema_names"} | {
 Path_ = str | os.PathLike[str]
 
 
-def _display(value: object, format: notebook.Format) -> str:  # noqa: A002
+def _display(value: object, format: notebook.DisplayFormat) -> str:  # noqa: A002
     from costproof.reports.html.notebook import display
 
     return display(value, format)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from costproof.compare.diff.attribution import Term
-from costproof.compare.diff.diff import Levers, Place, adds_up, diff
+from costproof.compare.diff.diff import Levers, StageMetric, adds_up, diff
 from costproof.compare.diff.types import IMPLEMENTATION, Diff
 from costproof.ledger.baseline import Baseline, fold_capture
 from costproof.ledger.capture import Capture
@@ -187,7 +187,7 @@ def test_what_is_no_key_is_named_in_a_fixed_order() -> None:
 def test_keys_the_kernel_and_the_rest() -> None:
     """flops = 10 x batch x steps, 3 more with the other kernel; the head's own number has 5 that nothing explains."""
 
-    def point(changed: frozenset[str]) -> Mapping[Place, int | None]:
+    def point(changed: frozenset[str]) -> Mapping[StageMetric, int | None]:
         batch = 4 if "workload.batch" in changed else 2
         steps = 5 if "workload.new_tokens" in changed else 1
         return {("prefill", "flops"): 10 * batch * steps + 3 * batch * (IMPLEMENTATION in changed)}

@@ -25,7 +25,7 @@ from costproof.ledger.baseline import Folded, RowTree
 from costproof.opgraph.account import arithmetic_dtype
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Value
-from costproof.opgraph.rules.attention import seen_at_end, seen_from_start
+from costproof.opgraph.mask_bands import band_pairs
 from costproof.opgraph.skippable import skippable_flops
 from costproof.reports.roofline import floor_sentence, module_bound_sentence, omission_notes
 from tests.support.opcalls import call, value
@@ -61,12 +61,14 @@ def pairs(queries: int, past: int, window: int = 0) -> int:
     q=st.integers(1, 12), k=st.integers(1, 12), left=st.integers(0, 6) | st.none(), right=st.integers(0, 6) | st.none()
 )
 def test_pairs_under_a_flag(q: int, k: int, left: int | None, right: int | None) -> None:
-    assert seen_from_start(q, k) == sum(1 for i, j in product(range(q), range(k)) if j <= i)
+    assert band_pairs(q, k, None, 0, at_end=False) == sum(1 for i, j in product(range(q), range(k)) if j <= i)
     ends = [
         (i + k - q - (k + q if left is None else left), i + k - q + (k + q if right is None else right))
         for i in range(q)
     ]
-    assert seen_at_end(q, k, left, right) == sum(1 for low, high in ends for j in range(k) if low <= j <= high)
+    assert band_pairs(q, k, left, right, at_end=True) == sum(
+        1 for low, high in ends for j in range(k) if low <= j <= high
+    )
 
 
 HEADS, DIM, WIDTH = 2, 4, 8
@@ -267,7 +269,7 @@ def test_what_does_not_say_what_may_be_left_out_is_called_no_bound() -> None:
     found = api.roofline(counted, on=FREE)
     assert floor_sentence(found).startswith("Floor: nothing is faster")
     (ledger,) = counted.ledgers
-    plain = ledger.without({"skippable_flops"})
+    plain = ledger.without({"skippable_flops", "kept_flops", "kept_scores"})
     old = api.roofline(replace(counted, ledgers=(replace(plain, bounds=False),)), on=FREE)
     assert seconds(old) > seconds(found)
     for said in (floor_sentence(old), module_bound_sentence(old)):
@@ -531,7 +533,9 @@ class Kept(nn.Module):
 @pytest.mark.parametrize("how", ["written", "mask", "flag", "none"])
 def test_keys_that_a_mask_hides_need_not_be_read(how: str) -> None:
     rows, width = 64, HEADS * DIM * 4
-    inputs = (*(torch.ones(1, HEADS, n, DIM) for n in (1, rows, rows)), torch.zeros(1, 1, 1, rows))
+    mask = torch.full((1, 1, 1, rows), float("-inf"))
+    mask[..., 0] = 0
+    inputs = (*(torch.ones(1, HEADS, n, DIM) for n in (1, rows, rows)), mask)
     counted = api.count(Kept(how), *inputs).capture
     # A query, a result; of the keys and values only the first is filled, or all are.
     needed = 2 * width + 2 * width * (rows if how == "none" else 1)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from costproof import api
-from costproof.analytic import compose
+from costproof.analytic import compose, storage
 from costproof.analytic.costs import costs_of
 from costproof.analytic.rotary import RotaryTable
 from costproof.models.native import Configured
@@ -76,6 +76,7 @@ def test_a_wrong_formula_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RotaryTable, "registered", 1)
     costs_of.cache_clear()
     compose._held_costs.cache_clear()
+    storage._texts.cache_clear()
     try:
         capture = count_sources(
             Prepared(cut, cut.workload(text_tokens=4, new_tokens=0), ("analytic", "static"))
@@ -83,6 +84,7 @@ def test_a_wrong_formula_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         costs_of.cache_clear()
         compose._held_costs.cache_clear()
+        storage._texts.cache_clear()
     found = api.compare(capture).discrepancy
     wrong = {f.id: (f.status, f.values) for f in found.findings if f.metric == "buffer_bytes"}
     assert found.verdict == "unexplained"

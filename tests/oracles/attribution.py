@@ -8,7 +8,7 @@ from itertools import combinations, product
 from typing import Any
 
 from costproof.compare.diff.attribution import attribute
-from costproof.compare.diff.diff import Levers, Place
+from costproof.compare.diff.diff import Levers, StageMetric
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
@@ -18,7 +18,7 @@ from costproof.parametric.targets import evaluate_formulas
 from costproof.run.diff import levers
 from costproof.run.operands import Operand
 
-Totals = Mapping[Place, int | None]
+Totals = Mapping[StageMetric, int | None]
 
 
 def candidates(value: Any) -> list[Any]:

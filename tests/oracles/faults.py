@@ -32,6 +32,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "roofline": ("roofline", "gpt2", "--on", "l4", "-o", "OUT/roofline.json"),
     "fits": ("fits", "gpt2", "--on", "l4", "-o", "OUT/fits.json"),
+    "stored": ("stored", "gpt2", "-o", "OUT/stored.json"),
     "gate": ("gate", "CAPTURE", "CAPTURE", "--policy", str(_POLICY), "-o", "OUT/gate.md"),
     "graph": ("graph", "CAPTURE", "-f", "svg,dot", "-o", "OUT"),
     "render": ("render", "CAPTURE", "-f", "html", "-o", "OUT/page.html"),

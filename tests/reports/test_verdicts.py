@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from costproof.compare.compare import compare
-from costproof.compare.findings import Finding, Level, Status
+from costproof.compare.findings import Finding, FindingStatus, Level
 from costproof.views.results import stage_words, worst
 from tests.support.toy import toy
 
@@ -23,7 +23,7 @@ def test_the_metrics_that_are_explained_are_named_where_flops_are_not_among_them
         assert stage_words(replace(found, findings=findings), "sam") == words
 
 
-def finding(status: Status, metric: str, level: Level = "stage") -> Finding:
+def finding(status: FindingStatus, metric: str, level: Level = "stage") -> Finding:
     return Finding(
         id=f"sam/{status}#{metric}",
         level=level,
@@ -41,7 +41,7 @@ def finding(status: Status, metric: str, level: Level = "stage") -> Finding:
 
 
 # From the worst to the best; a metric of the headline that one source alone gives is not proven.
-ORDER: list[tuple[Status, str]] = [
+ORDER: list[tuple[FindingStatus, str]] = [
     ("unexplained", "output_bytes"),
     ("unsupported", "output_bytes"),
     ("analytic-only", "flops"),
@@ -60,7 +60,7 @@ def test_the_worse_of_two(better: int) -> None:
 
 
 @pytest.mark.parametrize("status", ["analytic-only", "static-only", "dynamic-only", "isolated-only"])
-def test_one_source_alone(status: Status) -> None:
+def test_one_source_alone(status: FindingStatus) -> None:
     for metric in ("params", "flops", "calls"):
         assert worst([finding("exact", "flops"), finding(status, metric)]) == status
     assert worst([finding("exact", "flops"), finding(status, "input_bytes")]) == "exact"

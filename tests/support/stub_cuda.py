@@ -23,8 +23,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch._C._autograd import DeviceType
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 INVALIDATED = "CUDA error: operation failed due to a previous error during capture"
@@ -334,6 +336,10 @@ class StubGraph:
         self.kernels: list[int] = []
         self.broken = False
         self.done = False
+        self.pool: list[torch.Tensor] = []
+        """Results of captured operators, whose memory belongs to the graph."""
+        self.reads: list[Any] = []
+        """Memory that captured operators read."""
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         """Capture what follows."""
@@ -353,12 +359,13 @@ class StubGraph:
     def replay(self) -> None:
         """Enqueue the kernels."""
         assert self.done
+        assert not any(read.expired() for read in self.reads), "a replay reads memory that was freed"
         self.stub.host += REPLAY
         self.stub.enqueue(STARTED + sum(self.kernels) + GAP * len(self.kernels))
 
     def reset(self) -> None:
         """Forget the kernels."""
-        self.kernels = []
+        self.kernels, self.pool, self.reads = [], [], []
         self.done = False
 
 
@@ -372,7 +379,19 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace not in ("prim", "profiler"):
             self._stub.run(func)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if self._stub.graph is not None:
+            read = (tensor.untyped_storage() for tensor in _tensors((args, kwargs)))
+            self._stub.graph.reads += [_weak(storage) for storage in read if storage.nbytes()]
+            self._stub.graph.pool += _tensors(result)
+        return result
+
+
+_weak: Any = StorageWeakRef
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _on_cpu(value: Any) -> Any:

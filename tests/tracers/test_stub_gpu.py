@@ -153,6 +153,17 @@ def test_a_device_that_is_broken_is_an_error(stub: StubCuda, monkeypatch: pytest
         time_graphs([one], calls, 1)
 
 
+def test_a_device_that_fails_in_a_replay_is_an_error(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = cached()
+    calls = eager(one)
+    monkeypatch.setattr(StubGraph, "replay", broken)
+    for name in ("zeros", "empty"):
+        monkeypatch.setattr(torch, name, broken)
+    monkeypatch.setattr(torch.cuda, "empty_cache", broken)
+    with pytest.raises(Incomplete, match="runs nothing after a stage was captured"):
+        time_graphs([one], calls, 1)
+
+
 def broken(*args: Any, **kwargs: Any) -> Any:
     raise RuntimeError(f"{INVALIDATED}\nmore")
 

@@ -46,11 +46,13 @@ class Attention:
     the last w - 1: so many come in from it in a later call, which leaves it as long as it was. Inside one
     prompt the window is a mask, which like the causal one saves nothing; then all but the last w - 1 keys go.
 
-    No kernel need compute what a ``causal`` mask hides, and the floor of a time leaves it out. Of n new queries the
-    j-th sees past + j keys, which leaves n past + n (n + 1) / 2 scores of n (past + n): n (n - 1) / 2 are hidden. In a
-    window of w <= n + 1 keys, without a past, it sees min(w, j): w (w + 1) / 2 + w (n - w) scores of n^2, which hides
-    n^2 - n w + w (w - 1) / 2; behind a full window w n of n (w - 1 + n), so n (n - 1) are hidden.
-    Of another mask ``hidden`` says how many.
+    A mask leaves ``kept_scores`` of the scores, and kernels may skip the others. Under a ``causal`` mask the j-th of n
+    new queries sees past + j keys:
+
+        kept pairs = n past + n (n + 1) / 2
+
+    In a window of w <= n + 1 keys it sees min(w, j) keys without a past, w (w + 1) / 2 + w (n - w) pairs, and w keys
+    behind a full window, w n pairs. Any other mask hides ``hidden`` of the n (past + n) pairs.
 
     Where a sequence is cut into blocks that attend each to itself, there are batch x heads x ``seen`` scores, the
     sum of the squares of the blocks' lengths.
@@ -116,12 +118,13 @@ class Attention:
         new = self.queries if self.new_keys is None else self.new_keys
         value_dim = self.head_dim if self.value_dim is None else self.value_dim
         keys, both = past + new, self.head_dim + value_dim
-        scores = self.batch * self.heads * (self.queries * keys if self.seen is None else self.seen)
+        computed = self.queries * keys if self.seen is None else self.seen
+        scores, kept = (self.batch * self.heads * pairs for pairs in (computed, self._kept_pairs(computed)))
         query_elements = self.batch * self.queries * self.heads * self.head_dim
         new_elements = self.batch * new * self.kv_heads * both
         past_elements = self.batch * past * self.kv_heads * both
         scaling = scores if self.scaled == "scores" else query_elements
-        kept = new if self.window == 0 else self.window - 1 if self.past == 0 else 0
+        appended = new if self.window == 0 else self.window - 1 if self.past == 0 else 0
         shared = {"input": self.batch, "heads": self.heads}.get(self.bias, 0)
         shares = scores + (self.batch * self.heads * self.queries if self.sinks else 0)
         owned = self.heads if self.sinks else 0
@@ -139,24 +142,26 @@ class Attention:
             weight_read_bytes=owned * self.item_bytes,
             flops={"attention": 2 * scores * both},
             vector_flops=vector | ({"select": shares} if self.sinks else {}),
-            skippable_flops={"attention": 2 * self.batch * self.heads * self._hidden() * both},
+            kept_scores={"attention": kept},
+            hidden_flops={"attention": 2 * (scores - kept) * both},
             input_bytes=(query_elements + new_elements + shared * self.queries * keys) * self.item_bytes,
             output_bytes=self.batch * self.queries * self.heads * value_dim * self.item_bytes,
             kv_read_bytes=past_elements * self.item_bytes,
-            kv_cache_bytes=self.batch * kept * self.kv_heads * both * self.item_bytes if self.cached else 0,
+            kv_cache_bytes=self.batch * appended * self.kv_heads * both * self.item_bytes if self.cached else 0,
             intermediate_bytes=(joined + self._between(scores, query_elements)) * self.item_bytes,
         )
 
-    def _hidden(self) -> Size:
-        """Return the pairs of a query and a key, per head and sequence, that the mask hides."""
+    def _kept_pairs(self, computed: Size) -> Size:
+        """Return the pairs of a query and a key, per head and sequence, that the mask leaves of the computed ones."""
         if not self.causal:
-            return self.hidden
+            return computed - self.hidden
         n, w = sympy.sympify(self.queries), sympy.sympify(self.window)
         if w == 0:
-            return n * (n - 1) / 2
+            before = self.past if self.new_keys is None else self.new_keys - n
+            return n * before + n * (n + 1) / 2
         if self.past != 0:
-            return n * (n - 1)
-        return n**2 - n * w + w * (w - 1) / 2
+            return n * w
+        return w * (w + 1) / 2 + w * (n - w)
 
     def _between(self, scores: Size, query_elements: Size) -> Size:
         """Return the elements of intermediate results between the operators of the layer, except those of the cache."""

@@ -14,7 +14,19 @@ from costproof.algebra.series import CONTEXT, STEPS, sum_over_steps
 from costproof.algebra.symbols import sym, text
 from costproof.analytic.costs import Layer, LayerCosts, Size, costs_of, layer
 from costproof.ledger.errors import BadInput
-from costproof.ledger.metrics import FLOOR, IN_FLOAT32, METRICS, SKIPPABLE, STAGE_WIDE, TRAFFIC, UNFUSED, Metric
+from costproof.ledger.metrics import (
+    FLOOR,
+    IN_FLOAT32,
+    KEPT_FLOPS,
+    KEPT_SCORES,
+    METRICS,
+    SKIPPABLE,
+    STAGE_WIDE,
+    STORAGE,
+    TRAFFIC,
+    UNFUSED,
+    Metric,
+)
 from costproof.ledger.node import CostNode, Ledger
 
 
@@ -101,13 +113,26 @@ def module_of(part: ModulePart, names: Mapping[str, str]) -> str:
     return path.replace("{i}", str(part.i))
 
 
+_ATTENTION: Final = ".attention"
+"""End of the role of a module that may store scales of its cache, though it has no parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldNode(CostNode):
+    """Stage-wide costs of a module, with the layers that they are from; their storage is not costed yet."""
+
+    layers: tuple[Layer, ...] = ()
+
+
 def stage_nodes(stage: str, parts: Iterable[ModulePart], names: Mapping[str, str]) -> Iterator[CostNode]:
     """Yield the stage-wide costs of modules, parameters and buffers; names as in :func:`module_of`."""
     for part in parts:
         owner, exprs, unknown = _held_costs(part.layers)
-        if exprs:
+        if exprs or part.role.endswith(_ATTENTION):
             costs: dict[Metric, int | None] = dict.fromkeys(unknown)
-            yield CostNode(stage, "", module_of(part, names), "", costs, dict(exprs), owner, role=part.role)
+            yield HeldNode(
+                stage, "", module_of(part, names), "", costs, dict(exprs), owner, role=part.role, layers=part.layers
+            )
 
 
 def invocation_nodes(
@@ -194,6 +219,8 @@ def _module_costs(
         exprs = _texts(
             ("flops", summed(sum_sizes(c.flops.get(kind, 0) for c in costs))),
             ("vector_flops", summed(sum_sizes(c.vector_flops.get(kind, 0) for c in costs))),
+            (KEPT_FLOPS, summed(sum_sizes(c.flops.get(kind, 0) - c.hidden_flops.get(kind, 0) for c in costs))),
+            (KEPT_SCORES, summed(sum_sizes(c.kept_scores.get(kind, 0) for c in costs))),
             (SKIPPABLE, summed(sum_sizes(c.skippable_flops.get(kind, 0) for c in costs))),
             (IN_FLOAT32, summed(sum_sizes(c.float32_flops.get(kind, 0) for c in costs))),
         )
@@ -241,9 +268,12 @@ def prefill_and_decode(
 def analytic_ledger(
     nodes: Iterable[CostNode], stages: tuple[str, ...], conventions: Mapping[str, str] | None = None
 ) -> Ledger:
-    """Return the analytic ledger of these nodes; a metric is left out if it is unknown in one of them."""
+    """Return the analytic ledger of these nodes, without a metric that is unknown in one of them.
+
+    The metrics of storage are left to :func:`~costproof.analytic.storage.with_storage`.
+    """
     found = tuple(nodes)
-    left = {metric for node in found for metric, cost in node.costs.items() if cost is None}
+    left = {*STORAGE, *(metric for node in found for metric, cost in node.costs.items() if cost is None)}
     return Ledger("analytic", found, tuple(METRICS), stages, conventions=dict(conventions or {}), bounds=True).without(
         left
     )

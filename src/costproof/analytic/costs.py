@@ -6,7 +6,18 @@ import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar, cast, dataclass_transform, runtime_checkable
+from typing import (
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    dataclass_transform,
+    runtime_checkable,
+)
 
 import sympy
 
@@ -29,6 +40,28 @@ _MISSING: Final = sympy.Dummy("missing")
 
 
 @dataclass(frozen=True, slots=True)
+class Matrix:
+    """Weights W [rows, columns] of a linear layer Y = X Wᵀ + c or of a table, or ``count`` equal ones.
+
+    A checkpoint may store them quantised; other parameters it stores as they are.
+    """
+
+    rows: Size
+    columns: Size
+    bias: bool = False
+    kind: Literal["Linear", "Embedding", "Expert"] = "Linear"
+    """Kind of the module that owns them; ``Expert``: they are a stack, with a matrix for each expert."""
+    count: Size = 1
+    joined: bool = False
+    """Whether the rows are those of two matrices of a stack, gate and up projection."""
+
+    @property
+    def elements(self) -> Size:
+        """Return the number of all weights and biases."""
+        return self.count * (self.rows * self.columns + (self.rows if self.bias else 0))
+
+
+@dataclass(frozen=True, slots=True)
 class LayerCosts:
     """Costs of one call of a layer without its children; metrics as in :mod:`costproof.ledger.metrics`.
 
@@ -44,13 +77,23 @@ class LayerCosts:
     weight_bytes: Size = _MISSING
     buffer_bytes: Size = _MISSING
     """Bytes of the buffers that the layer's module registers, read or not, in their own dtype."""
+    matrices: tuple[Matrix, ...] = ()
+    """Those of the parameters that are weights and biases of linear layers or tables."""
+    kept_elements: Size = 0
+    """Elements of buffers that a checkpoint stores too."""
+    kept_bytes: Size = 0
+    """Part of :attr:`buffer_bytes` that a checkpoint stores too."""
     weight_read_bytes: Size = _MISSING
     flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
     """Headline FLOPs by operator kind, 2 per multiply-accumulate."""
     vector_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
     """Elementwise and reduction FLOPs by operator kind."""
+    kept_scores: Mapping[str, Size] = field(default_factory=lambda: _NONE)
+    """Pairs of a query and a key that the masks leave, in all heads, by operator kind."""
+    hidden_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
+    """Part of :attr:`flops` for scores that a mask hides."""
     skippable_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
-    """Part of :attr:`flops` that another implementation of the same result skips."""
+    """Part of the other :attr:`flops` that another algorithm for the same result skips."""
     float32_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
     """Part of :attr:`flops` in float32 products, whatever the dtype of the run."""
     input_bytes: Size = _MISSING

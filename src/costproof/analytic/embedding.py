@@ -6,7 +6,7 @@ from typing import ClassVar, Final
 
 import sympy
 
-from costproof.analytic.costs import LayerCosts, Size, layer
+from costproof.analytic.costs import LayerCosts, Matrix, Size, layer
 
 
 @layer
@@ -44,6 +44,7 @@ class Embedding:
         return LayerCosts(
             params=owned,
             weight_bytes=owned * self.item_bytes,
+            matrices=() if self.lent else (Matrix(self.entries, self.width, kind="Embedding"),),
             weight_read_bytes=looked_up,
             vector_flops={"elementwise": self.rows * self.width} if self.scaled else {},
             input_bytes=self.item_bytes if self.scaled else 0,

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import sympy
 
-from costproof.analytic.costs import LayerCosts, Size, layer
+from costproof.analytic.costs import LayerCosts, Matrix, Size, layer
 from costproof.analytic.mlp import Activation
 
 
@@ -27,6 +27,13 @@ class _ExpertWeights:
         """Pairs of token and expert."""
         return self.tokens * self.top_k
 
+    def matrices(self, *, bias: bool) -> tuple[Matrix, ...]:
+        """Return the gate and up projections, and the down projections."""
+        return (
+            Matrix(2 * self.intermediate, self.hidden, bias, "Expert", self.experts, joined=True),
+            Matrix(self.hidden, self.intermediate, bias, "Expert", self.experts),
+        )
+
     def held(self) -> LayerCosts:
         """Return the weights that one call holds and reads.
 
@@ -37,6 +44,7 @@ class _ExpertWeights:
             params=self.experts * per_expert,
             params_active=self.top_k * per_expert,
             weight_bytes=self.experts * per_expert * self.item_bytes,
+            matrices=self.matrices(bias=False),
             weight_read_bytes=sympy.Min(self.experts, self.rows) * per_expert * self.item_bytes,
         )
 
@@ -152,6 +160,7 @@ class ClampedExperts(_ExpertWeights):
             params=held.params + self.experts * biases,
             params_active=held.active + self.top_k * biases,
             weight_bytes=held.weight_bytes + self.experts * biases * self.item_bytes,
+            matrices=self.matrices(bias=True),
             weight_read_bytes=held.weight_read_bytes + rows * biases * self.item_bytes,
             shared_weight_bytes=(rows - sympy.Min(self.experts, rows)) * biases * self.item_bytes,
             flops={"expert_gemm": 6 * rows * self.hidden * self.intermediate},

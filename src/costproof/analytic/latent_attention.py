@@ -77,10 +77,10 @@ class LatentAttention:
         mask = self.batch * self.queries * keys if self.bias == "input" else 0
         # With wide keys and values, scores of the latents themselves are less work.
         spare = self.nope + self.value_dim - 2 * self.rank if self.wide else 0
-        seen = self.batch * self.heads * self.queries * (self.past + (self.queries + 1) / sympy.Integer(2))
+        seen = core.kept_scores["attention"]
         return replace(
             core,
-            skippable_flops={"attention": core.skippable_flops["attention"] + 2 * seen * spare},
+            skippable_flops={"attention": 2 * seen * spare},
             input_bytes=(queries + latents + new * self.rope + expanded + mask) * b,
             output_bytes=core.output_bytes + joined * b,
             kv_read_bytes=self.batch * self.past * (self.rank + self.rope) * b,
@@ -146,13 +146,13 @@ class AbsorbedAttention:
         rows, context = new * self.heads, self.batch * keys
         # At most so much less are scores and sums of expanded keys and values.
         spare = 2 * self.rank - self.nope - self.value_dim if self.narrow else 0
-        seen = rows * (self.past + (self.queries + 1) / sympy.Integer(2))
+        seen = core.kept_scores["attention"]
         weights = self.heads * (self.nope + self.value_dim) * self.rank
         mask = new * keys if self.bias == "input" else 0
         moved = 2 * rows * (self.rank + width + self.rank) + context * (3 * self.rank + 2 * self.rope + 2 * width)
         return replace(
             core,
-            skippable_flops={"attention": core.skippable_flops["attention"] + 2 * seen * spare},
+            skippable_flops={"attention": 2 * seen * spare},
             flops={**core.flops, "matmul": 2 * rows * self.rank * (self.nope + self.value_dim)},
             weight_read_bytes=weights * b,
             input_bytes=(rows * (self.nope + self.rope) + new * width + mask) * b,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from costproof.analytic.costs import LayerCosts, Size, layer
+from costproof.analytic.costs import LayerCosts, Matrix, Size, layer
 
 
 @layer
@@ -39,6 +39,7 @@ class Linear:
         return LayerCosts(
             params=weights,
             weight_bytes=weights * self.item_bytes,
+            matrices=(Matrix(self.features_out, self.features_in, self.bias),),
             weight_read_bytes=weights * self.item_bytes,
             flops={"linear": 2 * self.rows * self.features_in * self.features_out},
             input_bytes=self.rows * self.features_in * self.item_bytes,
@@ -83,7 +84,7 @@ class LmHead:
         costs = Linear(rows, self.hidden, self.vocabulary, self.item_bytes, bias=False).costs()
         if self.lent_bias:
             costs = replace(costs, weight_read_bytes=costs.weight_read_bytes + self.vocabulary * self.item_bytes)
-        return replace(costs, params=0, weight_bytes=0) if self.tied else costs
+        return replace(costs, params=0, weight_bytes=0, matrices=()) if self.tied else costs
 
 
 @layer
@@ -99,7 +100,10 @@ class Lent:
 
     elements: Size
     item_bytes: Size
+    matrices: tuple[Matrix, ...] = ()
+    """Those of the elements that are a linear layer or a table."""
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
-        return LayerCosts(params=self.elements, weight_bytes=self.elements * self.item_bytes, intermediate_bytes=0)
+        held = self.elements * self.item_bytes
+        return LayerCosts(params=self.elements, weight_bytes=held, matrices=self.matrices, intermediate_bytes=0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from costproof.analytic.compose import ModulePart
-from costproof.analytic.costs import LayerCosts, Size, layer
+from costproof.analytic.costs import LayerCosts, Matrix, Size, layer
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.linear import Lent, Linear
 from costproof.analytic.mlp import Activation
@@ -61,6 +61,7 @@ class ProbeAttention:
                 "linear": 4 * query * self.width + 4 * query * self.tokens * self.width,
                 "attention": 4 * query * self.tokens,
             },
+            kept_scores={"attention": scores},
             vector_flops={"softmax": 5 * scores, "mean": scores, "elementwise": query},
             input_bytes=(query + query * self.tokens) * self.item_bytes,
             output_bytes=query * self.item_bytes,
@@ -112,7 +113,7 @@ class AttentionPooling:
 
     def parts(self, role: str, sequences: Size, tokens: Size, b: Size) -> tuple[ModulePart, ...]:
         """Return the modules of the pooler with their formulas, for ``b`` bytes per element."""
-        out = Lent(self.width**2 + self.width, b)
+        out = Lent(self.width**2 + self.width, b, (Matrix(self.width, self.width, bias=True),))
         return (
             ModulePart(role, (Probe(sequences, self.width, b),)),
             ModulePart(f"{role}.attention", (ProbeAttention(sequences, tokens, self.width, self.heads, b),)),

@@ -103,6 +103,8 @@ class Router:
             },
             input_bytes=self.tokens * self.hidden * self.item_bytes + (4 * self.experts if how.corrected else 0),
             buffer_bytes=4 * self.experts if how.corrected else 0,
+            kept_elements=self.experts if how.corrected else 0,
+            kept_bytes=4 * self.experts if how.corrected else 0,
             buffer_read_bytes=4 * self.experts if how.corrected else 0,
             output_bytes=(self.item_bytes if how.narrow else 4) * chosen,
             intermediate_bytes=self._between(scores, chosen),

@@ -21,10 +21,10 @@ from costproof.claims.types import (
     Amount,
     ClaimsFile,
     ClaimsReport,
+    ClaimStatus,
     Formula,
     Judgement,
     PublishedClaim,
-    Status,
 )
 from costproof.compare.patterns import matches
 from costproof.ledger.capture import Capture
@@ -136,7 +136,7 @@ def _truth(case: ClaimCase) -> int | None:
     return total((n for n in case.ledger.nodes if in_scope(n, case.claim)), case.claim.metric)
 
 
-def _worst(judgements: Sequence[Judgement]) -> Status:
+def _worst(judgements: Sequence[Judgement]) -> ClaimStatus:
     found = {j.status for j in judgements}
     return next((status for status in WORST_FIRST if status in found), "right")
 

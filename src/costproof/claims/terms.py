@@ -29,7 +29,7 @@ from costproof.ledger.workload import FLOAT_BYTES
 BIASED = frozenset({"linear", "conv2d", "patch_embedding"})
 """Names of the formulas for layers that may have a bias."""
 
-Values = Mapping[tuple[str, str], Mapping[str, int]]
+CallValues = Mapping[tuple[str, str], Mapping[str, int]]
 """(stage, invocation) -> values of the symbols; ``("", "")`` -> those with one value in all invocations."""
 Windows = Mapping[tuple[str, str], int]
 """(stage, module) -> attention window of its layer, in tokens."""
@@ -168,7 +168,7 @@ def shared_symbols(capture: Capture) -> dict[str, int]:
     return {**capture.target.symbols, **shared_values(i.symbols for i in capture.invocations)}
 
 
-def _values(capture: Capture) -> Values:
+def _values(capture: Capture) -> CallValues:
     everywhere = shared_symbols(capture)
     common = {n: everywhere[n] for n in (*capture.target.symbols, "B", "b") if n in everywhere}
     return {("", ""): common, **{(i.stage, i.id): capture.values(i) for i in capture.invocations}}
@@ -185,7 +185,7 @@ def _windows(capture: Capture, ledger: Ledger) -> Windows:
 
 
 def _grouped(
-    nodes: Iterable[CostNode], metric: Metric, values: Values, windows: Windows = MappingProxyType({})
+    nodes: Iterable[CostNode], metric: Metric, values: CallValues, windows: Windows = MappingProxyType({})
 ) -> list[ClaimTerm]:
     groups: dict[tuple[str, str, Mask, str, str, str, int, int], list[CostNode]] = {}
     for node in nodes:
@@ -218,7 +218,7 @@ def _off(terms: Iterable[ClaimTerm], extra: str) -> list[ClaimTerm]:
     return [replace(i, counted=False, stands_for=extra, products=False) for i in terms]
 
 
-def _vector(capture: Capture, ledger: Ledger, claim: PublishedClaim, values: Values) -> list[ClaimTerm]:
+def _vector(capture: Capture, ledger: Ledger, claim: PublishedClaim, values: CallValues) -> list[ClaimTerm]:
     """Return uncounted terms of vector work: norms, other vector work, and norms at 1 and 5 FLOPs per element."""
     nodes = nodes_of(ledger, claim, "vector_flops")
     norms = _grouped((n for n in nodes if is_norm(n.owner)), "vector_flops", values)
@@ -245,7 +245,7 @@ def _extra(node: CostNode, value: Fraction, known: Mapping[str, int], extra: str
     )  # fmt: skip
 
 
-def _embedding(ledger: Ledger, claim: PublishedClaim, values: Values) -> list[ClaimTerm]:
+def _embedding(ledger: Ledger, claim: PublishedClaim, values: CallValues) -> list[ClaimTerm]:
     """Return the embedding table as a matrix product: 2 tokens entries width."""
     tables = {(n.stage, n.module): n for n in ledger.nodes if n.role.endswith(".embedding") and n.cost("params")}
     places = [
@@ -261,14 +261,14 @@ def _embedding(ledger: Ledger, claim: PublishedClaim, values: Values) -> list[Cl
     ]
 
 
-def _tables(ledger: Ledger, nodes: Iterable[CostNode], values: Values) -> list[ClaimTerm]:
+def _tables(ledger: Ledger, nodes: Iterable[CostNode], values: CallValues) -> list[ClaimTerm]:
     """Return uncounted terms for embedding tables read entirely in every step, like other weights."""
     size = {n.module: weight for n in ledger.nodes if (weight := n.cost("weight_bytes"))}
     read = [(n, values.get((n.stage, n.invocation), values["", ""])) for n in nodes if n.role.endswith(".embedding")]
     return [_extra(n, Fraction(known.get("N", 1) * size.get(n.module, 0)), known, "tables") for n, known in read]
 
 
-def _biases(ledger: Ledger, nodes: Iterable[CostNode], values: Values) -> list[ClaimTerm]:
+def _biases(ledger: Ledger, nodes: Iterable[CostNode], values: CallValues) -> list[ClaimTerm]:
     """Return uncounted terms for bias additions: FLOPs / (2 weights) additions per element of the bias."""
     owned = {n.module: n for n in ledger.nodes if n.exprs.get("params") and not n.invocation}
     found = []
@@ -314,7 +314,7 @@ RULES: tuple[tuple[str, str], ...] = (
 )
 
 
-def _rules(ledger: Ledger, claim: PublishedClaim, values: Values) -> list[ClaimTerm]:
+def _rules(ledger: Ledger, claim: PublishedClaim, values: CallValues) -> list[ClaimTerm]:
     """Return uncounted terms of the rule 2 * parameters * tokens, for a claim about whole stages of a decoder."""
     found = []
     for (stage, invocation), known in values.items():
@@ -336,7 +336,7 @@ def _rules(ledger: Ledger, claim: PublishedClaim, values: Values) -> list[ClaimT
     return found
 
 
-def _beyond(ledger: Ledger, claim: PublishedClaim, values: Values, windows: Windows) -> list[ClaimTerm]:
+def _beyond(ledger: Ledger, claim: PublishedClaim, values: CallValues, windows: Windows) -> list[ClaimTerm]:
     """Return uncounted terms for cache bytes that steps would append in layers with a full window.
 
     The truth counts none, because such a layer drops one token for each that it appends.

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 TOTAL: Final = "total"
 """The stage name of a claim about the sum of all stages."""
 
-Status = Literal["right", "explained", "refuted", "undetermined", "unexplained"]
+ClaimStatus = Literal["right", "explained", "refuted", "undetermined", "unexplained"]
 """The outcome for a claim: equal to the truth, explained by known causes, not reached at any sequence length under any
 convention (``refuted``), fits that may be coincidence (``undetermined``), or no fit."""
 
-WORST_FIRST: Final[tuple[Status, ...]] = ("unexplained", "undetermined", "refuted", "explained", "right")
+WORST_FIRST: Final[tuple[ClaimStatus, ...]] = ("unexplained", "undetermined", "refuted", "explained", "right")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Judgement:
     claimed: str
     invocation: str
     module: str
-    status: Status
+    status: ClaimStatus
     low: int
     high: int
     truth: int
@@ -191,7 +191,7 @@ class ClaimsReport(NotebookRepr):
     source: str
     truth: str
     """The source of the true numbers, and how well it is verified."""
-    verdict: Status
+    verdict: ClaimStatus
     """The status of the worst claim: see :data:`WORST_FIRST`."""
     judgements: tuple[Judgement, ...]
 

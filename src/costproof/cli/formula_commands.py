@@ -29,7 +29,7 @@ from costproof.views.quantities import EXPLAINED
 
 if TYPE_CHECKING:
     from costproof.compare.proof.certificate import Certificate
-    from costproof.compare.proof.closed_form import Form
+    from costproof.compare.proof.closed_form import Notation
 
 _HEADER: Final = 256
 """Bytes at the beginning of a file of ours that contain its schema name."""
@@ -275,7 +275,7 @@ def derive(run: api.RunRequest, form: str, output: Path | None) -> int:
     """
     check_apart(output)
     found = api.derive(run)
-    emit(found.text(cast("Form", form)), output)
+    emit(found.text(cast("Notation", form)), output)
     for p in found.wrong:
         sizes = ", ".join(f"{k} = {v}" for k, v in p.sizes.items())
         click.echo(

@@ -15,13 +15,13 @@ from threading import RLock
 from typing import Final
 
 from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, kind_of, nearest, operators
-from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
+from costproof.ledger.metrics import EVERY_METRIC, KEPT_FLOPS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum
 from costproof.ledger.run import ALL_SOURCES
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class AlignedCell:
     """The value of one quantity of one module in one source, with its origin."""
 
     value: int | None
@@ -34,7 +34,7 @@ class Cell:
     owner: str = ""
 
 
-NOTHING = Cell(0, ())
+NOTHING = AlignedCell(0, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class AlignedRow:
     module: str
     kind: str
     metric: Metric
-    cells: dict[str, Cell]
+    cells: dict[str, AlignedCell]
     role: str = ""
     """Role of the module in the model according to the formulas: ``text.layer.mlp``; empty without a formula."""
 
@@ -66,7 +66,7 @@ def order(sources: Iterable[str]) -> tuple[str, ...]:
     return tuple(s for s in ALL_SOURCES if s in present) + tuple(sorted(s for s in present if s not in ALL_SOURCES))
 
 
-Table = dict[tuple[Metric, Spot], dict[str, Cell]]
+AlignedTable = dict[tuple[Metric, Spot], dict[str, AlignedCell]]
 """Metric and module -> common kind -> cell, of one ledger."""
 
 
@@ -114,17 +114,17 @@ def _of_other_kinds(row: AlignedRow) -> list[AlignedRow]:
     ]
 
 
-def _of_kind(cell: Cell, kind: str, side: Mapping[str, int]) -> Cell:
+def _of_kind(cell: AlignedCell, kind: str, side: Mapping[str, int]) -> AlignedCell:
     """Return a source's amount of one kind of vector work in a module."""
-    return Cell(side.get(kind, 0), None, cell.kinds, cell.ids, cell.labels, cell.owner)
+    return AlignedCell(side.get(kind, 0), None, cell.kinds, cell.ids, cell.labels, cell.owner)
 
 
 _MOST_TABLES: Final = 8
-_tables: dict[int, tuple[weakref.ref[Ledger], Table]] = {}
+_tables: dict[int, tuple[weakref.ref[Ledger], AlignedTable]] = {}
 _tables_lock: Final = RLock()  # a reference may die, and its entry go, in a thread that holds it
 
 
-def _table(ledger: Ledger) -> Table:
+def _table(ledger: Ledger) -> AlignedTable:
     """Return the table of a ledger, memoized for the last few ledgers as long as they live.
 
     Benchmarks that plant errors compare hundreds of modified ledgers with the same unmodified ones.
@@ -149,7 +149,7 @@ def _table(ledger: Ledger) -> Table:
     return table
 
 
-def _build_table(ledger: Ledger) -> Table:
+def _build_table(ledger: Ledger) -> AlignedTable:
     """Build the table of a ledger; nodes of the same kind are summed."""
     found: dict[tuple[Metric, Spot], dict[str, list[CostNode]]] = {}
     for node in ledger.nodes:
@@ -164,19 +164,19 @@ def _build_table(ledger: Ledger) -> Table:
     }
 
 
-def _cell(metric: Metric, node: CostNode) -> Cell:
+def _cell(metric: Metric, node: CostNode) -> AlignedCell:
     value, expr = node.cost(metric), node.exprs.get(metric)
     kinds = ((node.kind, value),) if node.kind else ()
-    return Cell(value, None if expr is None else (expr,), kinds, (node.id,), node.evidence, node.owner)
+    return AlignedCell(value, None if expr is None else (expr,), kinds, (node.id,), node.evidence, node.owner)
 
 
-def merge(cells: Sequence[Cell]) -> Cell:
+def merge(cells: Sequence[AlignedCell]) -> AlignedCell:
     """Merge the cells of several operator kinds in one module and source into one cell, with their values summed."""
     if len(cells) == 1:
         return cells[0]
     if not cells:
         return NOTHING
-    return Cell(
+    return AlignedCell(
         value=exact_sum(c.value for c in cells),
         exprs=None if any(c.exprs is None for c in cells) else tuple(t for c in cells for t in c.exprs or ()),
         kinds=tuple(k for c in cells for k in c.kinds),
@@ -186,16 +186,16 @@ def merge(cells: Sequence[Cell]) -> Cell:
     )
 
 
-CellsBySource = Mapping[str, Mapping[str, Cell]]
+CellsBySource = Mapping[str, Mapping[str, AlignedCell]]
 """Source -> common kind -> cell, of one module and metric."""
 
 
-def _match(metric: Metric, parts: CellsBySource) -> list[tuple[str, dict[str, Cell]]]:
+def _match(metric: Metric, parts: CellsBySource) -> list[tuple[str, dict[str, AlignedCell]]]:
     """Match the kinds of all sources as finely as possible; return (kind, cells by source) for each match."""
     kinds: list[str] = list(dict.fromkeys(k for cells in parts.values() for k in cells))
     present = {k: {s for s in parts if k in parts[s] and parts[s][k].value != 0} for k in kinds}
     kinds = [k for k in kinds if present[k]]
-    if metric != "flops" or len(parts) < 2:
+    if metric not in ("flops", KEPT_FLOPS) or len(parts) < 2:
         return [(k, _cells(parts, (k,))) for k in kinds]
     shared = [k for k in kinds if len(present[k]) == len(parts)]
     if (
@@ -237,5 +237,5 @@ def _agree(parts: CellsBySource, group: Sequence[str]) -> bool:
     return len({c.value for c in _cells(parts, group).values()}) == 1
 
 
-def _cells(parts: CellsBySource, group: Sequence[str]) -> dict[str, Cell]:
+def _cells(parts: CellsBySource, group: Sequence[str]) -> dict[str, AlignedCell]:
     return {s: merge([cells[k] for k in group if k in cells]) for s, cells in parts.items()}

@@ -17,7 +17,7 @@ from costproof.compare.align import AlignedRow, Spot
 from costproof.compare.findings import Cause, CauseKind
 from costproof.compare.kinds import kind_of
 from costproof.ledger.capture import Capture
-from costproof.ledger.metrics import BYTES, STAGE_WIDE, Conventions
+from costproof.ledger.metrics import BYTES, KEPT, KEPT_FLOPS, STAGE_WIDE, Conventions
 from costproof.ledger.node import UnknownOp, exact_sum
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import FLOAT_BYTES
@@ -140,7 +140,7 @@ class SourcePair:
 Adjustment = tuple[CauseKind, int, str]
 """(cause, amount to add to a source's value to convert it to the capture's conventions, reason)"""
 
-Rule = Callable[[SourcePair, Context], Adjustment | None]
+CauseRule = Callable[[SourcePair, Context], Adjustment | None]
 
 
 def causes_of(pair: SourcePair, ctx: Context) -> tuple[Cause, ...]:
@@ -163,7 +163,11 @@ def causes_of(pair: SourcePair, ctx: Context) -> tuple[Cause, ...]:
 
 
 def _unit(side: SourcePair, ctx: Context) -> Adjustment | None:
-    if side.row.metric != "flops" or ctx.conventions[side.source].unit != "mac" or ctx.common.unit != "flop":
+    if (
+        side.row.metric not in ("flops", KEPT_FLOPS)
+        or ctx.conventions[side.source].unit != "mac"
+        or ctx.common.unit != "flop"
+    ):
         return None
     return "convention", side.value, "counts a multiply-accumulate as 1 (unit = mac)"
 
@@ -231,9 +235,9 @@ def _invocations(side: SourcePair, ctx: Context) -> Adjustment | None:
 def _uncounted(side: SourcePair, ctx: Context) -> Adjustment | None:
     ops = ctx.unknown.get((side.source, side.row.stage, side.row.module), ())
     missing = side.target - side.value
-    if not ops or missing <= 0 or side.row.metric not in ("flops", "vector_flops"):
+    if not ops or missing <= 0 or side.row.metric not in ("flops", *KEPT, "vector_flops"):
         return None
-    if side.row.metric == "flops":
+    if side.row.metric in ("flops", KEPT_FLOPS):
         named = {kind_of(o.op) for o in ops}
         if side.value and not named & set(side.row.kind.split("+")):
             return None
@@ -282,7 +286,7 @@ def _unexecuted(side: SourcePair, ctx: Context) -> Adjustment | None:
     return "unexecuted_parameters", side.target, why
 
 
-_RULES: tuple[Rule, ...] = (
+_RULES: tuple[CauseRule, ...] = (
     _unit, _causal, _logits, _dtype, _padding, _invocations, _uncounted, _unexecuted, _looped,
 )  # fmt: skip
 

@@ -48,7 +48,7 @@ class _Found:
         )
 
 
-Sums = dict[str, int]
+KindSums = dict[str, int]
 
 
 def explain_counter(info: CounterInfo, call: CounterCall, truth: Sequence[CostNode] | None) -> CounterFinding:
@@ -67,11 +67,11 @@ def explain_counter(info: CounterInfo, call: CounterCall, truth: Sequence[CostNo
     tool = _by_module(call.nodes, factor)
     true = _by_module(truth, 1)
     where = f"{call.stage}[{call.invocation}]"
-    calls: dict[str, Sums] = {}
+    calls: dict[str, KindSums] = {}
     for n in truth:
         calls.setdefault(n.module, {})[n.kind] = len(n.evidence)
     left_tool: Counter[str] = Counter()
-    left_true: dict[str, Sums] = {}
+    left_true: dict[str, KindSums] = {}
     for module in dict.fromkeys((*true, *tool)):
         ours, theirs = dict(true.get(module, {})), dict(tool.get(module, {}))
         _vector(found, theirs, f"{where}/{module}", bool(ours), module)
@@ -95,8 +95,8 @@ def explain_counter(info: CounterInfo, call: CounterCall, truth: Sequence[CostNo
     return replace(blank, delta=delta, causes=causes, residual=residual, covered=found.covered)
 
 
-def _by_module(nodes: Iterable[CostNode], factor: int) -> dict[str, Sums]:
-    found: dict[str, Sums] = {}
+def _by_module(nodes: Iterable[CostNode], factor: int) -> dict[str, KindSums]:
+    found: dict[str, KindSums] = {}
     for n in nodes:
         if flops := n.cost("flops"):
             row = found.setdefault(n.module, {})
@@ -104,7 +104,7 @@ def _by_module(nodes: Iterable[CostNode], factor: int) -> dict[str, Sums]:
     return found
 
 
-def _vector(found: _Found, theirs: Sums, where: str, products: bool, module: str) -> None:
+def _vector(found: _Found, theirs: KindSums, where: str, products: bool, module: str) -> None:
     """Remove the counter's rows of vector work and of products nested in products, and record them as causes."""
     for kind in list(theirs):
         if ">" in kind:
@@ -120,7 +120,7 @@ def _vector(found: _Found, theirs: Sums, where: str, products: bool, module: str
             found.add("vector_counted", "counts modules without products (norms, tables)", theirs.pop(kind), where)
 
 
-def _match(found: _Found, theirs: Sums, ours: Sums) -> None:
+def _match(found: _Found, theirs: KindSums, ours: KindSums) -> None:
     """Remove the work common to both sides: first equal kinds, then rows that equal the sum of a set of kinds."""
     names: dict[str, list[str]] = {}
     for kind in theirs:
@@ -142,7 +142,7 @@ def _match(found: _Found, theirs: Sums, ours: Sums) -> None:
                 break
 
 
-def _first_rows(found: _Found, theirs: Sums, ours: Sums, where: str) -> None:
+def _first_rows(found: _Found, theirs: KindSums, ours: KindSums, where: str) -> None:
     """Explain a counter that documents that it uses only dimension 0 of an output as the rows of a matrix product."""
     value, flops = theirs.get("", 0), sum(ours.values())
     if value and flops > value and flops % value == 0:
@@ -152,7 +152,7 @@ def _first_rows(found: _Found, theirs: Sums, ours: Sums, where: str) -> None:
         ours.clear()
 
 
-def _rounded(found: _Found, theirs: Sums, ours: Sums, calls: Sums, where: str) -> None:
+def _rounded(found: _Found, theirs: KindSums, ours: KindSums, calls: KindSums, where: str) -> None:
     """Explain a counter that states that it knows the FLOPs of each einsum to four digits."""
     for kind in [k for k in theirs if kind_of(k) == "einsum" and k in ours]:
         count = calls.get(kind, 0)
@@ -165,7 +165,7 @@ def _rounded(found: _Found, theirs: Sums, ours: Sums, calls: Sums, where: str) -
             found.add("convention", note, theirs.pop(kind) - ours.pop(kind), where)
 
 
-def _stage_wide(found: _Found, theirs: Counter[str], ours: dict[str, Sums]) -> None:
+def _stage_wide(found: _Found, theirs: Counter[str], ours: dict[str, KindSums]) -> None:
     """Match the work of all modules together as :func:`_match` does, for figures without a module."""
     sums: Counter[str] = Counter()
     for row in ours.values():
@@ -177,7 +177,7 @@ def _stage_wide(found: _Found, theirs: Counter[str], ours: dict[str, Sums]) -> N
             row.pop(gone, None)
 
 
-def _drop(sums: Sums, kinds: Iterable[str]) -> None:
+def _drop(sums: KindSums, kinds: Iterable[str]) -> None:
     for kind in kinds:
         del sums[kind]
 

@@ -14,23 +14,24 @@ import sympy
 
 from costproof.algebra.identity import at, difference, free_symbols, same
 from costproof.algebra.symbols import parse, text
-from costproof.compare.align import AlignedRow, Cell, order
+from costproof.compare.align import AlignedCell, AlignedRow, order
 from costproof.compare.causes import Context, SourcePair, causes_of, other_calls
-from costproof.compare.findings import Cause, CauseKind, Finding, Status
+from costproof.compare.findings import Cause, CauseKind, Finding, FindingStatus
 from costproof.compare.kinds import kind_of
 from costproof.compare.patterns import patterns, template
+from costproof.ledger.metrics import KEPT_FLOPS
 from costproof.ledger.node import exact_sum
 from costproof.ledger.run import ALL_SOURCES, GRAPH_SOURCES
 
 _LABELS = 4
-_ONLY = {source: cast(Status, f"{source}-only") for source in ALL_SOURCES}
+_ONLY = {source: cast(FindingStatus, f"{source}-only") for source in ALL_SOURCES}
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """The judgement on one row; amounts are those of one module."""
 
-    status: Status
+    status: FindingStatus
     delta: int | None
     reference: str | None
     causes: tuple[Cause, ...]
@@ -119,7 +120,7 @@ def diagnose(row: AlignedRow, ctx: Context) -> Diagnosis:
 
 def renamed(row: AlignedRow) -> tuple[Cause, ...]:
     """Return causes of amount 0 that state that the sources use different operators for the same work."""
-    if row.metric != "flops":
+    if row.metric not in ("flops", KEPT_FLOPS):
         return ()
     names = {s: sorted({k for k, v in c.kinds if v != 0}) for s, c in row.cells.items() if c.kinds}
     spelled = {s: frozenset(kind_of(n) for n in found) for s, found in names.items() if found}
@@ -194,7 +195,7 @@ def _ids(row: AlignedRow, *sources: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(i for s in sources if s in row.cells for i in row.cells[s].ids[:3]))
 
 
-def _shown(cell: Cell) -> str:
+def _shown(cell: AlignedCell) -> str:
     parts = {kind: exact_sum(v for k, v in cell.kinds if k == kind) for kind, _ in cell.kinds}
     text = ", ".join(f"{k} = {'unknown' if v is None else v}" for k, v in parts.items()) or cell.owner or "present"
     labels = list(dict.fromkeys(cell.labels))

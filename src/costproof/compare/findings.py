@@ -13,7 +13,7 @@ from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
 
-Status = Literal[
+FindingStatus = Literal[
     "exact",
     "explained",
     "unexplained",
@@ -27,7 +27,7 @@ Status = Literal[
 """The status of a quantity. ``unsupported``: a source could not count it; ``not-executed``: only the formulas give it,
 because its stage does not run at this workload."""
 
-Verdict = Literal["exact", "explained", "unexplained", "incomplete"]
+ComparisonVerdict = Literal["exact", "explained", "unexplained", "incomplete"]
 
 Level = Literal["module", "stage", "total", "trace", "judge", "source"]
 
@@ -107,7 +107,7 @@ class Finding:
     kind: str
     """Operator kind, by a name common to all sources; empty for metrics of a module as a whole."""
     metric: str
-    status: Status
+    status: FindingStatus
     values: dict[str, int | None]
     """Source -> value, summed over the ``count`` modules; ``None`` if unknown, absent if it lacks the metric."""
     delta: int | None
@@ -244,7 +244,7 @@ class Discrepancy:
     target: TargetInfo
     workload: Workload
     environment: dict[str, str]
-    verdict: Verdict
+    verdict: ComparisonVerdict
     findings: tuple[Finding, ...]
     """Totals first, then stages, then modules, each in the order of the model."""
     coverage: dict[str, SourceCoverage]
@@ -262,7 +262,7 @@ class Discrepancy:
         of = f"{self.target.name} at {self.workload.name}"
         return f"Discrepancy({of}: {self.verdict}, {plural(len(self.findings), 'finding')})"
 
-    def select(self, *, level: Level | None = None, status: Status | None = None) -> tuple[Finding, ...]:
+    def select(self, *, level: Level | None = None, status: FindingStatus | None = None) -> tuple[Finding, ...]:
         """Return the findings with this level and status; ``None`` accepts any."""
         return tuple(
             f for f in self.findings if (level is None or f.level == level) and (status is None or f.status == status)

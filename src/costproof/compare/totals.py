@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from costproof.compare.align import order
 from costproof.compare.diagnose import pairwise
-from costproof.compare.findings import Cause, Finding, Status
+from costproof.compare.findings import Cause, Finding, FindingStatus
 from costproof.compare.patterns import patterns
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
@@ -20,7 +20,7 @@ from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, total
 from costproof.ledger.run import TracedRun
 
-_WORST: tuple[Status, ...] = ("unexplained", "unsupported", "explained")
+_WORST: tuple[FindingStatus, ...] = ("unexplained", "unsupported", "explained")
 _EVIDENCE = 8
 
 
@@ -74,7 +74,7 @@ def _sum(stage: str, metric: Metric, values: Mapping[str, int | None], rows: Seq
     delta = first - second if first is not None and second is not None else None
     causes = _causes(rows, reference)
     residual = None if delta is None else delta - sum(c.amount for c in causes if c.accepted)
-    status: Status
+    status: FindingStatus
     if "unexplained" in statuses:
         status = "unexplained"
     elif None in values.values():
@@ -142,7 +142,7 @@ def _causes(rows: Iterable[Finding], reference: str | None) -> tuple[Cause, ...]
     )
 
 
-Place = tuple[str, str]
+StageCall = tuple[str, str]
 """(stage, invocation)"""
 
 
@@ -151,14 +151,14 @@ def expert_findings(capture: Capture) -> list[Finding]:
     if capture.run is None or capture.callgraph is None:
         return []
     places = _places(capture)
-    received: dict[tuple[Place, str], list[int]] = {}
+    received: dict[tuple[StageCall, str], list[int]] = {}
     for run in capture.run.runs:
         for container, rows in run.expert_tokens.items():
             for number, count in enumerate(rows):
                 # Experts without a module of their own are stacked matrices.
                 if (expert := f"{container}.{number}") in capture.callgraph.module_types:
                     received.setdefault((_place(places, run), expert), []).append(count)
-    alike: dict[Place, dict[int, dict[str, int]]] = {}
+    alike: dict[StageCall, dict[int, dict[str, int]]] = {}
     for (place, expert), counts in received.items():
         alike.setdefault(place, {}).setdefault(sum(c > 0 for c in counts), {})[expert] = sum(counts)
     return [
@@ -188,12 +188,12 @@ def uneven_experts(capture: Capture) -> list[Finding]:
     return list({f.id: f for f in reversed(found)}.values())
 
 
-def _places(capture: Capture) -> dict[bool, Place]:
+def _places(capture: Capture) -> dict[bool, StageCall]:
     """Return the calls of a prompt of S tokens and of steps after a context of P, the two modes of a decoder."""
     return {"P" in i.symbols: (i.stage, i.id) for i in capture.invocations if {"S", "P"} & i.symbols.keys()}
 
 
-def _place(places: dict[bool, Place], run: TracedRun) -> Place:
+def _place(places: dict[bool, StageCall], run: TracedRun) -> StageCall:
     step = run.context is not None
     if step not in places:
         raise _damaged(run, f"a call with {'P' if step else 'S'} among its sizes", "no such call")
@@ -205,7 +205,7 @@ def _damaged(run: TracedRun, expected: str, got: str) -> BadInput:
     return BadInput("the rows of experts contradict the rest of the file", where=where, expected=expected, got=got)
 
 
-def _uneven(place: Place, expert: str, run: str, flops: int, usual: Fraction) -> Finding:
+def _uneven(place: StageCall, expert: str, run: str, flops: int, usual: Fraction) -> Finding:
     stage, invocation = place
     delta = flops - int(usual)
     why = f"run {run}: {flops:,} FLOPs, where its rows would cost {int(usual):,} in most experts beside it"
@@ -227,7 +227,7 @@ def _uneven(place: Place, expert: str, run: str, flops: int, usual: Fraction) ->
     )
 
 
-def _finding(place: Place, pattern: str, count: int, calls: int, rows: int) -> Finding:
+def _finding(place: StageCall, pattern: str, count: int, calls: int, rows: int) -> Finding:
     stage, invocation = place
     return Finding(
         id=f"{stage}[{invocation}]/{pattern}#calls",

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from costproof.compare.findings import Discrepancy, Finding, GivenBy, SourceCoverage, Verdict
+from costproof.compare.findings import ComparisonVerdict, Discrepancy, Finding, GivenBy, SourceCoverage
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import PROVEN
@@ -15,7 +15,7 @@ from costproof.ledger.plural import plural, verb
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import quantised_clause
 
-_EXIT: Final[dict[Verdict, int]] = {
+_EXIT: Final[dict[ComparisonVerdict, int]] = {
     "exact": EXIT_OK,
     "explained": EXIT_OK,
     "unexplained": EXIT_FINDINGS,
@@ -89,7 +89,7 @@ def next_step(d: Discrepancy) -> str | None:
     return rule_wanted(op for cover in d.coverage.values() for op in cover.unknown_ops)
 
 
-def verdict_of(findings: Sequence[Finding], incomplete: Sequence[str]) -> Verdict:
+def verdict_of(findings: Sequence[Finding], incomplete: Sequence[str]) -> ComparisonVerdict:
     """Return the worst verdict that applies, in the order incomplete, unexplained, explained, exact."""
     if incomplete:
         return "incomplete"

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from costproof.ledger.baseline import Folded
-from costproof.ledger.metrics import ARITHMETIC, SKIPPABLE, Metric
+from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, Metric
 from costproof.ledger.node import CostNode, exact_sum
 
 ByDtype = dict[str, int]
@@ -59,6 +59,8 @@ class Arithmetic:
     """Whether the counts contain FLOPs that can be skipped, and FLOPs of other dtypes."""
     instead: Mapping[str, str] | None = None
     """dtype -> the dtype whose peak is used in its place, for all operators; ``None``: torch's defaults."""
+    kept: bool = False
+    """Whether the counts contain the FLOPs of the scores that masks leave."""
 
     def named(self, dtype: str, kind: str) -> str:
         """Return the dtype whose peak bounds an operator of a kind."""
@@ -82,8 +84,8 @@ class Arithmetic:
             full, rest = {OTHER: flops}, 0
         if rest:
             full[self.run] = full.get(self.run, 0) + rest
-        skipped = cost(SKIPPABLE) if self.bounds else 0
-        skipped = flops if skipped is None else skipped
+        spare, kept = cost(SKIPPABLE) if self.bounds else 0, cost(KEPT_FLOPS) if self.kept else flops
+        skipped = flops if spare is None or kept is None else flops - kept + spare
         least: ByDtype = {}
         # With several dtypes, subtract from the slowest first, so that the rest is a lower bound of the time.
         for dtype in sorted(full, key=ARITHMETIC.index):
@@ -120,12 +122,15 @@ def arithmetic_of(folded: Folded, run: str, math: str | None = None) -> tuple[Ar
         run: the dtype of the run.
         math: replaces the dtype of most FLOPs.
     """
-    plain = Arithmetic(run, folded.bounds, {})
+    kept = KEPT_FLOPS in folded.metrics
+    plain = Arithmetic(run, folded.bounds, {}, kept)
     most = Counter(sum_work(plain.of_stage(folded, stage) for stage in folded.stages).full)
     main = max(most, key=lambda dtype: (most[dtype], dtype == run), default=run)
     main = run if main == OTHER else main
     return (
-        (Arithmetic(run, folded.bounds), main) if math is None else (Arithmetic(run, folded.bounds, {main: math}), math)
+        (Arithmetic(run, folded.bounds, None, kept), main)
+        if math is None
+        else (Arithmetic(run, folded.bounds, {main: math}, kept), math)
     )
 
 

@@ -18,7 +18,7 @@ class MetricInfo:
     """Properties of a metric, which reports and comparisons use instead of naming metrics."""
 
     unit: str
-    """``elements``, ``bytes``, ``calls``, ``FLOP`` or ``MAC``."""
+    """``elements``, ``bytes``, ``calls``, ``scores``, ``FLOP`` or ``MAC``."""
     stage_wide: bool
     title: str
     """Title in the tables of reports."""
@@ -33,6 +33,8 @@ class MetricInfo:
     """Whether reports print its formula; ``explain`` has all formulas."""
     convention: str = ""
     """The other tool's convention that it belongs to, counted on request; empty for ours."""
+    optional: bool = False
+    """Whether a source may lack it, as files of earlier versions do, without leaving a comparison incomplete."""
     largest: bool = False
     """Whether it is a maximum over time: stages do not add up, and no node has a part of it."""
 
@@ -54,12 +56,39 @@ EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
         "bytes of the buffers that the module itself registers, persistent or not, each in its own dtype; what several "
         "names or views share counts once",
     ),
+    "stored_bytes": MetricInfo(
+        "bytes", True, "stored bytes",
+        "bytes that the checkpoint stores of the module's own parameters and persistent buffers: in its quantised "
+        "format, else in the dtype that its configuration names; tied tensors once",
+        column="Stored", optional=True,
+    ),
+    "stored_elements": MetricInfo(
+        "elements", True, "stored elements",
+        "elements of these tensors, as the headers of its files add up to: with scales, and a word of packed integers "
+        "as one",
+        optional=True,
+    ),
+    "resident_bytes": MetricInfo(
+        "bytes", True, "resident bytes",
+        "bytes that a loaded module occupies: quantised parameters as they are stored, others in the run's dtype, and "
+        "all buffers",
+        optional=True,
+    ),
     "calls": MetricInfo("calls", False, "calls", "how often the module's forward runs", proven=True),
     "flops": MetricInfo(
         "FLOP", False, "FLOPs",
         "matmul-like work, 2 per multiply-accumulate: linear, convolution, attention over the full "
         "S_q x S_k, einsum, grouped expert GEMMs, router",
         proven=True, by_kind=True, column="FLOPs", formula=True,
+    ),
+    "kept_flops": MetricInfo(
+        "FLOP", False, "kept FLOPs",
+        "the FLOPs without those of scores that a mask hides: causal, window, chunk, document and padding masks",
+        by_kind=True,
+    ),
+    "kept_scores": MetricInfo(
+        "scores", False, "kept scores",
+        "pairs of a query and a key that the masks leave, each counted for every query head",
     ),
     "vector_flops": MetricInfo(
         "FLOP", False, "vector FLOPs",
@@ -123,6 +152,9 @@ EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
 }  # fmt: skip
 """All metrics, in the order of reports."""
 
+KEPT_FLOPS: Final[Metric] = "kept_flops"
+KEPT_SCORES: Final[Metric] = "kept_scores"
+KEPT: Final[tuple[Metric, ...]] = (KEPT_FLOPS, KEPT_SCORES)
 SKIPPABLE: Final[Metric] = "skippable_flops"
 SPARED: Final[Metric] = "skippable_bytes"
 SPARED_AT_FLOOR: Final[Metric] = "skippable_floor_bytes"
@@ -130,8 +162,8 @@ IN_FLOAT32: Final[Metric] = "float32_flops"
 ARITHMETIC: Final[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16", "float8", "other")
 """Dtypes of multiplications, the slowest first; ``other`` for integers and dtypes that no device file names."""
 OF_BOUNDS: Final[dict[Metric, str]] = {
-    SKIPPABLE: "headline FLOPs that another implementation of the same result leaves out: scores that a mask hides or "
-    "may hide, latents whose expansion queries absorb",
+    SKIPPABLE: "kept FLOPs that another algorithm for the same result leaves out: overlapping taps of a convolution, "
+    "latents whose expansion queries absorb; without kept_flops also scores that a mask hides or may hide",
     SPARED: "bytes at the module boundary that a run need not move: keys and values that a mask may hide, and what "
     "autocast makes narrower than an export on meta has it",
     SPARED_AT_FLOOR: "such bytes among the floor_bytes",
@@ -146,6 +178,8 @@ METRICS: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items(
 PEAK_METRICS: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.largest}
 FVCORE: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.convention == "fvcore-macs"}
 STAGE_WIDE: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.stage_wide)
+STORAGE: Final[tuple[Metric, ...]] = ("stored_bytes", "stored_elements", "resident_bytes")
+"""Metrics that depend on the format of the checkpoint."""
 TRAFFIC: Final[tuple[Metric, ...]] = (
     "weight_read_bytes", "input_bytes", "output_bytes", "kv_read_bytes", "kv_cache_bytes",
 )  # fmt: skip

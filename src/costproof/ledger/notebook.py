@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-Format = Literal["text", "md", "html"]
-display: Callable[[object, Format], str] | None = None
+DisplayFormat = Literal["text", "md", "html"]
+display: Callable[[object, DisplayFormat], str] | None = None
 """Function that formats a result. :mod:`costproof.api` sets it, since this package imports no reports."""
 
 

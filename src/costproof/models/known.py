@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.metrics import UNFUSED, Metric
+from costproof.ledger.metrics import STORAGE, UNFUSED, Metric
 from costproof.ledger.run import GRAPH_SOURCES
 from costproof.ledger.workload import Workload
-from costproof.models.target import NamedWorkload, Setting, Target, options_of
+from costproof.models.target import NamedWorkload, Setting, Target, WithStorage, options_of
 
 if TYPE_CHECKING:
     from costproof.claims.effects import Mistakes
@@ -191,9 +191,12 @@ def family_of(target: Target) -> str:
 def recorded(target: Target, workload: Workload) -> dict[str, tuple[Metric, ...]]:
     """Return the metrics on record for each source of a target, or ``{}`` if there is no record.
 
-    If data or the device selects operators, runs do not report the bytes that each operator moves.
+    If data or the device selects operators, runs do not report the bytes that each operator moves. Which metrics of
+    storage there are depends on the format of a quantised checkpoint.
     """
     found = _record().get(family_of(target), {})
+    if isinstance(target, WithStorage) and dict(target.stored.quantised).get("weights"):
+        found = {s: tuple(m for m in metrics if m not in STORAGE) for s, metrics in found.items()}
     if workload.experts != "eager" and options_of(target).device == "meta":
         return dict(found)
     runs = [s for s in GRAPH_SOURCES if s != "static"]

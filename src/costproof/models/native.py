@@ -32,6 +32,7 @@ from costproof.models.decoding.decoder import Decoder
 from costproof.models.reader_check import ConfigFile, check_reader
 from costproof.models.specs import Built
 from costproof.models.target import NamedWorkload, Setting
+from costproof.storage.scheme import CheckpointLayout
 from costproof.weights.stored import PLAIN, Stored, stored
 
 if TYPE_CHECKING:
@@ -161,6 +162,8 @@ class Native(Configured[N]):
     """The presets; one of them is the default."""
     notation: ClassVar[dict[str, SymbolDoc]]
     """Typesetting and meaning of each symbol in the formulas."""
+    checkpoint_layout: ClassVar[CheckpointLayout] = CheckpointLayout()
+    """Differences between the modules of the class and the names of its checkpoints."""
     released: ClassVar[Stored] = Stored()
     """How the published checkpoint of the default configuration stores its weights."""
 
@@ -239,6 +242,11 @@ class Native(Configured[N]):
             raise Problems("the workload cannot be run", problems)
         self.check(made)
         return made if made == plain else replace(made, name="custom")
+
+    def build_stored(self) -> nn.Module:
+        """Return the model on the meta device in the dtype of its checkpoint; no length of a preset has to fit it."""
+        usual = self.default_workload(next(preset.name for preset in self.named if preset.default))
+        return self.build(replace(usual, dtype=self.dtype, attention=self.attentions[0]))
 
     @property
     def decoder(self) -> Decoder:

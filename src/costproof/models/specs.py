@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from costproof.opgraph.graph import CausalMask
+
 
 GIVEN: Final = "the numbers that it was given"
 """Name in notes for the concrete values of a module and its inputs."""
@@ -79,6 +81,8 @@ class ExportJob:
     holds: tuple[str, ...] = ()
     """Expressions in the symbols of ``sizes`` that must all be >= 0 for the arguments to be a valid state of the model.
     Guards of the export are not included."""
+    masks: Mapping[str, CausalMask] = field(default_factory=dict)
+    """Names of arguments that are attention masks without values -> their content."""
     parts: Mapping[str, str] = field(default_factory=dict)
     """Paths from the root of modules with a separate stage -> that stage; all other modules belong to ``stage``."""
 
@@ -121,6 +125,8 @@ class Run:
     """Keys and values of each layer in the cache that is passed to the run."""
     attention_paths: Sequence[str] = field(default_factory=tuple)
     """Path of the module that owns the cache of layer i, by layer."""
+    masks: Mapping[str, CausalMask] = field(default_factory=dict)
+    """Places of attention masks without values in the arguments, ``attention_mask.full_attention`` -> their content."""
     expected: torch.Tensor | None = None
     """In a real run, the logits of the same forward without a tracer; the traced forward must return the same bits."""
     expert_tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

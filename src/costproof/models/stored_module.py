@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput
 from costproof.models.checkpoint_names import CheckpointNames, checkpoint_names
 from costproof.storage.formats import Format, LinearShape
-from costproof.storage.scheme import LinearModule, Scheme, UnknownFormat
+from costproof.storage.scheme import LinearModule, Scheme, UnknownFormat, in_numbered_layer
 from costproof.storage.tensors import StoredTensor
 
 if TYPE_CHECKING:
@@ -25,9 +24,9 @@ _DTYPES: Final = {
     "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
 }  # fmt: skip
 """Name of a dtype of torch -> its name in a header."""
+_AS_IT_IS: Final[Mapping[str, str]] = {}
 NEXT_TOKEN: Final = "num_nextn_predict_layers"
 """Key with the number of modules that predict one more token, each after the last layer in the checkpoint."""
-_LAYERS: Final = ("layers", "h", "blocks", "block", "layer")
 _IN_FLOAT32: Final = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
 """Attributes of a class with the names of what it loads in float32 whatever its dtype, as its checkpoint has it."""
 
@@ -51,12 +50,37 @@ def model_facts(model: nn.Module) -> ModelFacts:
     return ModelFacts(str(attribute(config, "model_type", "")), params, modules if type(modules) is int else 0)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredModule:
+    """What a checkpoint stores of a module, without its children."""
+
+    path: str
+    quantised: tuple[StoredTensor, ...]
+    """Tensors in place of parameters that are quantised, and scales of a cache."""
+    plain: tuple[StoredTensor, ...]
+    """Other parameters, and persistent buffers."""
+    replaced: int
+    """Number of parameters that are quantised."""
+    undetermined: bool = False
+    """Whether the size of a further tensor is not known."""
+
+
 def stored_tensors(model: nn.Module, scheme: Scheme) -> Iterator[StoredTensor]:
-    """Yield the tensors of a checkpoint of the model in a scheme: parameters and persistent buffers, each once.
+    """Yield the tensors of :func:`stored_modules`."""
+    for module in stored_modules(model, scheme):
+        yield from module.quantised
+        yield from module.plain
+
+
+def stored_modules(model: nn.Module, scheme: Scheme, dtypes: Mapping[str, str] = _AS_IT_IS) -> Iterator[StoredModule]:
+    """Yield what a checkpoint of the model in a scheme stores: parameters and persistent buffers, each once.
 
     Names are those of the checkpoint, which transformers may change on loading. Stacks of experts are linear layers of
     each expert, unless the scheme stores stacks, or the checkpoint does and the scheme leaves them as they are. What
     the scheme does not quantise has the dtype of the module.
+
+    Args:
+        dtypes: dtype of a parameter of the model -> its dtype in the checkpoint, where the model has another one.
 
     Raises:
         UnknownFormat: the scheme has settings for a module that the model does not have.
@@ -64,9 +88,11 @@ def stored_tensors(model: nn.Module, scheme: Scheme) -> Iterator[StoredTensor]:
     from torch.nn import Embedding, Linear
     from transformers.pytorch_utils import Conv1D
 
+    def as_stored(dtype: str) -> str:
+        return dtypes.get(dtype, dtype)
+
     names = checkpoint_names(model)
-    head = attribute(model, "get_output_embeddings", lambda: None)()
-    table = attribute(model, "get_input_embeddings", lambda: None)()
+    head, table = _embedding(model, "get_output_embeddings"), _embedding(model, "get_input_embeddings")
     shared = {id(p) for p in (table.parameters() if table is not None else ())}
     in_float32 = {str(n) for key in _IN_FLOAT32 for n in attribute(model, key, None) or ()}
     seen: set[int] = set()
@@ -78,32 +104,60 @@ def stored_tensors(model: nn.Module, scheme: Scheme) -> Iterator[StoredTensor]:
     for path, module in model.named_modules():
         own = {n: p for n, p in module.named_parameters(recurse=False) if id(p) not in seen}
         seen |= {id(p) for p in own.values()}
+        quantised: list[StoredTensor] = []
+        plain: list[StoredTensor] = []
+        formats: set[Format] = set()
+        replaced = 0
         if isinstance(module, Linear | Embedding | Conv1D) and "weight" in own:
             rows, columns = own["weight"].shape[:: -1 if isinstance(module, Conv1D) else 1]
             place = LinearModule(
                 names.module(path), type(module).__name__, columns, module is head or id(own["weight"]) in shared,
-                _in_layers(path), path, tuple(c.__name__ for c in type(module).__mro__), rows,
+                in_numbered_layer(path), path, tuple(c.__name__ for c in type(module).__mro__), rows,
                 not in_float32.isdisjoint(path.split(".")),
             )  # fmt: skip
-            yield from _linear(place, own.pop("weight"), own.pop("bias", None), scheme)
+            if (of := scheme.format_of(place)) is not None:
+                bias = own.pop("bias", None)
+                linear = LinearShape(place.rows, place.columns, bias is not None, as_stored(_dtype(own.pop("weight"))))
+                quantised += _named(_packed(of, linear), place.path)
+                replaced += linear.elements
+                formats.add(of)
+            elif scheme.float32 and place.in_float32:
+                plain.append(replace(_plain(f"{place.path}.weight".lstrip("."), own["weight"]), dtype="F32"))
         for name in [n for n, p in own.items() if p.dim() == 3 and names.layers_of(n)]:
-            bias = own.get(f"{name}_bias")
-            found = list(_stack(path, name, module, own[name], bias, scheme, names))
+            found = list(_stack(path, name, module, own[name], own.get(f"{name}_bias"), scheme, names, as_stored))
+            for linear, count, of, tensors in found:
+                (plain if of is None else quantised).extend(tensors)
+                replaced += 0 if of is None else count * linear.elements
+                formats |= set() if of is None else {of}
             if found:
-                yield from found
                 own.pop(name)
                 own.pop(f"{name}_bias", None)
+        in_place = {tensor.name.rpartition(".")[2] for tensor in plain}
         for name, parameter in own.items():
-            yield _plain(names.parameter(f"{path}.{name}".lstrip(".")), parameter)
+            if name not in in_place:
+                stored = _plain(names.parameter(f"{path}.{name}".lstrip(".")), parameter)
+                plain.append(replace(stored, dtype=as_stored(stored.dtype)))
         persistent = set(module.state_dict(keep_vars=True)) - set(dict(module.named_parameters(recurse=False)))
         for name, buffer in module.named_buffers(recurse=False):
             if name in persistent and id(buffer) not in seen:
                 seen.add(id(buffer))
                 stored = replace(_plain(names.parameter(f"{path}.{name}".lstrip(".")), buffer), purpose="buffer")
-                yield replace(stored, dtype="F32") if name in in_float32 and buffer.is_floating_point() else stored
+                wide = name in in_float32 and buffer.is_floating_point()
+                plain.append(replace(stored, dtype="F32") if wide else stored)
         if path.rpartition(".")[2] == "self_attn":
-            for scale in scheme.cache_scales:
-                yield replace(scale, name=f"{names.module(path)}.{scale.name}")
+            quantised += _named(scheme.cache_scales, names.module(path))
+        if quantised or plain:
+            undetermined = any(of.undetermined() for of in formats)
+            yield StoredModule(path, tuple(quantised), tuple(plain), replaced, undetermined)
+
+
+def _embedding(model: nn.Module, method: str) -> nn.Module | None:
+    """Return the embedding that a method of transformers returns, or ``None`` for a model without one."""
+    try:
+        found: nn.Module | None = attribute(model, method, lambda: None)()
+    except NotImplementedError:
+        return None
+    return found
 
 
 def assumed_of_experts(model: nn.Module, tensors: Iterable[StoredTensor]) -> tuple[str, ...]:
@@ -114,11 +168,6 @@ def assumed_of_experts(model: nn.Module, tensors: Iterable[StoredTensor]) -> tup
     return ("experts are stored as linear layers of each, which neither a key nor the class says",)
 
 
-def _in_layers(path: str) -> bool:
-    parts = path.split(".")
-    return any(a in _LAYERS and b.isdigit() for a, b in pairwise(parts))
-
-
 def _dtype(tensor: torch.Tensor) -> str:
     return _DTYPES[str(tensor.dtype).removeprefix("torch.")]
 
@@ -127,18 +176,9 @@ def _plain(name: str, tensor: torch.Tensor) -> StoredTensor:
     return StoredTensor(name, _dtype(tensor), tuple(tensor.shape))
 
 
-def _linear(
-    place: LinearModule, weight: torch.Tensor, bias: torch.Tensor | None, scheme: Scheme
-) -> Iterator[StoredTensor]:
-    of = scheme.format_of(place)
-    if of is None:
-        plain = _plain(f"{place.path}.weight".lstrip("."), weight)
-        yield replace(plain, dtype="F32") if scheme.float32 and place.in_float32 else plain
-        if bias is not None:
-            yield _plain(f"{place.path}.bias".lstrip("."), bias)
-        return
-    for tensor in _packed(of, LinearShape(place.rows, place.columns, bias is not None, _dtype(weight))):
-        yield replace(tensor, name=f"{place.path}.{tensor.name}".lstrip("."))
+def _named(tensors: Iterable[StoredTensor], path: str) -> list[StoredTensor]:
+    """Return tensors with the path of their module before their names."""
+    return [replace(tensor, name=f"{path}.{tensor.name}".lstrip(".")) for tensor in tensors]
 
 
 def _packed(of: Format, linear: LinearShape) -> Iterator[StoredTensor]:
@@ -155,23 +195,31 @@ def _stack(
     bias: torch.Tensor | None,
     scheme: Scheme,
     names: CheckpointNames,
-) -> Iterator[StoredTensor]:
+    as_stored: Callable[[str], str],
+) -> Iterator[tuple[LinearShape, int, Format | None, list[StoredTensor]]]:
     """Yield the tensors of a stack of matrices, each [rows, columns] or, if the class says so, [columns, rows].
 
     Nothing is yielded for a stack that the checkpoint has as it is.
+
+    Yields:
+        The linear layer of an expert, the number of experts that have one, its format, and the tensors of all of them.
     """
     experts, rows, columns = weight.shape
     if _is_transposed(module):
         rows, columns = columns, rows
-    dtype, layers = _dtype(weight), names.layers_of(name)
+    dtype, layers = as_stored(_dtype(weight)), names.layers_of(name)
     stack = names.module(path)
     if scheme.stacked:
         of = scheme.format_of(LinearModule(f"{stack}.0.{layers[0]}", "Expert", columns, rows=rows))
-        for tensor in () if of is None else _packed(of, LinearShape(rows, columns, bias is not None, dtype)):
-            shape = (experts, *tensor.shape)
-            yield replace(
-                tensor, name=f"{stack}.{name}_{tensor.name}", shape=shape, stands_for=experts * tensor.stands_for
-            )
+        if of is not None:
+            linear = LinearShape(rows, columns, bias is not None, dtype)
+            yield linear, experts, of, [
+                replace(
+                    tensor, name=f"{stack}.{name}_{tensor.name}", shape=(experts, *tensor.shape),
+                    stands_for=experts * tensor.stands_for,
+                )
+                for tensor in _packed(of, linear)
+            ]  # fmt: skip
         return
     rows //= len(layers)
     found = {
@@ -186,8 +234,15 @@ def _stack(
         for own, count in formats.items():
             linear = LinearShape(rows, columns, bias is not None, dtype)
             plain = (StoredTensor("weight", dtype, (rows, columns)), *linear.plain_bias)
-            for tensor in plain if own is None else _packed(own, linear):
-                yield replace(tensor, name=f"{stack}.*.{part}.{tensor.name}", count=count)
+            yield (
+                linear,
+                count,
+                own,
+                [
+                    replace(tensor, name=f"{stack}.*.{part}.{tensor.name}", count=count)
+                    for tensor in (plain if own is None else _packed(own, linear))
+                ],
+            )
 
 
 def _is_transposed(module: nn.Module) -> bool:

@@ -12,7 +12,7 @@ from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunDevice, RunOptions
-from costproof.ledger.workload import Invocation, ModuleKinds, TargetInfo, Workload
+from costproof.ledger.workload import Dtype, Invocation, ModuleKinds, TargetInfo, Workload
 from costproof.models.specs import Built, ExportJob, Run, Truncation
 
 if TYPE_CHECKING:
@@ -178,6 +178,11 @@ class WithStorage(Target, Protocol):
     @property
     def stored(self) -> Stored:
         """Return the properties of the checkpoint that its files state."""
+        ...
+
+    @property
+    def dtype(self) -> Dtype | None:
+        """Return the dtype of what the checkpoint does not quantise; ``None``: that of each parameter."""
         ...
 
     def build_stored(self) -> nn.Module:

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
 from costproof.algebra.symbols import text
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.metrics import ARITHMETIC, FLOOR, SKIPPABLE, SPARED, SPARED_AT_FLOOR, UNFUSED, Metric
-from costproof.ledger.node import CostNode, UnknownOp
+from costproof.ledger.metrics import (
+    ARITHMETIC,
+    FLOOR,
+    KEPT,
+    KEPT_FLOPS,
+    KEPT_SCORES,
+    SKIPPABLE,
+    SPARED,
+    SPARED_AT_FLOOR,
+    UNFUSED,
+    Metric,
+)
+from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.opgraph.costed import CostedGraph
 from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Size, Value
+from costproof.opgraph.kept import KeptWork, PairCounter, kept_work
 from costproof.opgraph.merge import evidence, merge_unknown
 from costproof.opgraph.reuse import AvoidableTraffic, floors
 from costproof.opgraph.rules.names import canonical, source_kind
@@ -26,6 +38,8 @@ StageLocator = Callable[[str, int], tuple[str, str] | None]
 APPENDED: Final[tuple[Metric, ...]] = ("kv_cache_bytes", UNFUSED)
 """Metrics of appended cache bytes on the module that appends; every model of reuse writes them."""
 
+NOT_KEPT: Final = "kept scores are not counted: the content of a mask is not known in"
+_MOST_NAMED: Final = 3
 _Key = tuple[str, str, str, str]
 
 
@@ -38,7 +52,11 @@ class AccountedGraph:
 
 
 def account(
-    costed: CostedGraph, place: StageLocator, inside: Collection[str] = (), run_dtype: str | None = None
+    costed: CostedGraph,
+    place: StageLocator,
+    inside: Collection[str] = (),
+    run_dtype: str | None = None,
+    pairs: PairCounter | None = None,
 ) -> AccountedGraph:
     """Sum the costs of a graph by stage, invocation, module and operator kind.
 
@@ -55,22 +73,24 @@ def account(
     Args:
         inside: tensors that pass between two graphs of one stage; see :func:`~costproof.opgraph.reuse.floors`.
         run_dtype: dtype of the run, in which all other FLOPs run; ``None`` omits the metrics of bounds.
+        pairs: counts the scores that masks leave; ``None`` omits ``kept_flops`` and ``kept_scores``.
 
     Raises:
         Incomplete: an operator of the scaffolding computes.
     """
     graph, located = costed.graph, cache(place)
-    sums: dict[_Key, dict[Metric, list[Size]]] = {}
+    sums: dict[_Key, dict[Metric, list[Size | None]]] = {}
     labels: dict[_Key, list[str]] = {}
     unknown: list[UnknownOp] = []
 
-    def add(key: _Key, costs: Mapping[Metric, Size]) -> None:
+    def add(key: _Key, costs: Mapping[Metric, Size | None]) -> None:
         for metric, size in costs.items():
             if size != 0:
                 sums.setdefault(key, {}).setdefault(metric, []).append(size)
 
+    kept = {} if pairs is None else kept_work(costed, pairs)
     left_out = {} if run_dtype is None else skippable_flops(costed)
-    spared = None if run_dtype is None else _avoidable_traffic(costed, left_out)
+    spared = None if run_dtype is None else _avoidable_traffic(costed, kept)
     for i, (op, cost) in enumerate(zip(graph.ops, costed.costs, strict=True)):
         here = located(op.module, op.call)
         if isinstance(cost, UnknownCost):
@@ -82,6 +102,9 @@ def account(
                 raise _uncounted_module_error(op)
             key = (*here, op.module, source_kind(op.name))
             add(key, {"flops": cost.flops, "vector_flops": cost.vector, SKIPPABLE: left_out.get(i, 0)})
+            if pairs is not None:
+                work = kept.get(i, KeptWork(cost.flops))
+                add(key, {KEPT_FLOPS: work.flops, KEPT_SCORES: work.scores})
             if run_dtype is not None and (dtype := arithmetic_dtype(op)) != run_dtype:
                 add(key, {f"{dtype}_flops": cost.flops})
             labels.setdefault(key, []).append(op.label)
@@ -111,20 +134,22 @@ def account(
     symbolic = any(not isinstance(size, int) for value in values for size in value.shape)
     nodes = []
     for key, terms in sums.items():
-        sizes = {metric: total(parts) for metric, parts in terms.items()}
+        known = {metric: [size for size in parts if size is not None] for metric, parts in terms.items()}
+        sizes = {metric: total(parts) for metric, parts in known.items() if len(parts) == len(terms[metric])}
         costs: dict[Metric, int | None] = {metric: size for metric, size in sizes.items() if isinstance(size, int)}
+        costs |= dict.fromkeys(metric for metric in terms if metric not in sizes)
         exprs = {metric: text(size) for metric, size in sizes.items()} if symbolic else {}
         owner = owners.get(key[2], "")
         nodes.append(CostNode(*key, costs, exprs, owner, evidence=evidence(labels.get(key, ()))))
     return AccountedGraph(tuple(nodes), merge_unknown(unknown))
 
 
-def _avoidable_traffic(costed: CostedGraph, left_out: Mapping[int, Size]) -> AvoidableTraffic | None:
+def _avoidable_traffic(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> AvoidableTraffic | None:
     """Return the bytes that a run need not move; ``None`` if all are needed."""
     ops = costed.graph.ops
     cast = any(op.attrs.get(AUTOCAST) for op in ops)
     halved = frozenset(v.id for op in ops for v in op.outputs if v.floating) if cast else frozenset()
-    hidden = hidden_reads(costed, left_out)
+    hidden = hidden_reads(costed, kept)
     return AvoidableTraffic(hidden, halved) if halved or hidden else None
 
 
@@ -151,6 +176,30 @@ def _uncounted_module_error(op: OpCall) -> Incomplete:
         got=op.name,
         fix="give the module a prefix in the export job",
     )
+
+
+def settle_kept(ledger: Ledger) -> Ledger:
+    """Return the ledger without ``kept_flops`` and ``kept_scores`` if some of them are unknown.
+
+    Bounds leave out what a mask hides or may hide in any case: it becomes part of the FLOPs that can be skipped.
+    """
+    unknown = [n for n in ledger.nodes if any(m in n.costs and n.costs[m] is None for m in KEPT)]
+    if not unknown:
+        return ledger
+
+    def node(n: CostNode) -> CostNode:
+        if KEPT_FLOPS not in n.costs and KEPT_FLOPS not in n.exprs:
+            return n
+        flops, kept, spare = (n.cost(m) for m in ("flops", KEPT_FLOPS, SKIPPABLE))
+        hidden = flops if None in (flops, kept, spare) else (flops or 0) - (kept or 0) + (spare or 0)
+        exprs = {m: e for m, e in n.exprs.items() if m != SKIPPABLE}
+        costs = {m: c for m, c in n.costs.items() if m != SKIPPABLE} | ({SKIPPABLE: hidden} if hidden != 0 else {})
+        return replace(n, costs=costs, exprs=exprs)
+
+    where = dict.fromkeys(n.module or "(root)" for n in unknown)
+    more = f" and {len(where) - _MOST_NAMED} more" if len(where) > _MOST_NAMED else ""
+    note = f"{NOT_KEPT} {', '.join(list(where)[:_MOST_NAMED])}{more}"
+    return replace(replace(ledger, nodes=tuple(map(node, ledger.nodes))).without(KEPT), notes=(*ledger.notes, note))
 
 
 InvocationLocator = Callable[[str, int], tuple[str, str]]

@@ -39,6 +39,14 @@ class Value:
         return self.dtype.startswith(("float", "bfloat", "complex"))
 
 
+@dataclass(frozen=True, slots=True)
+class CausalMask:
+    """Content of a mask [.., queries, keys] that is an input: the last query is aligned with the last key."""
+
+    window: int = 0
+    """Keys that a query sees up to its own; 0 for all of them."""
+
+
 AUTOCAST: Final = "autocast"
 """Key in ``OpCall.attrs`` with the dtype that autocast casts the operator's products to."""
 

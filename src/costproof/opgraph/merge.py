@@ -194,7 +194,7 @@ def sum_traced_steps(steps: Sequence[DecodeStep], count: int) -> tuple[list[Cost
             costs[metric] = _line_sum(values, at, count)
             if costs[metric] is None and metric == FLOOR:
                 costs[metric] = _floor_sum(values, [step.tables for step in steps], at, count)
-            if costs[metric] is None:
+            if costs[metric] is None and None not in values:
                 notes.append(f"{node_id}: {metric} of the traced decode steps is not a straight line: {values}")
         result.append(replace(node, costs=costs, exprs={}))
     return result, notes

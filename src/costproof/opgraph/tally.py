@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from types import MappingProxyType
 
 import sympy
 
-from costproof.ledger.metrics import FVCORE, METRICS, Metric
+from costproof.ledger.metrics import FVCORE, METRICS, STORAGE, Metric
 from costproof.ledger.node import CostNode, UnknownOp
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import ITEM_BYTES
@@ -97,6 +98,8 @@ def _share(elements: Size, rows: Size, tokens: Size, experts: Size) -> int | Non
 
 ParameterShapes = Mapping[str, tuple[tuple[int, ...], str]]
 """Full name -> shape and dtype."""
+Storage = Mapping[str, Mapping[Metric, int | None]]
+"""Module path -> metrics of what the checkpoint stores of it and a loaded model holds."""
 
 
 def parameter_nodes(
@@ -105,6 +108,7 @@ def parameter_nodes(
     stages: Callable[[str], Iterable[str]],
     owners: Mapping[str, str],
     active: Mapping[str, int | None],
+    storage: Storage = MappingProxyType({}),
 ) -> list[CostNode]:
     """Return stage-wide nodes with the parameters and buffers that each module owns.
 
@@ -113,6 +117,7 @@ def parameter_nodes(
         stages: module path -> stages that the module works in.
         owners: module path -> class name.
         active: full name -> elements that one token passes, if not all.
+        storage: metrics of storage of each module.
     """
     works_in = cache(stages)
     held: list[tuple[str, dict[Metric, int | None]]] = []
@@ -123,11 +128,12 @@ def parameter_nodes(
         }  # fmt: skip
         held.append((name, costs))
     held += [(name, {"buffer_bytes": size}) for name, size in buffers.items() if size != 0]
+    by_module = [(name.rpartition(".")[0], costs) for name, costs in held]
+    by_module += [(module, dict(costs)) for module, costs in storage.items()]
     return list(
         merge_nodes(
             CostNode(stage, "", module, "", costs, owner=owners.get(module, ""))
-            for name, costs in held
-            for module in (name.rpartition(".")[0],)
+            for module, costs in by_module
             for stage in works_in(module)
         )
     )
@@ -160,9 +166,14 @@ def with_owners(nodes: Iterable[CostNode], owners: Mapping[str, str]) -> tuple[C
     return tuple(node if node.owner else replace(node, owner=owners.get(node.module, "")) for node in nodes)
 
 
-def graph_metrics(options: RunOptions) -> tuple[Metric, ...]:
-    """Return the metrics that a graph provides: ours, and those of fvcore's convention if it is counted too."""
-    return (*METRICS, *FVCORE) if options.convention else tuple(METRICS)
+def graph_metrics(options: RunOptions, storage: Collection[Metric] = ()) -> tuple[Metric, ...]:
+    """Return the metrics that a graph provides: ours, and those of fvcore's convention if it is counted too.
+
+    Args:
+        storage: metrics of storage that are known.
+    """
+    own = tuple(m for m in METRICS if m in storage or m not in STORAGE)
+    return (*own, *FVCORE) if options.convention else own
 
 
 @dataclass(slots=True)
@@ -208,9 +219,14 @@ class LedgerBuilder:
         decode, bent = sum_traced_steps(self.steps, new_tokens)
         return merge_nodes((*self.nodes, *decode)), tuple(bent)
 
-    def owned(self, stages: Callable[[str], Iterable[str]], owners: Mapping[str, str]) -> list[CostNode]:
+    def owned(
+        self,
+        stages: Callable[[str], Iterable[str]],
+        owners: Mapping[str, str],
+        storage: Storage = MappingProxyType({}),
+    ) -> list[CostNode]:
         """Return the nodes of parameters and buffers; see :func:`parameter_nodes`."""
-        return parameter_nodes(self.parameters, self.buffers, stages, owners, self.active)
+        return parameter_nodes(self.parameters, self.buffers, stages, owners, self.active, storage)
 
     def missing(self) -> tuple[UnknownOp, ...]:
         """Return the unknown operators, one entry per stage, module and operator."""

@@ -18,6 +18,7 @@ from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Workload
 from costproof.models.config import key_named, keys_of
 from costproof.models.registry import load_target
+from costproof.models.stored_formulas import stored_formulas
 from costproof.models.target import WithKeys
 from costproof.parametric.concolic import BranchCondition, PathRecorder, PointValues, SizeExpr, expression_of
 from costproof.parametric.exact_arrays import ExactColumn, ExactEvaluator, Int128Array, PointBatch
@@ -210,7 +211,7 @@ def _run_traced(
     model = target.with_keys(keys) if keys else target
     work = model.workload(choices.preset, **settings)
     calls = model.invocations(work)
-    ledger = model.formulas(work)
+    ledger = stored_formulas(model, work)
     config = model.config.symbols()
     atoms = AtomTable()
     common = _common_symbols([call.symbols for call in calls])

@@ -12,6 +12,7 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
+from costproof.models.stored_formulas import stored_formulas
 from costproof.models.target import WithKeys
 
 
@@ -53,7 +54,7 @@ class Configurable(HasFormulas, Protocol):
 def evaluate_formulas(target: HasFormulas, workload: Workload) -> Ledger:
     """Return the analytic ledger of a workload, with every symbol replaced by its value."""
     values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
-    return evaluate_ledger(target.formulas(workload), values, target.info().symbols)
+    return evaluate_ledger(stored_formulas(target, workload), values, target.info().symbols)
 
 
 @dataclass(frozen=True, slots=True)

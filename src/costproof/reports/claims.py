@@ -9,8 +9,7 @@ from typing import Final, get_args
 
 from costproof.claims import ClaimsReport, Judgement
 from costproof.claims.explaining import CHANCE
-from costproof.claims.types import Lengths, Place, Reading
-from costproof.claims.types import Status as ClaimStatus
+from costproof.claims.types import ClaimStatus, Lengths, Place, Reading
 from costproof.ledger.plural import plural
 from costproof.reports.document import (
     Block,

@@ -70,7 +70,7 @@ _REASONS: Final = 5
 _NAME: Final = 120
 _TERMS: Final = 40
 """Maximum number of terms per quantity in a comment; the JSON has all."""
-Sums = dict[Metric, Quantity]
+MetricSums = dict[Metric, Quantity]
 
 
 def document(found: Diff, form: Form) -> Document:
@@ -247,7 +247,7 @@ def _details(found: Diff) -> Iterator[Details]:
             yield Details(title, [Table(("Part", *head[1:]), "llrrr", cells)])
 
 
-def _with_total(found: Diff | SourceDiff, stages: list[tuple[str, Sums]]) -> list[tuple[str, Sums]]:
+def _with_total(found: Diff | SourceDiff, stages: list[tuple[str, MetricSums]]) -> list[tuple[str, MetricSums]]:
     """Return the sums by stage with the total last, unless the only stage is the total."""
     return [*stages, *([("total", found.totals)] if len(stages) != 1 else [])]
 

@@ -11,8 +11,7 @@ from typing import Any, Final
 from urllib.parse import quote
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from costproof.compare.gate.types import AllowanceUse, Check, Gate
-from costproof.compare.gate.types import Status as CheckStatus
+from costproof.compare.gate.types import AllowanceUse, Check, CheckStatus, Gate
 from costproof.ledger.environment import VERSION
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.plural import plural, verb

@@ -82,7 +82,7 @@ _LETTERS: Final = 140
 """Letters of a line below the plot."""
 _NAME: Final = (7, 16)
 """Width of a letter and height of a line of a label, in pixels."""
-Scale = Callable[[Fraction], float]
+PixelScale = Callable[[Fraction], float]
 """Maps a number to a position in pixels."""
 
 
@@ -448,7 +448,7 @@ def roofline_svg(found: Roofline) -> str:
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _points(found: Roofline, placed: list[PartBound], x: Scale, y: Scale) -> Iterator[str]:
+def _points(found: Roofline, placed: list[PartBound], x: PixelScale, y: PixelScale) -> Iterator[str]:
     colours = {s.id: colour(i) for i, s in enumerate(found.stages)}
     whole = Fraction(found.run.modules.seconds or 1) or Fraction(1)
     named = [p for p in longest_parts(found)[:MAX_PARTS] if p in placed][:_NAMED]

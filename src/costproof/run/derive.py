@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from costproof.compare.proof.closed_form import ClosedForm, Form, closed_form, render
+from costproof.compare.proof.closed_form import ClosedForm, Notation, closed_form, render
 from costproof.ledger.environment import require
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK, BadInput, did_you_mean
 from costproof.models.target import Exportable, lacking
@@ -38,7 +38,7 @@ class Derivation:
         """0 if the form equals the count at every point, else 1."""
         return EXIT_FINDINGS if self.wrong else EXIT_OK
 
-    def text(self, how: Form = "text") -> str:
+    def text(self, how: Notation = "text") -> str:
         """Return the formulas as ``text``, ``latex``, ``python`` or ``yaml`` (a claims file)."""
         return render(self.form, how)
 

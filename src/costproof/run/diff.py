@@ -9,7 +9,7 @@ from typing import Final
 
 from costproof.compare.diff.attribution import Point
 from costproof.compare.diff.changes import FORMULA_SOURCE, WORKLOAD, differences, settings
-from costproof.compare.diff.diff import Levers, Place, adds_up
+from costproof.compare.diff.diff import Levers, StageMetric, adds_up
 from costproof.compare.diff.diff import diff as compared
 from costproof.compare.diff.parts import one_sided_parts
 from costproof.compare.diff.types import IMPLEMENTATION, Diff
@@ -104,7 +104,7 @@ def levers(base: Operand, head: Operand) -> Levers | None:
     )
 
 
-def _totals(side: Baseline) -> Mapping[Place, int | None]:
+def _totals(side: Baseline) -> Mapping[StageMetric, int | None]:
     """Return the sums of the formulas by stage, and of the whole run under an empty stage."""
     folded = side.sources[FORMULA_SOURCE]
     return {(s, m): folded.total(m, s or None) for s in ("", *folded.stages) for m in folded.metrics}
@@ -116,7 +116,7 @@ def _point(
     head: Baseline,
     keys: frozenset[str],
     without: frozenset[str],
-) -> Point[Place]:
+) -> Point[StageMetric]:
     """Return a function that evaluates the formulas where some keys and settings are those of the head.
 
     Args:
@@ -132,7 +132,7 @@ def _point(
     varied = [name for name in dict.fromkeys((*old, *new)) if old.get(name) != new.get(name)]
     evaluators: dict[tuple[bool, bool], Evaluator[BlendedTarget]] = {}
 
-    def point(changed: frozenset[str]) -> Mapping[Place, int | None]:
+    def point(changed: frozenset[str]) -> Mapping[StageMetric, int | None]:
         another, kernels = other is not None and FAMILY in changed, IMPLEMENTATION in changed
         if (another, kernels) not in evaluators:
             model = other if another and other is not None else usual

@@ -35,6 +35,7 @@ from costproof.models.native import Native
 from costproof.models.proof import Piece, Proof, Provable
 from costproof.models.reader_check import check_reader, written
 from costproof.models.specs import ExportJob
+from costproof.models.stored_formulas import stored_formulas
 from costproof.models.target import Runnable, WithFormulas, WithMemory
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.processes import Say
@@ -63,7 +64,7 @@ def carry_out_piece(piece: Piece[Provable], say: Say | None = None) -> Answer:
     if piece.phase == "draws" and isinstance(piece.target, Native):
         check_reader(written(piece.target.config))
     graphs: dict[str, Exported] = {}
-    found = count_piece(piece, graphs).judged(piece.target.formulas(piece.workload))
+    found = count_piece(piece, graphs).judged(stored_formulas(piece.target, piece.workload))
     drawn = piece.sizes is not None or piece.phase == "runs"
     config = piece.target.info().symbols if drawn else {}
     return Answer(

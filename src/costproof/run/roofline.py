@@ -22,7 +22,7 @@ from costproof.estimate.roofline import (
 )
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
 from costproof.estimate.sums import FormulaSum, MetricTerm, depends_on_context
-from costproof.ledger.metrics import IN_FLOAT32, SKIPPABLE, TRAFFIC
+from costproof.ledger.metrics import IN_FLOAT32, KEPT_FLOPS, SKIPPABLE, TRAFFIC
 from costproof.ledger.node import CostNode
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import SettingCurve
@@ -113,7 +113,7 @@ def _borders(
         for kind, rate in sorted(rates.items()):
             factor = of.bandwidth * every // rate
             flops += [
-                MetricTerm("flops", _of_kind(stage, kind), factor),
+                MetricTerm(KEPT_FLOPS, _of_kind(stage, kind), factor),
                 MetricTerm(SKIPPABLE, _of_kind(stage, kind), -factor),
             ]
             if kind in in_float32:
@@ -127,8 +127,8 @@ def _borders(
         yield from _border(batch, stage, asked, ("compute", "weights once"), (tuple(flops), weights), "s", unit)
         here = [node for node in ledger.nodes if node.stage == stage]
         if any(node.kind == ATTENTION for node in here) and any(_mixes(node) for node in here):
-            scores = (MetricTerm("flops", _where(stage, lambda node: node.kind == ATTENTION)),)
-            mlp = (MetricTerm("flops", _where(stage, _mixes)),)
+            scores = (MetricTerm(KEPT_FLOPS, _where(stage, lambda node: node.kind == ATTENTION)),)
+            mlp = (MetricTerm(KEPT_FLOPS, _where(stage, _mixes)),)
             asked = "spends more FLOPs on scores than on MLPs"
             yield from _border(length, stage, asked, ("scores of attention", "MLPs"), (scores, mlp), "FLOP")
         if any(depends_on_context(node.exprs.get("kv_read_bytes", "0")) for node in here):

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from costproof.storage.tensors import STORED_AS, Size, StoredTensor, ceil_div
+from costproof.storage.tensors import DESCRIPTION, STORED_AS, Size, StoredTensor, ceil_div
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,11 @@ class LinearShape:
     """Dtype of tensors that are not quantised, as in a header: ``BF16``."""
 
     @property
+    def elements(self) -> Size:
+        """Return the number of weights and biases."""
+        return self.rows * self.columns + (self.rows if self.bias else 0)
+
+    @property
     def plain_bias(self) -> tuple[StoredTensor, ...]:
         """Return the bias in :attr:`dtype`, if there is one."""
         return (StoredTensor("bias", self.dtype, (self.rows,), "bias"),) if self.bias else ()
@@ -34,6 +39,9 @@ class Format(ABC):
     title: ClassVar[str]
     source: ClassVar[str]
     """Source that defines the layout."""
+
+    in_numbers: ClassVar[bool] = False
+    """Whether a size depends on the digits of the shape, so that it has no formula."""
 
     @abstractmethod
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
@@ -310,6 +318,7 @@ class FourBit(Format):
     title: ClassVar[str] = "bitsandbytes, 4 bits"
     source: ClassVar[str] = "bitsandbytes Params4bit, QuantState.as_dict(packed=True); Dettmers et al. 2023, QLoRA"
 
+    in_numbers: ClassVar[bool] = True
     kind: str
     """``nf4`` or ``fp4``."""
     nested: bool
@@ -319,7 +328,7 @@ class FourBit(Format):
         """Return weight [⌈rows columns / 2⌉, 1], the maxima and their scales, and the tables of values."""
         blocks = ceil_div(of.rows * of.columns, _ABSMAX_BLOCK)
         maxima = StoredTensor("weight.absmax", "U8" if self.nested else "F32", (blocks,), "scale")
-        description = StoredTensor(f"weight.{self._state}", "U8", (self._description_bytes(of),), "table")
+        description = StoredTensor(f"weight.{self._state}", "U8", (self._description_bytes(of),), DESCRIPTION)
         return (
             StoredTensor("weight", "U8", (ceil_div(of.rows * of.columns, 2), 1)),
             maxima,

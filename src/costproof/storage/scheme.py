@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Any, Final
 
 from costproof.storage import formats
@@ -45,6 +46,40 @@ class LinearModule:
         return (self.path,) if self.own_path in ("", self.path) else (self.path, self.own_path)
 
 
+_LAYERS: Final = ("layers", "h", "blocks", "block", "layer")
+
+
+def in_numbered_layer(path: str) -> bool:
+    """Return whether a module is in a numbered layer of a stack."""
+    parts = path.split(".")
+    return any(a in _LAYERS and b.isdigit() for a, b in pairwise(parts))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointLayout:
+    """Differences between the modules of a family in transformers and the names of its checkpoint."""
+
+    expert_layers: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    """Gate, up and down projection of an expert."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Parts of module paths -> parts of the paths in the checkpoint, the first that matches."""
+    linear_class: str = "Linear"
+    """Class of the linear layers, except the output projection."""
+    in_float32: tuple[str, ...] = ()
+    """Parts of the paths of modules that the class loads in float32 whatever the dtype."""
+
+    def loads_in_float32(self, module: str) -> bool:
+        """Return whether a module is loaded in float32 whatever the dtype."""
+        return not set(self.in_float32).isdisjoint(module.split("."))
+
+    def path(self, module: str) -> str:
+        """Return the path of a module in the checkpoint."""
+        for part, named in self.renamed:
+            if part in module:
+                return module.replace(part, named, 1)
+        return module
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A format and the modules that it applies to."""
@@ -68,6 +103,8 @@ class Scheme:
     """Whether the checkpoint has in float32 what the class of the model loads so."""
     named: tuple[str, ...] = ()
     """Paths of modules with settings of their own; one that the model does not have leaves the layout unknown."""
+    names_experts: bool = False
+    """Whether a list or a pattern may name single experts of a stack."""
     cache_scales: tuple[StoredTensor, ...] = ()
     """Tensors that every attention stores for its quantised cache."""
     assumed: tuple[str, ...] = field(default=())
@@ -118,7 +155,26 @@ def read_scheme(data: Data, beside: Mapping[str, Any], model_type: str) -> Schem
     reader = _READERS.get(method)
     if reader is None:
         raise UnknownFormat(method or "a format without a name", f"{where} names no known method")
-    return reader(described, model_type)
+    return replace(reader(described, model_type), names_experts=any(map(_may_name_expert, _texts(described))))
+
+
+def _texts(described: Any) -> Iterator[str]:
+    """Yield the texts of a description: names, patterns, and keys, which may be patterns too."""
+    if isinstance(described, str):
+        yield described
+    elif isinstance(described, (list, tuple)):
+        for value in described:
+            yield from _texts(value)
+    elif isinstance(described, Mapping):
+        for key, value in described.items():
+            yield str(key)
+            yield from _texts(value)
+
+
+def _may_name_expert(text: str) -> bool:
+    """Return whether a name or a pattern may apply to some experts of a stack only."""
+    inside = re.sub(r"layers\W*\d+", "", text)
+    return re.search(r"[\d\[(]", inside) is not None and ("experts" in text or text.startswith(("re:", "-:", "+:")))
 
 
 _KEYS: Final = ("quantization_config", "compression_config", "quantization", "expert_dtype")

@@ -19,6 +19,8 @@ DTYPE_BITS: Final[dict[str, int]] = {
 }  # fmt: skip
 """Bits of an element, by the names of dtypes in the header of a safetensors file."""
 
+DESCRIPTION: Final = "description"
+"""Purpose of a tensor that loading turns into attributes, so that no run holds it."""
 STORED_AS: Final[dict[str, str]] = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
 """Dtype of a run -> dtype in a header."""
 
@@ -42,10 +44,15 @@ class StoredTensor:
     """A key of :data:`DTYPE_BITS`."""
     shape: tuple[Size, ...]
     purpose: str = "weight"
-    """``weight``, ``scale``, ``zero point``, ``index``, ``bias`` or ``table``."""
+    """``weight``, ``scale``, ``zero point``, ``index``, ``bias``, ``table`` or ``description``."""
     count: Size = 1
     stands_for: Size = 0
     """Number of weights that each tensor holds in quantised form; 0 for a tensor that is not quantised."""
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether a loaded model holds it, rather than attributes made from it."""
+        return self.purpose != DESCRIPTION
 
     @property
     def elements(self) -> Size:

@@ -20,10 +20,12 @@ from costproof.ledger.run import Convention, RunRecord, TracedRun
 from costproof.ledger.workload import Workload
 from costproof.models.specs import Built, Run
 from costproof.models.target import Exportable, Runnable, Target, WithFormulas, options_of
-from costproof.opgraph.account import account, cache_growth_nodes, locator
+from costproof.opgraph.account import account, cache_growth_nodes, locator, settle_kept
 from costproof.opgraph.costed import CostedGraph, cost_graph
 from costproof.opgraph.dataflow import data_edges
 from costproof.opgraph.fvcore_macs import fvcore_nodes
+from costproof.opgraph.kept import PairCounter
+from costproof.opgraph.mask_rows import RowMasks
 from costproof.opgraph.merge import Groups, group_costs, group_parameters, merge_nodes
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics, read_parameters, unread_modules, with_owners
 from costproof.patches.patch import gc_disabled
@@ -32,8 +34,10 @@ from costproof.tracers.callgraph import call_graph
 from costproof.tracers.cpu_fallback import trace_run
 from costproof.tracers.flop_counter_ledger import Flops, flop_counter_ledger
 from costproof.tracers.hooks import ROOT, Hooked
+from costproof.tracers.mask_inputs import mask_inputs
 from costproof.tracers.paths import Paths, dtype_name
 from costproof.tracers.resident_bytes import resident_bytes
+from costproof.tracers.storage import storage_of_run
 from costproof.tracers.timing import profile_runs, timed_device
 from costproof.tracers.torchlens_trace import TracedForward, lost_tensors
 
@@ -106,7 +110,9 @@ class _TracedRuns:
                 found = trace_run(run, all_calls=all_calls)
             traced, hooks = found.forward, found.hooks
             work = cost_graph(traced.graph)
-            nodes, missing = self._cost(traced, work, hooks)
+            # Of another run, on which a trace fell back, numbers may be made up.
+            pairs = RowMasks(work.graph, mask_inputs(run.kwargs, run.masks, "input."))
+            nodes, missing = self._cost(traced, work, hooks, pairs)
             self.tally.add(work, nodes, missing, run.context)
         self.hooks.append(hooks)
         self.judged.append((run.context, hooks.judged.placed(hooks.run)))
@@ -134,11 +140,11 @@ class _TracedRuns:
             self.operators.setdefault(op.module or ROOT, Counter())[op.name] += 1
 
     def _cost(
-        self, traced: TracedForward, work: CostedGraph, hooks: Hooked
+        self, traced: TracedForward, work: CostedGraph, hooks: Hooked, pairs: PairCounter
     ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
         """Return the nodes of a run and its unknown operators; the growth of the cache is taken from the hooks."""
         run, place = hooks.run, locator(hooks.run.locate, traced.graph.calls)
-        found = account(work, place, run_dtype=self.dtype)
+        found = account(work, place, run_dtype=self.dtype, pairs=pairs)
         others = fvcore_nodes(traced.graph, place) if self.convention else ()
         grown = [
             node
@@ -210,14 +216,15 @@ def dynamic_ledger(
             return target.stages_of(path, workload)
         return dict.fromkeys(run.locate(path, 1)[0] for run in runs)
 
-    owned = tally.owned(stages_of, owners)
+    storage = storage_of_run(target, built.model, workload)
+    owned = tally.owned(stages_of, owners, storage.modules)
     ledger = Ledger(
         source="dynamic",
         nodes=with_owners((*nodes, *group_parameters(owned, _groups(runs[0]), runs[0].positions)), owners),
-        metrics=graph_metrics(target.options),
+        metrics=graph_metrics(target.options, storage.metrics),
         stages=target.info().stages,
         unknown_ops=tally.missing(),
-        notes=tuple(notes),
+        notes=(*notes, *storage.notes),
         bounds=True,
     )
     if stray := {n.stage for n in ledger.nodes} - set(ledger.stages):
@@ -227,7 +234,7 @@ def dynamic_ledger(
             expected=", ".join(ledger.stages),
         )
     return DynamicResult(
-        without_unfused_if_chosen(ledger, target, workload, grouped=any(run.groups for run in runs)),
+        without_unfused_if_chosen(settle_kept(ledger), target, workload, grouped=any(run.groups for run in runs)),
         call_graph(traced.hooks, traced.operators, traced.feeds, all_calls=all_calls),
         TraceCheck(len(traced.modules), len(traced.edges), tuple(traced.differences)),
         flop_counter_ledger(traced.judged, workload.new_tokens, target.info().stages, traced.without_formula),

@@ -14,15 +14,17 @@ from costproof.ledger.run import Convention
 from costproof.ledger.workload import Workload
 from costproof.models.specs import ExportJob
 from costproof.models.target import Staged, options_of
-from costproof.opgraph.account import account, cache_nodes
+from costproof.opgraph.account import account, cache_nodes, settle_kept
 from costproof.opgraph.costed import CostedGraph, cost_graph
 from costproof.opgraph.fvcore_macs import fvcore_nodes
 from costproof.opgraph.graph import path_renamer, rename_modules
+from costproof.opgraph.mask_rows import RowMasks
 from costproof.opgraph.merge import merge_nodes
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics, with_owners
 from costproof.patches.patch import gc_disabled
 from costproof.patches.torchlens import wrapped_once
 from costproof.tracers.dynamic import without_unfused_if_chosen
+from costproof.tracers.mask_inputs import mask_inputs
 from costproof.tracers.paths import Paths, dtype_name
 from costproof.tracers.resident_bytes import resident_bytes
 from costproof.tracers.torchlens_trace import TracedForward, lost_tensors, trace_forward
@@ -74,7 +76,7 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
         unknown_ops=tally.missing(),
         notes=(*notes, *bent),
     )
-    return without_unfused_if_chosen(ledger, target, workload)
+    return without_unfused_if_chosen(settle_kept(ledger), target, workload)
 
 
 def trace_stage(run: ExportJob) -> TracedForward:
@@ -104,7 +106,8 @@ def stage_nodes(
         return None if module.startswith(SCAFFOLDING) else here
 
     inside = {f"{_INPUT}{name}" if name in run.args else name for name in run.inside}
-    found = account(work, place, inside)
+    pairs = RowMasks(work.graph, mask_inputs(run.args, run.masks, _INPUT))
+    found = account(work, place, inside, pairs=pairs)
     grown = cache_nodes(lambda path, call: here, traced.graph, traced.inputs)
     beside = fvcore_nodes(traced.graph, place) if convention else ()
     return merge_nodes((*found.nodes, *grown, *beside)), (*found.unknown, *lost_tensors(traced.problems, run.stage))

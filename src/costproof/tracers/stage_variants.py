@@ -193,13 +193,17 @@ def record_stage_calls(run: Run) -> list[BoundaryCall]:
 def _time_graph(calls: Sequence[BoundaryCall], count: int) -> Timing | str:
     graph: Any = torch.cuda.CUDAGraph()
     try:
-        capture(graph, lambda inputs: _run(calls, inputs), lambda: [call.prepare() for call in calls])
-        return time_events(lambda nothing: graph.replay(), other_data().sum, _WARM, count, queued=True)
+        # A replay reads the inputs where they were during the capture, so they must live until then.
+        read = capture(graph, lambda inputs: _run(calls, inputs), lambda: [call.prepare() for call in calls])
+        time = time_events(lambda nothing: graph.replay(), other_data().sum, _WARM, count, queued=True)
+        del read
+        return time
     except Exception as error:  # torch and the code of a model may raise anything while capturing
         return first_line(error)
     finally:
-        graph.reset()
-        torch.cuda.empty_cache()  # the memory of a graph is its own
+        with suppress(RuntimeError):  # a device that failed says so in the check
+            graph.reset()
+            torch.cuda.empty_cache()  # the memory of a graph is its own
         _check_device()
 
 
@@ -232,13 +236,16 @@ def _time_compiled(calls: Sequence[BoundaryCall], count: int) -> Timing | str:
         return first_line(error)
 
 
-def capture(graph: Any, work: Callable[[T], object], prepare: Callable[[], T]) -> None:
+def capture(graph: Any, work: Callable[[T], object], prepare: Callable[[], T]) -> T:
     """Capture some work in a graph, on a stream of its own, and leave no stream or generator in a state of capturing.
 
     Args:
         graph: a new ``torch.cuda.CUDAGraph``.
         work: the work; it gets what ``prepare`` returns.
         prepare: makes inputs, outside of the capture.
+
+    Returns:
+        The inputs of the captured work, which must live as long as the graph is replayed.
     """
     cuda: Any = torch.cuda
     stream = cuda.Stream()
@@ -262,6 +269,7 @@ def capture(graph: Any, work: Callable[[T], object], prepare: Callable[[], T]) -
             raise
         graph.capture_end()
     cuda.synchronize()
+    return given
 
 
 @contextmanager

@@ -7,17 +7,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.algebra.series import CONTEXT, STEPS
+from costproof.algebra.symbols import parse
 from costproof.ledger.callgraph import OperatorLine, OperatorListing
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.metrics import FLOOR
+from costproof.ledger.metrics import FLOOR, KEPT, Metric
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload, sampled_steps
 from costproof.models.specs import GIVEN, ExportJob, SymbolicSize
 from costproof.models.target import Exportable, PartlyExported, Runnable, Staged, Target, WithFormulas, options_of
-from costproof.opgraph.account import account, cache_nodes
+from costproof.opgraph.account import account, cache_nodes, settle_kept
 from costproof.opgraph.costed import (
     CostedGraph,
     bound_unknown,
@@ -28,6 +29,9 @@ from costproof.opgraph.costed import (
 )
 from costproof.opgraph.fvcore_macs import fvcore_nodes
 from costproof.opgraph.graph import Value
+from costproof.opgraph.kept import FirstKnown
+from costproof.opgraph.mask_bands import BandMasks
+from costproof.opgraph.mask_rows import RowMasks
 from costproof.opgraph.merge import DecodeStep, merge_nodes, sum_all_steps, sum_traced_steps
 from costproof.opgraph.reuse import reuse_bytes
 from costproof.opgraph.rules.registry import UnknownCost
@@ -39,7 +43,9 @@ from costproof.tracers.equal_layers import ledger_of_equal_layers
 from costproof.tracers.exported import Exported
 from costproof.tracers.exporting import with_numbers, with_sizes
 from costproof.tracers.guards import first_broken_guard
+from costproof.tracers.mask_inputs import mask_inputs
 from costproof.tracers.paths import Paths
+from costproof.tracers.storage import storage_by_layout
 
 if TYPE_CHECKING:
     from torch import nn
@@ -128,11 +134,13 @@ def exported_ledger(
     if absent and not stages:
         raise next(iter(absent.values()))
     nodes = [n for n in tally.nodes if n.stage in stages]
-    owned = tally.owned(lambda path: target.stages_of(path, workload), Paths(model).class_names())
+    storage = storage_by_layout(target, model, workload, tally.parameters, tally.buffers)
+    owners = Paths(model).class_names()
+    owned = tally.owned(lambda path: target.stages_of(path, workload), owners, storage.modules)
     symbolic = Ledger(
         source="static",
         nodes=merge_nodes((*nodes, *(n for n in owned if n.stage in stages))),
-        metrics=graph_metrics(options_of(target) if with_convention else RunOptions()),
+        metrics=graph_metrics(options_of(target) if with_convention else RunOptions(), storage.metrics),
         stages=stages,
         unknown_ops=tally.missing(),
         notes=(
@@ -140,11 +148,12 @@ def exported_ledger(
             *(f"{stage} is not covered: {why.line}" for stage, why in absent.items()),
             *dict.fromkeys(note for job in jobs for note in job.notes),
             *notes,
+            *storage.notes,
         ),
         conventions=departs,
     )
     found = evaluate_ledger(symbolic, {k: dict(v) for k, v in values.items()}, target.info().symbols)
-    return replace(found, nodes=tuple(_floor_as_number(found.nodes, jobs)), bounds=True)
+    return settle_kept(replace(found, nodes=tuple(_floor_as_number(found.nodes, jobs)), bounds=True))
 
 
 def _floor_as_number(nodes: Iterable[CostNode], jobs: Iterable[ExportJob]) -> Iterator[CostNode]:
@@ -201,7 +210,7 @@ def cost_job(
             ):
                 raise Incomplete("at these sizes the model takes another way than its graph in symbols", got=broken)
         notes.update(dict.fromkeys(f"export {job.id}: {note}" for note in exported.notes))
-        found, missing = job_nodes(exported, work, dtype)
+        found, missing = job_nodes(exported, work, dtype, values)
         if with_convention:
             found += convention_nodes(exported, values)
         tally.add(work, found, unknown_ops(exported, work, missing, values), context)
@@ -258,16 +267,51 @@ def step_contexts(known: Mapping[str, int]) -> list[int]:
     return [known[str(CONTEXT)] + i for i in sampled_steps(known[str(STEPS)])]
 
 
-def job_nodes(exported: Exported, work: CostedGraph, dtype: str) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
+def job_nodes(
+    exported: Exported, work: CostedGraph, dtype: str, values: InvocationValues
+) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
     """Return the nodes of an export for each invocation that it describes, with decode summed over the steps."""
     job = exported.job
-    found = account(work, job.place, job.inside, dtype)
+    bands = BandMasks(work.graph, job.masks, map(parse, job.holds))
+    # Without symbols, masks are also counted in numbers. Values of arguments that had none are made up.
+    given = {} if job.numbers and job.real is None else job.args
+    rows = () if job.sizes else (RowMasks(work.graph, mask_inputs(given, job.masks)),)
+    found = account(work, job.place, job.inside, dtype, FirstKnown((bands, *rows)))
     grown = cache_nodes(job.place, exported.graph, exported.cache_inputs)
     nodes = merge_nodes((*found.nodes, *grown))
     if job.repeated:
         nodes = tuple(map(sum_all_steps, nodes))
     repeated = [replace(node, invocation=i) for i in job.invocations for node in nodes]
+    if job.sizes and any(None in node.costs.values() for node in nodes):
+        repeated = _with_kept_numbers(repeated, exported, values)
     return repeated, found.unknown
+
+
+def _with_kept_numbers(nodes: list[CostNode], exported: Exported, values: InvocationValues) -> list[CostNode]:
+    """Return the nodes; kept scores that are unknown in symbols are counted at the sizes of each call."""
+    job, found = exported.job, dict[str, CostNode]()
+    for invocation in job.invocations:
+        known = values[job.stage, invocation]
+
+        def at(sizes: Mapping[str, int], invocation: str = invocation) -> tuple[CostNode, ...]:
+            work = cost_graph(substitute_sizes(exported.graph, sizes))
+            counted = account(work, job.place, job.inside, pairs=RowMasks(work.graph, mask_inputs(job.args, job.masks)))
+            return tuple(
+                replace(n, invocation=invocation, costs={m: n.costs[m] for m in KEPT if m in n.costs}, exprs={})
+                for n in counted.nodes
+            )
+
+        if job.repeated:
+            steps = [DecodeStep(c, at({**known, str(CONTEXT): c})) for c in step_contexts(known)]
+            counted: Iterable[CostNode] = sum_traced_steps(steps, known[str(STEPS)])[0]
+        else:
+            counted = at(known)
+        found |= {node.id: node for node in counted}
+
+    def cost(node: CostNode, metric: Metric, known: int | None) -> int | None:
+        return found[node.id].cost(metric) if known is None and metric in KEPT and node.id in found else known
+
+    return [replace(node, costs={m: cost(node, m, c) for m, c in node.costs.items()}) for node in nodes]
 
 
 def convention_nodes(exported: Exported, values: InvocationValues) -> list[CostNode]:

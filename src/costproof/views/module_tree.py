@@ -50,9 +50,9 @@ def natural(path: str) -> tuple[tuple[int, int, str], ...]:
 
 LABELS: Final = 3
 """Names of graph nodes that a row shows for each operator."""
-Values = dict[Metric, dict[str, int | None]]
+SourceValues = dict[Metric, dict[str, int | None]]
 """Metric -> source -> value, for the sources that give the metric in the stage."""
-Row = dict[str, Any]
+TreeRow = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -64,8 +64,8 @@ class _TreeNode:
     nodes: dict[str, list[CostNode]] = field(default_factory=lambda: defaultdict(list))
     """Source -> its cost nodes of this module."""
     findings: list[int] = field(default_factory=list)
-    own: Values = field(default_factory=dict)
-    sums: Values = field(default_factory=dict)
+    own: SourceValues = field(default_factory=dict)
+    sums: SourceValues = field(default_factory=dict)
     like: int = 0
     """A number that is equal for modules that differ only in their paths."""
 
@@ -80,7 +80,7 @@ class ModuleRows:
             formulas: takes up expressions, and returns their places in the table of formulas.
             boxes: module path -> id of its box in the picture of the callgraph.
         """
-        self.rows: list[Row] = []
+        self.rows: list[TreeRow] = []
         self._all = found.discrepancy.findings
         self._graph = found.capture.callgraph or CallGraph({}, {}, {}, {}, {})
         self._formulas, self._boxes = formulas, boxes
@@ -123,7 +123,7 @@ class ModuleRows:
             name, families = f"{name}.{more}", _families(group)
         me, first, many = len(self.rows), group[0], len(group)
         inputs, outputs = (_shapes(m.get(first.path or "(root)", ())) for m in self._metadata)
-        row: Row = {
+        row: TreeRow = {
             "parent": parent,
             "name": name,
             "stage": stage,

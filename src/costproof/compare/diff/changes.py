@@ -8,7 +8,7 @@ from typing import Final
 
 from costproof.compare.diff.types import Change, Changes, RowDiff
 from costproof.ledger.baseline import Baseline, BaselineRow, Folded
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import KEPT_FLOPS, Metric
 from costproof.ledger.workload import ConfigValue, Workload
 
 WORKLOAD: Final = "workload."
@@ -119,7 +119,7 @@ def _doubled(folded: Folded) -> Folded:
     rows = {
         stage: {
             part: {
-                kind: {m: 2 * v if m == "flops" and v is not None else v for m, v in costs.items()}
+                kind: {m: 2 * v if m in ("flops", KEPT_FLOPS) and v is not None else v for m, v in costs.items()}
                 for kind, costs in kinds.items()
             }
             for part, kinds in parts.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,17 +24,17 @@ from costproof.compare.diff.types import (
 )
 from costproof.ledger.baseline import PEAK_SOURCE, Baseline, Folded
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.ledger.metrics import EVERY_METRIC, METRICS, PEAK_METRICS, TRAFFIC, UNFUSED, Metric
+from costproof.ledger.metrics import EVERY_METRIC, KEPT, KEPT_FLOPS, METRICS, PEAK_METRICS, TRAFFIC, UNFUSED, Metric
 from costproof.ledger.plural import plural
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import counted_line, quantised_clause, unknown_bytes
 
-Place = tuple[str, Metric]
+StageMetric = tuple[str, Metric]
 """(stage, metric); an empty stage means all stages."""
 NOTHING: Final = Folded((), (), {})
-_PER_CALL: Final = ("flops", "vector_flops", *TRAFFIC, UNFUSED)
+_PER_CALL: Final = ("flops", *KEPT, "vector_flops", *TRAFFIC, UNFUSED)
 _AFFECTED: Final[Mapping[str, tuple[Metric, ...]]] = {
-    "unit": ("flops", "vector_flops"),  # FLOPs of MACs are known: two each
+    "unit": ("flops", KEPT_FLOPS, "vector_flops"),  # FLOPs of MACs are known: two each
     "causal": ("flops", "vector_flops"),
     "window_padding": _PER_CALL,
     "vector": ("vector_flops",),
@@ -49,7 +49,7 @@ class Levers:
 
     keys: tuple[str, ...]
     """Names of the changes that can be applied separately: all changed keys, or one name if they change together."""
-    point: Point[Place]
+    point: Point[StageMetric]
     """Function from the keys with the head's values (or ``implementation``) to the totals of the formulas there."""
     implementation: bool
     """Whether the attention or expert kernels also changed."""
@@ -91,7 +91,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
     one_sided = silences(base, head, sources)
     silent = () if changed.implementation.changed else tuple(one_sided.values())
     hidden = {(s, m): f"{m}: {why}" for s, found_ in apart.items() for m, why in found_.items()}
-    incomplete = list(dict.fromkeys(why for place, why in hidden.items() if not silent or place not in one_sided))
+    incomplete = list(dict.fromkeys(why for place, why in hidden.items() if _counts(place, one_sided, silent)))
     for source, part in found.items():
         unknown = [r for r in part.rows if r.delta is None]
         if unknown:
@@ -134,10 +134,15 @@ def silences(base: Baseline, head: Baseline, sources: Iterable[str]) -> dict[tup
     found = {}
     for source in sources:
         sides = [side.sources[source].metrics for side in (base, head)]
-        for metric in (m for m in METRICS if (m in sides[0]) != (m in sides[1])):
+        for metric in (m for m in METRICS if (m in sides[0]) != (m in sides[1]) and not METRICS[m].optional):
             gave, not_ = ("base", "head") if metric in sides[0] else ("head", "base")
             found[source, metric] = f"{source} gives {metric} in the {gave} and not in the {not_}"
     return found
+
+
+def _counts(place: tuple[str, Metric], one_sided: Container[tuple[str, Metric]], silent: Sized) -> bool:
+    """Return whether a metric that is not compared leaves the comparison incomplete."""
+    return not EVERY_METRIC[place[1]].optional and (not silent or place not in one_sided)
 
 
 def side_of(side: Baseline) -> Side:
@@ -219,10 +224,10 @@ class _Between:
         if self.parts is not None and len(changed.keys) == 1 == len(changed.config.changed):
             # A single key is more informative than the shapes that follow from it. A number of layers may have no key.
             self.parts = None if all(fate == "other" for fate in self.parts.fates.values()) else self.parts
-        self.found: Attribution[Place] | None = None
-        self.kernels: Mapping[Place, int | None] = {}
-        self.start: Mapping[Place, int | None] = {}
-        self.end: Mapping[Place, int | None] = {}
+        self.found: Attribution[StageMetric] | None = None
+        self.kernels: Mapping[StageMetric, int | None] = {}
+        self.start: Mapping[StageMetric, int | None] = {}
+        self.end: Mapping[StageMetric, int | None] = {}
         self.one_sided = levers.one_sided if levers is not None else None
         if levers is not None:
             try:
@@ -270,7 +275,7 @@ class _Between:
             for side, values in sides
         )
 
-    def _common(self, side: Folded, place: Place) -> int | None:
+    def _common(self, side: Folded, place: StageMetric) -> int | None:
         """Return a sum of a side without the parts that only one of two families has."""
         stage, metric = place
         whole = side.total(metric, stage or None)
@@ -296,7 +301,7 @@ class _Between:
         """Return the parts that changed, or those that only one of two families has."""
         return self.parts or self.one_sided
 
-    def quantity(self, place: Place, old: Folded, new: Folded) -> Quantity:
+    def quantity(self, place: StageMetric, old: Folded, new: Folded) -> Quantity:
         """Return a cost of both sides with its difference attributed to changes."""
         stage, metric = place
         base, head = (_of(side, metric, stage) for side in (old, new))
@@ -309,7 +314,7 @@ class _Between:
             split = self._of(place, head - base, own) if by_part is None else _split_of(by_part)
         return Quantity(base, head, head - base, split.terms, split.shares)
 
-    def _of(self, place: Place, delta: int, own: Mapping[tuple[str, ...], int]) -> Split:
+    def _of(self, place: StageMetric, delta: int, own: Mapping[tuple[str, ...], int]) -> Split:
         """Return the attribution by the formulas, with a term for the remainder, which no key explains.
 
         Args:

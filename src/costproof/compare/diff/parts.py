@@ -18,7 +18,7 @@ from costproof.ledger.baseline import Baseline, BaselineRow, Folded
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 from costproof.ledger.workload import ConfigValue, ModuleKind, ModuleKinds
 
-Fate = Fraction | Literal["new", "gone", "other", "renamed"]
+PartFate = Fraction | Literal["new", "gone", "other", "renamed"]
 """The change of a part: the ratio of its numbers of modules; added; removed; another class, settings or shapes; or the
 same class under the name of another family."""
 _SAME: Final = Fraction(1)
@@ -34,7 +34,7 @@ _FAMILY: Final = re.compile(r"([A-Z]\w*?)(?:For[A-Z]\w*|LMHeadModel|Model)")
 class Parts:
     """The parts that changed between two sides, and the attribution of costs to them."""
 
-    fates: Mapping[str, Fate]
+    fates: Mapping[str, PartFate]
     """Outermost changed part -> its change."""
     owners: Mapping[str, str]
     """Part -> the outermost part that it changed with."""
@@ -115,7 +115,7 @@ def one_sided_parts(base: Folded, head: Folded) -> Parts:
     """Return the parts, by role, that the formulas of one of two families have and those of the other do not."""
     kinds = [_kinds(side) for side in (base, head)]
     parts = [part for part in dict.fromkeys((*kinds[1], *kinds[0])) if (part in kinds[0]) != (part in kinds[1])]
-    fates: dict[str, Fate] = {part: "new" if part in kinds[1] else "gone" for part in parts}
+    fates: dict[str, PartFate] = {part: "new" if part in kinds[1] else "gone" for part in parts}
     owners = {part: _owner(part, fates, ()) for part in parts}
     tops = dict.fromkeys(owners.values())
     texts = [{top: _inside(top, owners, side) for top in tops} for side in kinds]
@@ -198,7 +198,7 @@ def _in_dtype(kinds: ModuleKinds, old: str, new: str) -> ModuleKinds:
     return {path: tuple(map(changed, those)) for path, those in kinds.items()}
 
 
-def _fate(old: tuple[ModuleKind, ...], new: tuple[ModuleKind, ...]) -> Fate:
+def _fate(old: tuple[ModuleKind, ...], new: tuple[ModuleKind, ...]) -> PartFate:
     if not old or not new:
         return "new" if new else "gone"
     counts = [{_key(k): k.count for k in kinds} for kinds in (old, new)]
@@ -212,7 +212,7 @@ def _key(kind: ModuleKind) -> str:
     return repr((kind.kind, sorted(kind.settings.items()), sorted(kind.shapes.items())))
 
 
-def _owner(path: str, fates: Mapping[str, Fate], replaced: Collection[str]) -> str:
+def _owner(path: str, fates: Mapping[str, PartFate], replaced: Collection[str]) -> str:
     """Return the outermost part around a path that changed in the same way without a gap.
 
     Parts added or removed inside a part whose class changed belong to that part.
@@ -238,7 +238,7 @@ def _around(path: str) -> Iterator[str]:
         yield path
 
 
-def _change(path: str, old: ModuleKinds, new: ModuleKinds, fate: Fate) -> Change:
+def _change(path: str, old: ModuleKinds, new: ModuleKinds, fate: PartFate) -> Change:
     before, after = old.get(path, ()), new.get(path, ())
     if isinstance(fate, Fraction):
         return Change(path, sum(k.count for k in before), sum(k.count for k in after))

@@ -13,7 +13,7 @@ from costproof.compare.diff.changes import FORMULA_SOURCE, OF_THE_WORKLOAD, WORK
 from costproof.compare.diff.diff import not_comparable, side_of, silences
 from costproof.compare.diff.types import Change
 from costproof.compare.gate.policy import WILD, Allowance, Limit, Policy, PolicyPlace
-from costproof.compare.gate.types import AllowanceUse, Check, Gate, State, Status
+from costproof.compare.gate.types import AllowanceUse, Check, CheckStatus, Gate, State
 from costproof.ledger.baseline import Baseline, BaselineRow, Folded
 from costproof.ledger.environment import COUNTING, FORMULAS, RULES
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
@@ -232,7 +232,7 @@ class _Pair:
 class _Said(NamedTuple):
     """The outcome of a check."""
 
-    status: Status
+    status: CheckStatus
     why: str = ""
     allowed_by: tuple[int, ...] = ()
 

@@ -12,7 +12,7 @@ from costproof.ledger.notebook import NotebookRepr
 from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
 
-Status = Literal["passed", "allowed", "over", "unknown"]
+CheckStatus = Literal["passed", "allowed", "over", "unknown"]
 State = Literal["used", "unused", "expired"]
 
 
@@ -33,7 +33,7 @@ class Check:
     """The limit as the policy states it: ``increase 1 %``, ``budget 3.1 T``."""
     most: int | None
     """The largest number that passes without an allowance; ``None`` if the base is unknown."""
-    status: Status
+    status: CheckStatus
     why: str
     """The allowances that apply, or the reason why the result is unknown."""
     line: int
@@ -87,7 +87,7 @@ class Gate(NotebookRepr):
         """0 if passed; 1 if a limit is exceeded or a source lacks a metric on one side; 3 if incomplete."""
         return {"passed": EXIT_OK, "over": EXIT_FINDINGS, "incomplete": EXIT_INCOMPLETE}[self.verdict]
 
-    def of(self, *statuses: Status) -> list[Check]:
+    def of(self, *statuses: CheckStatus) -> list[Check]:
         """Return the checks with a status, those furthest above their limit first."""
         found = [c for c in self.checks if c.status in statuses]
         return sorted(found, key=lambda c: (statuses.index(c.status), -c.over))

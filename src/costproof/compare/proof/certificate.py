@@ -22,7 +22,7 @@ from costproof.ledger.schema import FileKind, load
 from costproof.ledger.workload import TargetInfo
 
 Method = Literal["identity", "identity per size", "enumeration"]
-Verdict = Literal["proved", "refuted", "incomplete"]
+ProofVerdict = Literal["proved", "refuted", "incomplete"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Certificate(NotebookRepr):
     conventions: Conventions
     target: TargetInfo
     environment: dict[str, str]
-    verdict: Verdict
+    verdict: ProofVerdict
     settings: Settings
     coverage: Coverage
     bounds: tuple[Bound, ...]
@@ -196,7 +196,7 @@ def _contradictions(found: Certificate) -> Iterator[CostproofError]:
         yield BadInput("a claim is made twice", where="$.claims", got="/".join(twice))
 
 
-def verdict_of(wrong: Sequence[Counterexample], missing: Sequence[str]) -> Verdict:
+def verdict_of(wrong: Sequence[Counterexample], missing: Sequence[str]) -> ProofVerdict:
     """Return the verdict of a proof from its counterexamples and the pieces that could not be carried out."""
     return "refuted" if wrong else "incomplete" if missing else "proved"
 

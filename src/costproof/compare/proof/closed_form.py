@@ -21,7 +21,7 @@ from costproof.compare.patterns import ROOT, Mask, expand, patterns, template
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import CostNode
 
-Form = Literal["text", "latex", "python", "yaml"]
+Notation = Literal["text", "latex", "python", "yaml"]
 
 _FACTORS: Final[dict[str, tuple[int, ...]]] = {"linear": (2,), "attention": (2, 4), "expert_gemm": (2, 4, 6)}
 """Operator kind -> the factor of its FLOPs: 2 per multiply-accumulate, times the number of products it contains."""
@@ -154,7 +154,7 @@ def _is_width(one: tuple[str, int], other: tuple[str, int], config: Mapping[str,
     )
 
 
-def render(form: ClosedForm, how: Form) -> str:
+def render(form: ClosedForm, how: Notation) -> str:
     """Print the closed form as sympy text, LaTeX, a Python function, or the YAML that ``costproof check`` reads."""
     return {"latex": _latex, "python": _python, "text": _text, "yaml": _yaml}[how](form)
 

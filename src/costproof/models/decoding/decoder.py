@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.workload import Workload
 from costproof.models.specs import Mark
+from costproof.opgraph.graph import CausalMask
 
 if TYPE_CHECKING:
     import torch
@@ -109,6 +110,16 @@ class Decoder:
         if self.masks:
             return dict.fromkeys(self.masks, masks[0]) | dict.fromkeys(self.window_masks, masks[1])
         return masks[self.window > 0]
+
+    def mask_contents(self, names: tuple[str, str]) -> dict[str, CausalMask]:
+        """Return the contents of both masks of :meth:`empty_masks`, by the given names."""
+        return dict(zip(names, (CausalMask(), CausalMask(self.window)), strict=True))
+
+    def placed_masks(self) -> dict[str, CausalMask]:
+        """Return the contents of the masks of :meth:`mask`, by their places in the arguments of the model."""
+        name, full, seen = "attention_mask", CausalMask(), CausalMask(self.window)
+        places = dict.fromkeys(self.masks, full) | dict.fromkeys(self.window_masks, seen)
+        return {f"{name}.{key}": content for key, content in places.items()} or {name: seen if self.window else full}
 
     def empty_masks(self, workload: Workload, queries: int, context: int, batch: int | None = None) -> Masks:
         """Return the masks, on the meta device, of a call on ``queries`` new tokens after ``context`` others.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -80,8 +81,9 @@ def prefill_job(
     module = PrefillModule(model, decoder, int(workload.logits == "last"))
     inside = frozenset({"embeds"}) & args.keys()
     return ExportJob(
-        "prefill", "prefill", ("prompt",), module, {"part": ""}, args, sizes, returns_cache=True, inside=inside
-    )
+        "prefill", "prefill", ("prompt",), module, {"part": ""}, args, sizes, returns_cache=True, inside=inside,
+        holds=_side_of_window(workload, decoder, sizes), masks=decoder.mask_contents(_MASKS),
+    )  # fmt: skip
 
 
 def step_job(
@@ -117,7 +119,17 @@ def step_job(
     return ExportJob(
         "step", "decode", ("steps",), module, {"part": ""}, args, sizes, returns_cache=True, repeated=True,
         holds=(least if full else most,) if decoder.window and any(s.symbol == "P" for s in sizes) else (),
+        masks=decoder.mask_contents(_MASKS),
     )  # fmt: skip
+
+
+def _side_of_window(workload: Workload, decoder: Decoder, sizes: Sequence[SymbolicSize]) -> tuple[str, ...]:
+    """Return on which side of the window the symbolic length of a prompt is, if a mask depends on it."""
+    masks = {size.argument[0] for size in sizes} & {*_MASKS}
+    if not decoder.window or not masks:
+        return ()
+    window = decoder.window
+    return (f"S - {window - 1}",) if decoder.fills_window(workload) else (f"{window - 2} - S",)
 
 
 def _example(usual: int, workload: Workload, decoder: Decoder) -> int:

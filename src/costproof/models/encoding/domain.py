@@ -127,7 +127,7 @@ TWO_STACKS: Final = Parameters(
 """Parameters of an encoder-decoder model."""
 
 
-class Drawable(Provable, Protocol):
+class DrawnTarget(Provable, Protocol):
     """A target whose family draws random configurations."""
 
     @property
@@ -148,7 +148,7 @@ class Drawable(Provable, Protocol):
         """Return the domain of a proof."""
         ...
 
-    def drawn(self, p: Mapping[str, int], rng: random.Random) -> tuple[Drawable, dict[str, bool]]:
+    def drawn(self, p: Mapping[str, int], rng: random.Random) -> tuple[DrawnTarget, dict[str, bool]]:
         """Return a target with a random small configuration, and feature -> whether the configuration has it.
 
         Args:
@@ -162,7 +162,7 @@ class Drawable(Provable, Protocol):
         ...
 
 
-def proof(target: Drawable, samples: int, seed: int) -> Proof:
+def proof(target: DrawnTarget, samples: int, seed: int) -> Proof:
     """Return the pieces of a proof: identities in the symbolic sizes, and drawn configurations."""
     domain = target.domain()
     parameters = domain.parameters
@@ -183,7 +183,9 @@ def proof(target: Drawable, samples: int, seed: int) -> Proof:
     )
 
 
-def _drawn(family: Drawable, parameters: Parameters, seed: int, number: int) -> tuple[Piece[Provable], dict[str, bool]]:
+def _drawn(
+    family: DrawnTarget, parameters: Parameters, seed: int, number: int
+) -> tuple[Piece[Provable], dict[str, bool]]:
     """Return the run of draw ``number`` of a seed, equal on every machine, and its features."""
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in parameters.ranges.items()}

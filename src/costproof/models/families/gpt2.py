@@ -24,6 +24,7 @@ from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.formulas import ALL_PROJECTIONS, decoder_tapes, logits_and_masks
 from costproof.models.decoding.names import STAGES
 from costproof.models.decoding.target import CausalTarget
+from costproof.storage.scheme import CheckpointLayout
 
 if TYPE_CHECKING:
     from costproof.analytic.memory_tape import MemoryTape
@@ -134,6 +135,7 @@ class Gpt2(CausalTarget[Gpt2Config]):
     config: Gpt2Config = field(default_factory=Gpt2Config)
     name: str = "gpt2"
     model_types: ClassVar[tuple[str, ...]] = ("gpt2",)
+    checkpoint_layout: ClassVar[CheckpointLayout] = CheckpointLayout(linear_class="Conv1D")
 
     @property
     def decoder(self) -> Decoder:

@@ -28,6 +28,7 @@ from costproof.models.image_text.formulas import IMAGES, image_text_ledger
 from costproof.models.image_text.layout import CALL, ModelLayout, StagePaths
 from costproof.models.image_text.target import EXAMPLE_COUNT, ImageTextTarget, tower_job
 from costproof.models.specs import ExportJob
+from costproof.storage.scheme import CheckpointLayout
 from costproof.weights.stored import unfit
 
 if TYPE_CHECKING:
@@ -157,6 +158,14 @@ class Llava(ImageTextTarget[LlavaConfig]):
     config: LlavaConfig = field(default_factory=LlavaConfig)
     name: str = "llava"
     model_types: ClassVar[tuple[str, ...]] = ("llava",)
+    checkpoint_layout: ClassVar[CheckpointLayout] = CheckpointLayout(
+        renamed=(
+            ("model.language_model", "language_model.model"),
+            ("model.vision_tower", "vision_tower.vision_model"),
+            ("model.multi_modal_projector", "multi_modal_projector"),
+            ("lm_head", "language_model.lm_head"),
+        )
+    )
     stages: ClassVar[tuple[str, ...]] = ("vision", "projector", *STAGES)
 
     @property

@@ -13,6 +13,7 @@ from costproof.models.decoding.config import UNUSED_ROUTER_KEYS, MixtureConfig, 
 from costproof.models.decoding.formulas import DecoderStyle
 from costproof.models.decoding.target import CausalTarget
 from costproof.models.target import Setting
+from costproof.storage.scheme import CheckpointLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,9 @@ class Mixtral(CausalTarget[MixtralConfig]):
     config: MixtralConfig = field(default_factory=MixtralConfig)
     name: str = "mixtral"
     model_types: ClassVar[tuple[str, ...]] = ("mixtral",)
+    checkpoint_layout: ClassVar[CheckpointLayout] = CheckpointLayout(
+        expert_layers=("w1", "w3", "w2"), renamed=((".mlp", ".block_sparse_moe"),)
+    )
     extra_settings: ClassVar[tuple[Setting, ...]] = (settings.EXPERTS,)
 
     def style(self) -> DecoderStyle:

@@ -39,6 +39,7 @@ from costproof.models.image_text.layout import CALL, ModelLayout, StagePaths, im
 from costproof.models.image_text.target import ImageTextTarget, random_input, tower_job
 from costproof.models.specs import ExportJob
 from costproof.models.target import Setting
+from costproof.storage.scheme import CheckpointLayout
 
 if TYPE_CHECKING:
     from torch import nn
@@ -272,6 +273,9 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
     config: Qwen25VlConfig = field(default_factory=Qwen25VlConfig)
     name: str = "qwen2-5-vl"
     model_types: ClassVar[tuple[str, ...]] = ("qwen2_5_vl",)
+    checkpoint_layout: ClassVar[CheckpointLayout] = CheckpointLayout(
+        renamed=(("model.language_model", "model"), ("model.visual", "visual"))
+    )
     stages: ClassVar[tuple[str, ...]] = ("vision", *STAGES)
     notation: ClassVar[dict[str, SymbolDoc]] = ImageTextTarget.notation | _OWN
 

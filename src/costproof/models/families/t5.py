@@ -19,6 +19,7 @@ from costproof.analytic.compose import (
     invocation_nodes,
     stage_nodes,
 )
+from costproof.analytic.costs import Matrix
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.linear import Lent, LmHead
@@ -38,6 +39,7 @@ from costproof.models.generic.encoder_decoder import PROMPT, TWO_STAGES, FirstRu
 from costproof.models.native import Native
 from costproof.models.specs import ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting
+from costproof.storage.scheme import CheckpointLayout
 
 if TYPE_CHECKING:
     from torch import nn
@@ -157,6 +159,7 @@ class T5(Native[T5Config]):
     name: str = "t5"
     stages: ClassVar[tuple[str, ...]] = TWO_STAGES
     model_types: ClassVar[tuple[str, ...]] = ("t5",)
+    checkpoint_layout: ClassVar[CheckpointLayout] = CheckpointLayout(in_float32=("wo",))
     attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa",)
     named: ClassVar[tuple[NamedWorkload, ...]] = PRESETS
     notation: ClassVar[dict[str, SymbolDoc]] = TWO_STACK_SYMBOLS
@@ -360,7 +363,7 @@ def _parts(config: T5Config, stack: str, call: StackCall) -> tuple[ModulePart, .
         for parts in [_layer(config, stack, call, first=i == 0)]
     )
     return (
-        ModulePart("shared", (Lent(vocab * width, b),), called=False),
+        ModulePart("shared", (Lent(vocab * width, b, (Matrix(vocab, width, kind="Embedding"),)),), called=False),
         ModulePart(stack),
         ModulePart(f"{stack}.embedding", (Embedding(call.rows, vocab, width, b, lent=True, read_whole=decodes),)),
         ModulePart(f"{stack}.dropout", times=2),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-Kind = Literal["name", "folder", "configuration", "file", "module"]
+AddressKind = Literal["name", "folder", "configuration", "file", "module"]
 
 CONFIGURATION: Final = "hf:"
 _HEADER: Final = re.compile(rb'"schema":\s*"(costproof/[a-z_]+)"')
@@ -57,7 +57,7 @@ def names_function(text: str) -> bool:
 class Address:
     """Parsed address of a model."""
 
-    kind: Kind
+    kind: AddressKind
     place: str
     """The registered name, the folder, the path or model type after ``hf:``, the file, or the module."""
     function: str = ""

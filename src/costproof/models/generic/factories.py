@@ -27,7 +27,7 @@ class Made:
     """Keys of its configuration that decide no cost, with the reason."""
 
 
-class Maker(Hashable, Protocol):
+class ModuleMaker(Hashable, Protocol):
     """Factory of a target's module."""
 
     @property
@@ -66,10 +66,10 @@ class Maker(Hashable, Protocol):
 
 
 @runtime_checkable
-class Cuttable(Maker, Protocol):
+class Cuttable(ModuleMaker, Protocol):
     """Factory of a module that can be built with fewer layers."""
 
-    def first_layers(self, layers: int, *, more: bool = False) -> tuple[Maker, CutModel]:
+    def first_layers(self, layers: int, *, more: bool = False) -> tuple[ModuleMaker, CutModel]:
         """Return the factory of the truncated module, and the truncation.
 
         Args:

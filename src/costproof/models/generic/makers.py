@@ -116,15 +116,15 @@ def known(values: Sequence[int | list[int]]) -> Example:
     return Example(KnownIntegers(list(values), torch.empty(0, device="meta")), {})
 
 
-Maker = Callable[[Case], "Example | None"]
-MAKERS: Final[dict[str, Maker]] = {}
+ExampleMaker = Callable[[Case], "Example | None"]
+MAKERS: Final[dict[str, ExampleMaker]] = {}
 """Argument name -> function that creates it, or returns ``None`` if the model does not need it."""
 
 
-def makes(*names: str) -> Callable[[Maker], Maker]:
+def makes(*names: str) -> Callable[[ExampleMaker], ExampleMaker]:
     """Register the creator of the arguments with these names."""
 
-    def add(maker: Maker) -> Maker:
+    def add(maker: ExampleMaker) -> ExampleMaker:
         MAKERS.update(dict.fromkeys(names, maker))
         return maker
 

@@ -18,7 +18,7 @@ from costproof.models.decoding.decoder import text_config
 from costproof.models.generic.caches import HeldCache, OwnCache, own_cache
 from costproof.models.generic.described import fingerprint
 from costproof.models.generic.encoder_decoder import FirstRun, first_run, of_encoder
-from costproof.models.generic.factories import Given, Made, Maker
+from costproof.models.generic.factories import Given, Made, ModuleMaker
 from costproof.models.generic.inputs import KINDS, example_inputs, input_choices
 from costproof.models.generic.makers import PLACEHOLDERS, Case
 from costproof.models.generic.stages import longest
@@ -96,52 +96,52 @@ TARGET_LENGTH: Final = 29
 """Length of the decoder input of an encoder-decoder, in tokens."""
 
 
-def made_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
+def made_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
     """Return the module of a factory, memoized per choice; a live module is not kept alive."""
     with offline():
         return maker.make(dtype, attention) if isinstance(maker, Given) else _kept(maker, dtype, attention)
 
 
 @lru_cache(maxsize=4)
-def _kept(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
+def _kept(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
     return maker.make(dtype, attention)
 
 
-def fingerprint_of(maker: Maker) -> str:
+def fingerprint_of(maker: ModuleMaker) -> str:
     """Return the fingerprint of the module and the integers of its configuration."""
     return _of(maker) if isinstance(maker, Given) else _fingerprint(maker)
 
 
 @lru_cache(maxsize=4)
-def _fingerprint(maker: Maker) -> str:
+def _fingerprint(maker: ModuleMaker) -> str:
     return _of(maker)
 
 
-def _of(maker: Maker) -> str:
+def _of(maker: ModuleMaker) -> str:
     return fingerprint(made_of(maker, None, None).module, maker.numbers)
 
 
 @lru_cache(maxsize=4)
 def _cache_or_why(
-    maker: Maker, dtype: Dtype | None, attention: AttentionKind | None
+    maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None
 ) -> OwnCache | HeldCache | str | None:
     return own_cache(made_of(maker, dtype, attention).module)
 
 
-def cache_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> OwnCache | HeldCache | None:
+def cache_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> OwnCache | HeldCache | None:
     """Return the cache of the module."""
     found = _cache_or_why(maker, dtype, attention)
     return None if isinstance(found, str) else found
 
 
-def why_one_stage(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> tuple[str, ...]:
+def why_one_stage(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> tuple[str, ...]:
     """Return a note on why a module that has a cache has no decode steps."""
     found = _cache_or_why(maker, dtype, attention)
     return (f"prefill and decode are one stage: {found}",) if isinstance(found, str) else ()
 
 
 @lru_cache(maxsize=4)
-def beyond_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> tuple[str, ...]:
+def beyond_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> tuple[str, ...]:
     """Return the notes of :func:`beyond` for the module."""
     module = made_of(maker, dtype, attention).module
     config = attribute(module, "config", None)
@@ -151,7 +151,7 @@ def beyond_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None
 
 @lru_cache(maxsize=8)
 def first_run_of(
-    maker: Maker, dtype: Dtype | None, attention: AttentionKind | None, batch: int, length: int
+    maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None, batch: int, length: int
 ) -> FirstRun | None:
     """Return the findings of the first run of an encoder-decoder."""
     made = made_of(maker, dtype, attention)
@@ -180,7 +180,7 @@ class Choice:
 
 
 @lru_cache(maxsize=4)
-def choice_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> Choice:
+def choice_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> Choice:
     """Return the first choice of inputs with which the module runs on meta or with ones, else the fullest.
 
     More images and sounds take precedence, also if the module then runs only with ones and not on meta.
@@ -212,7 +212,7 @@ def choice_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None
 
 
 @lru_cache(maxsize=4)
-def towers_of(maker: Maker) -> Towers:
+def towers_of(maker: ModuleMaker) -> Towers:
     """Return the towers of the module, which do not depend on sizes or dtype."""
     made, choice = made_of(maker, None, None), choice_of(maker, None, None)
     return towers(made.module, example_inputs(_small(made, choice), None, choice.names).args) if choice.names else NONE
@@ -224,7 +224,7 @@ def _small(made: Made, choice: Choice, side: int | None = None) -> Case:
 
 
 @lru_cache(maxsize=8)
-def places_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None, side: int | None) -> int:
+def places_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None, side: int | None) -> int:
     """Return the text positions that the images or sounds of one element fill, or 0."""
     made, choice = made_of(maker, dtype, attention), choice_of(maker, dtype, attention)
     if set(choice.names or ()) <= {"input_ids"}:

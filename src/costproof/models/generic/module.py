@@ -31,7 +31,7 @@ from costproof.models.encoding import STAGE
 from costproof.models.generic.caches import is_cache
 from costproof.models.generic.described import arguments, module_kinds, shapes
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
-from costproof.models.generic.factories import Cuttable, Given, Made, Maker
+from costproof.models.generic.factories import Cuttable, Given, Made, ModuleMaker
 from costproof.models.generic.inputs import Inputs, example_inputs, other_dtypes
 from costproof.models.generic.makers import SIDE, Case, own_side
 from costproof.models.generic.memo import (
@@ -85,11 +85,11 @@ class GenericTarget:
     """Module that is exported and run as it is."""
 
     name: str
-    maker: Maker
+    maker: ModuleMaker
     options: RunOptions = field(default_factory=RunOptions)
     cut: CutModel | None = None
     """Truncation by ``options.layers``; the module of ``maker`` is already truncated."""
-    whole: Maker | None = None
+    whole: ModuleMaker | None = None
     """Factory of the whole module, if it is truncated."""
 
     def info(self) -> TargetInfo:
@@ -189,6 +189,11 @@ class GenericTarget:
     def stored(self) -> Stored:
         """Return the properties of the checkpoint that its files state."""
         return self.maker.stored
+
+    @property
+    def dtype(self) -> Dtype | None:
+        """Return the dtype that the configuration names, if it names one."""
+        return self.maker.stored.dtype
 
     def build_stored(self) -> nn.Module:
         """Return the module in the dtype of the tensors that its checkpoint does not quantise; needs no inputs."""

@@ -20,7 +20,7 @@ _RATES: Final = ("drop", "prob")
 """Words in the names of dropout rates and dropout modules."""
 
 
-Kind = tuple[Hashable, frozenset[tuple[Hashable, Hashable]]]
+LayerSignature = tuple[Hashable, frozenset[tuple[Hashable, Hashable]]]
 """Kind of a layer: classes of its modules and shapes of its parameters, and other attributes by module path."""
 
 
@@ -30,7 +30,7 @@ class Stack:
 
     path: str
     """Path of the list in the module."""
-    kinds: tuple[Kind, ...]
+    kinds: tuple[LayerSignature, ...]
     """Kind of each layer without its index: classes of its modules, shapes of its parameters, other attributes.
     Layers with equal costs have equal kinds."""
     parameters: int

@@ -304,13 +304,13 @@ def page_decoder_parts(
 ANY_VIEW: Final = View("", sam_resampled=False, clip_resampled=False)
 """Placeholder for any view, because parameters do not depend on the view."""
 
-Towers = Callable[[View], Mapping[str, tuple[tuple[ModulePart, ...], Size]]]
+TowerParts = Callable[[View], Mapping[str, tuple[tuple[ModulePart, ...], Size]]]
 """View -> stage -> its parts, and the bytes of the activations that enter and leave it."""
 
 
 def page_ledger(
     structure: PageStructure,
-    towers: Towers,
+    towers: TowerParts,
     glue: Callable[[StackCall], Layer],
     border: Callable[[StackCall, Size], Size],
     names: Mapping[str, str],

@@ -3,10 +3,10 @@
 Headline: 2 * B*H_q*S_q*S_k * (D_qk + D_v). Vector FLOPs per score: 1 for the scale, 5 for the softmax, 1 for the
 addition of a mask tensor, 3 for a soft cap (divide, tanh, multiply), 2 for ALiBi (multiply, add).
 
-Masks remove nothing from the headline: the convention is ``full``. The FLOPs that they hide are skippable: with a
-causal sdpa, query i sees the keys up to i; kernels that align the last query with the last key (FlashAttention) let it
-see the keys up to i + S_k - S_q, and with a window only those in the window. The contents of a mask tensor are data: it
-may hide all scores.
+Masks remove nothing from the headline: the convention is ``full``. The grid of scores states the mask, from which
+:mod:`costproof.opgraph.kept` counts the scores that are kept: with a causal sdpa, query i sees the keys up to i;
+kernels that align the last query with the last key (FlashAttention) let it see the keys up to i + S_k - S_q, and with a
+window only those in the window.
 
 FlashAttention's operators are those of its package, of transformers' kernel hub and of vLLM; argument names are those
 of the schemas (flash_attn 2.8 ``flash_attn_interface``, the bindings of ``kernels-community/flash-attn2`` and
@@ -23,11 +23,10 @@ dimension, as in every other implementation: :func:`unpadded` makes attention re
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, Final
 
 from costproof.opgraph.graph import Graph, OpCall, Size, Value
-from costproof.opgraph.rules.cost import OpCost, Uncountable, attr, optional, result, tensor
+from costproof.opgraph.rules.cost import OpCost, ScoreGrid, Uncountable, attr, optional, result, tensor
 from costproof.opgraph.rules.names import canonical
 from costproof.opgraph.rules.registry import graph_transform, operator_rule
 from costproof.opgraph.rules.sizes import prod, total
@@ -47,13 +46,11 @@ _SEQUENCE_STARTS: Final = ("cum_seq_q", "cu_seqlens_q", "cu_seq_q")
 """Arguments with the starts of packed sequences."""
 
 
-def attention_cost(scores: Size, qk_dim: Size, v_dim: Size, *, masked: bool) -> OpCost:
-    """Return the cost of attention over ``scores`` = B*H_q*S_q*S_k pairs."""
-    return OpCost(
-        flops=prod((2, scores, total((qk_dim, v_dim)))),
-        vector=prod((7 if masked else 6, scores)),
-        role="matmul",
-    )
+def attention_cost(grid: ScoreGrid) -> OpCost:
+    """Return the cost of attention over all scores of a grid."""
+    scores = prod((grid.grids, grid.queries, grid.keys))
+    vector = prod((6 if grid.mask is None else 7, scores))
+    return OpCost(prod((2, scores, grid.width)), vector, role="matmul", attention=grid)
 
 
 def _qkv(op: OpCall) -> tuple[Value, Value, Value]:
@@ -66,12 +63,18 @@ def sdpa(op: OpCall) -> OpCost:
     query, key, value = _qkv(op)
     if misfit := mask_misfit(op):
         raise Uncountable(misfit)
-    masked = _mask(op) is not None
-    leading = result(op).shape[:-2]
-    cost = attention_cost(
-        prod((*leading, query.shape[-2], key.shape[-2])), query.shape[-1], value.shape[-1], masked=masked
+    causal = attr(op, "is_causal", default=False) not in (False, 0)
+    return attention_cost(
+        ScoreGrid(
+            prod(result(op).shape[:-2]),
+            query.shape[-2],
+            key.shape[-2],
+            total((query.shape[-1], value.shape[-1])),
+            right=0 if causal else None,
+            at_end=False,
+            mask=_mask(op),
+        )
     )
-    return replace(cost, skippable=_hidden(op, cost, masked=masked))
 
 
 def mask_misfit(op: OpCall, *, at_sizes: bool = False) -> str:
@@ -92,52 +95,6 @@ def mask_misfit(op: OpCall, *, at_sizes: bool = False) -> str:
         return ""
     shape, wanted = (" x ".join(map(str, sizes)) for sizes in (mask.shape[-2:], scores))
     return f"a mask of {shape} does not fit scores of {wanted}: the call fails where it is run"
-
-
-def _hidden(op: OpCall, cost: OpCost, *, masked: bool) -> Size:
-    """Return the FLOPs of scores that a mask may hide or that the causal flag hides."""
-    if masked or attr(op, "is_causal", default=False) in (False, 0):
-        return cost.flops if masked else 0
-    query, key, value = _qkv(op)
-    queries, keys, width = query.shape[-2], key.shape[-2], total((query.shape[-1], value.shape[-1]))
-    hidden = total((prod((queries, keys)), prod((-1, seen_from_start(queries, keys)))))
-    return prod((2, *result(op).shape[:-2], hidden, width))
-
-
-def seen_from_start(queries: Size, keys: Size) -> Size:
-    """Count pairs of a query i and a key j <= i: m (m + 1) / 2 + (queries - m) keys, m = min(queries, keys)."""
-    import sympy
-
-    q, k = sympy.sympify(queries), sympy.sympify(keys)
-    m = q if q == k else sympy.Min(q, k)
-    pairs = sympy.expand(m * (m + 1) / 2 + (q - m) * k)
-    return int(pairs) if pairs.is_Integer else pairs
-
-
-@lru_cache(maxsize=4096)
-def seen_at_end(queries: Size, keys: Size, left: int | None, right: int | None) -> Size | None:
-    """Count pairs of a query i and a key from i + d - left to i + d + right, d = keys - queries.
-
-    Returns ``None`` if that depends on the values of symbols.
-
-    Args:
-        left: window before the aligned key; ``None`` for no limit.
-        right: window after the aligned key; ``None`` for no limit.
-    """
-    if left is None and right is None:
-        return prod((queries, keys))
-    if isinstance(queries, int) and isinstance(keys, int):
-        d = keys - queries
-        ends = ((0 if left is None else max(0, i + d - left), keys if right is None else min(keys, i + d + right + 1))
-                for i in range(queries))  # fmt: skip
-        return sum(max(0, end - start) for start, end in ends)
-    if left is None and right == 0:
-        import sympy
-
-        q, k = sympy.sympify(queries), sympy.sympify(keys)
-        if (k - q).is_nonnegative:
-            return sympy.expand(q * (k - q) + q * (q + 1) / 2)
-    return None
 
 
 @operator_rule(
@@ -161,33 +118,37 @@ def kernel_of_torch(op: OpCall) -> OpCost:
     heads, dim = query.shape[-3 if heads_first else -2], query.shape[-1]
     queries, keys = (t.shape[-2 if heads_first else -3] for t in (query, key))
     if starts is not None:
-        scores, bound = _packed_scores(op, total((starts.shape[0], -1)), queries, keys)
+        sequences, queries, keys, bound = _packed_grid(op, total((starts.shape[0], -1)), queries, keys)
     elif len(query.shape) == 4:
-        scores = prod((query.shape[0], queries, keys))
+        sequences = query.shape[0]
     else:
         raise Uncountable("packed sequences without the tensor that says where they begin")
-    masked = _named(op, "bias", "attn_bias") is not None
-    cost = attention_cost(prod((heads, scores)), dim, value.shape[-1], masked=masked)
+    mask = _named(op, "bias", "attn_bias")
+    # Flags of several kernels, which align their masks with different ends of the keys.
+    flags = (attr(op, name) not in (None, False, 0) for name in ("is_causal", "causal", "custom_mask_type"))
+    windows = (attr(op, name) for name in ("window_size", "window_size_left", "window_size_right"))
+    flagged, windowed = any(flags), any(w not in (None, -1, [-1, -1], (-1, -1)) for w in windows)
+    aligned = not windowed and (queries == keys or not flagged)
+    cost = attention_cost(
+        ScoreGrid(
+            prod((heads, sequences)), queries, keys, total((dim, value.shape[-1])),
+            right=0 if flagged else None, mask=mask, known=aligned,
+        )
+    )  # fmt: skip
     if bound:
         raise Uncountable("packed sequences of unequal lengths: the lengths are in a tensor's values", cost.flops)
-    # Flags of several kernels, which align their masks with different ends of the keys.
-    hides = masked or any(
-        attr(op, name) not in (None, False, 0) for name in ("is_causal", "causal", "custom_mask_type")
-    )
-    windows = (attr(op, name) for name in ("window_size", "window_size_left", "window_size_right"))
-    hides |= any(w not in (None, -1, [-1, -1], (-1, -1)) for w in windows)
-    return replace(cost, skippable=cost.flops) if hides else cost
+    return cost
 
 
-def _packed_scores(op: OpCall, sequences: Size, rows: Size, key_rows: Size) -> tuple[Size, bool]:
-    """Return the number of (query, key) pairs of one head in packed sequences, and whether it is an upper bound."""
+def _packed_grid(op: OpCall, sequences: Size, rows: Size, key_rows: Size) -> tuple[Size, Size, Size, bool]:
+    """Return sequences, their queries and keys, in packed rows, and whether these are only upper bounds."""
     if sequences == 1:
-        return prod((rows, key_rows)), False
+        return 1, rows, key_rows, False
     longest, longest_key = (_length(attr(op, f"max_{x}", f"max_seqlen_{x}")) for x in "qk")
     if longest is None or longest_key is None:
         raise Uncountable("packed sequences: the lengths are in a tensor's values")
     full = (prod((sequences, longest)), prod((sequences, longest_key))) == (rows, key_rows)
-    return prod((sequences, longest, longest_key)), not full
+    return sequences, longest, longest_key, not full
 
 
 _GRADIENTS: Final = (
@@ -342,11 +303,8 @@ def _packed(op: OpCall, query: Value, key: Value, value: Value, extra: Size = 0)
 
 def _cost(op: OpCall, rows: Size, queries: Size, keys: Size, qk_dim: Size, v_dim: Size) -> OpCost:
     """Return the cost of a fused kernel for ``rows`` = B*H_q heads, including its soft cap, ALiBi and window."""
-    scores = prod((rows, queries, keys))
-    plain = attention_cost(scores, qk_dim, v_dim, masked=False)
-    seen = seen_at_end(queries, keys, *window_of(op))
-    hidden = scores if seen is None else total((scores, prod((-1, rows, seen))))
-    plain = replace(plain, skippable=prod((2, hidden, total((qk_dim, v_dim)))))
+    scores, (left, right) = prod((rows, queries, keys)), window_of(op)
+    plain = attention_cost(ScoreGrid(rows, queries, keys, total((qk_dim, v_dim)), left, right))
     more = 3 * bool(attr(op, "softcap")) + 2 * (_named(op, "alibi_slopes") is not None)
     return replace(plain, vector=total((plain.vector, prod((more, scores))))) if more else plain
 

@@ -36,6 +36,28 @@ class PartialRead:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreGrid:
+    """The scores of fused attention, and the mask over them."""
+
+    grids: Size
+    """Number of grids of queries x keys: sequences times query heads."""
+    queries: Size
+    keys: Size
+    width: Size
+    """Width of a query plus width of a value."""
+    left: int | None = None
+    """Keys that a query sees before the one aligned with it; ``None`` for no limit."""
+    right: int | None = None
+    """Keys that a query sees after the one aligned with it; ``None`` for no limit."""
+    at_end: bool = True
+    """Whether the last query is aligned with the last key; otherwise the first with the first."""
+    mask: Value | None = None
+    """Mask tensor."""
+    known: bool = True
+    """Whether these fields state the whole mask; false for flags whose meaning is not known here."""
+
+
+@dataclass(frozen=True, slots=True)
 class OpCost:
     """Cost of one call. Counts are integers or sympy expressions, like the shapes."""
 
@@ -51,7 +73,9 @@ class OpCost:
     aliases: tuple[Value, ...] | None = None
     """The tensor that each output is a view of (default: the first tensor argument if the role is ``alias``)."""
     skippable: Size = 0
-    """Headline FLOPs that another implementation of the same result can skip; an upper bound if data decides."""
+    """Headline FLOPs that another algorithm for the same result can skip, whatever a mask hides."""
+    attention: ScoreGrid | None = None
+    """The scores, for fused attention; without them no score is counted as kept."""
 
 
 class Uncountable(Exception):
@@ -82,7 +106,8 @@ def invalid_part(cost: Any) -> str | None:
         values = getattr(cost, name)
         if values is not None and not (isinstance(values, tuple) and all(isinstance(v, kind) for v in values)):
             return f"{name}, not a tuple of {kind.__name__}"
-    return None
+    grid: Any = cost.attention
+    return None if isinstance(grid, ScoreGrid | None) else f"attention, not a {ScoreGrid.__name__}"
 
 
 def tensor(op: OpCall, name: str, position: int) -> Value:

@@ -83,6 +83,11 @@ def _smaller(a: Size, b: Size) -> Size:
     return b if sign > 0 else a
 
 
+def never_negative(size: Size) -> bool:
+    """Return whether a size is certainly at least 0 for symbols >= 1."""
+    return _sign(size) == 1
+
+
 @lru_cache(maxsize=4096)
 def _sign(difference: Size) -> int | None:
     """Return 1 if ``difference`` is never negative for symbols >= 1, -1 if never positive, ``None`` if undecided.

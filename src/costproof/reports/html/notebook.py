@@ -13,7 +13,7 @@ from costproof.compare.gate.types import Gate
 from costproof.compare.proof.certificate import Certificate
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
-from costproof.ledger.notebook import Format
+from costproof.ledger.notebook import DisplayFormat
 from costproof.ledger.plural import plural
 from costproof.reports import certificate, claims, counters, diff, explain, gate
 from costproof.reports.document import Document, Form
@@ -42,7 +42,7 @@ _PLAIN: Final = """
 """Browser defaults that Jupyter overrides."""
 
 
-def display(value: object, format: Format) -> str:  # noqa: A002
+def display(value: object, format: DisplayFormat) -> str:  # noqa: A002
     """Return a result as the text of its command, as Markdown, or as the markup of a cell."""
     if format == "html":
         return cell(value)

@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import ModulePart, StackCall, in_layer
-from costproof.analytic.costs import Layer, LayerCosts, Size, layer
+from costproof.analytic.costs import Layer, LayerCosts, Matrix, Size, layer
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.linear import Linear
 from costproof.analytic.norms import RmsNorm
@@ -111,8 +111,8 @@ class QueryTable:
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
-        owned = self.rows * self.width
-        return LayerCosts(params=owned, weight_bytes=owned * self.item_bytes, intermediate_bytes=0)
+        owned, table = self.rows * self.width, Matrix(self.rows, self.width, kind="Embedding")
+        return LayerCosts(params=owned, weight_bytes=owned * self.item_bytes, matrices=(table,), intermediate_bytes=0)
 
 
 @layer

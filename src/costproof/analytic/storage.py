@@ -1,0 +1,191 @@
+"""Cost the stored and resident bytes of modules: the formulas of layers under the storage scheme of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from typing import Final
+
+import sympy
+
+from costproof.algebra.evaluation import compile_expression
+from costproof.algebra.symbols import sym, text
+from costproof.analytic.compose import HeldNode
+from costproof.analytic.costs import Layer, Matrix, Size, costs_of
+from costproof.analytic.linear import LmHead
+from costproof.ledger.metrics import METRICS, STORAGE, Metric
+from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.workload import FLOAT_BYTES, Dtype
+from costproof.storage.formats import Format, LinearShape
+from costproof.storage.scheme import CheckpointLayout, LinearModule, Scheme, UnknownFormat, in_numbered_layer
+from costproof.storage.tensors import STORED_AS, StoredTensor
+
+_ITEM: Final = sym("b")
+_RUNS_CACHE: Final = ".self_attn"
+"""Last part of the path of a module that has the scales of a quantised cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How a checkpoint stores the modules of a target with formulas."""
+
+    scheme: Scheme
+    dtype: Dtype
+    """Dtype of what is not quantised."""
+    layout: CheckpointLayout
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Values of the configuration's symbols, on which rules may depend."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """Sums of a module; ``None`` is unknown."""
+
+    stored_bytes: Size | None = 0
+    stored_elements: Size | None = 0
+    resident_bytes: Size | None = 0
+
+    def plus(self, *tensors: StoredTensor) -> _Sum:
+        """Return the sums with tensors of a quantised matrix added."""
+        resident = [t.bytes for t in tensors if t.is_held]
+        return _Sum(
+            _added(self.stored_bytes, sum(t.bytes for t in tensors)),
+            _added(self.stored_elements, sum(t.elements for t in tensors)),
+            _added(self.resident_bytes, sum(resident)),
+        )
+
+
+def _added(a: Size | None, b: Size | None) -> Size | None:
+    return None if a is None or b is None else a + b
+
+
+def with_storage(ledger: Ledger, storage: Storage | None, why: str = "") -> Ledger:
+    """Return an analytic ledger with the metrics of storage in symbols.
+
+    Args:
+        storage: ``None``: the format of the checkpoint is not known, or there is none.
+        why: reason why the format is not known, for a note.
+    """
+    notes = (*ledger.notes, why) if why else ledger.notes
+    if storage is None:
+        return replace(ledger, nodes=_with_costs(map(_plain_node, ledger.nodes)), notes=notes)
+    try:
+        nodes = _with_costs(_costed(node, storage) if isinstance(node, HeldNode) else node for node in ledger.nodes)
+    except UnknownFormat as error:
+        return with_storage(ledger, None, f"stored bytes are not known: {error.name}: {error.why}")
+    unknown = {m for node in nodes for m in STORAGE if m in node.costs}
+    notes += tuple(
+        f"stored bytes are not known of {item}" for item in _undetermined(storage.scheme) if "stored_bytes" in unknown
+    )
+    metrics = tuple(m for m in METRICS if m in ledger.metrics or (m in STORAGE and m not in unknown))
+    return replace(ledger, nodes=nodes, metrics=metrics, notes=notes).without(unknown)
+
+
+def _with_costs(nodes: Iterable[CostNode]) -> tuple[CostNode, ...]:
+    """Return the nodes, without stage-wide ones that turned out to have no costs."""
+    return tuple(node for node in nodes if node.invocation or node.exprs or node.costs)
+
+
+def _undetermined(scheme: Scheme) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(item for rule in scheme.rules for item in rule.format.undetermined()))
+
+
+_PLAIN_FIELDS: Final = tuple(f.name for f in fields(CostNode))
+
+
+def _plain_node(node: CostNode) -> CostNode:
+    if not isinstance(node, HeldNode):
+        return node
+    return CostNode(**{name: getattr(node, name) for name in _PLAIN_FIELDS})
+
+
+def _costed(node: HeldNode, storage: Storage) -> CostNode:
+    """Return the node of a module with its storage; a metric that is not known is ``None``."""
+    quantised = []
+    for layer in node.layers:
+        for matrix in costs_of(layer).matrices:
+            for of, part in _formats(node.module, matrix, storage, is_head=isinstance(layer, LmHead)):
+                if of is not None:
+                    quantised.append((part, of))
+    scales = storage.scheme.cache_scales if node.module.endswith(_RUNS_CACHE) else ()
+    in_float32 = storage.scheme.float32 and storage.layout.loads_in_float32(node.module)
+    found = _texts(node.layers, tuple(quantised), scales, "float32" if in_float32 else storage.dtype)
+    known: dict[Metric, str] = {m: size for m, size in found if size is not None and size != "0"}
+    unknown: dict[Metric, int | None] = {m: None for m, size in found if size is None}
+    plain = _plain_node(node)
+    return replace(plain, costs={**node.costs, **unknown}, exprs={**node.exprs, **known})
+
+
+@lru_cache(maxsize=8192)
+def _texts(
+    layers: tuple[Layer, ...],
+    quantised: tuple[tuple[Matrix, Format], ...],
+    scales: tuple[StoredTensor, ...],
+    dtype: Dtype,
+) -> tuple[tuple[Metric, str | None], ...]:
+    """Return the metrics of storage of a module as canonical text; memoized, so that equal modules are computed once.
+
+    Args:
+        quantised: its matrices that are quantised.
+        scales: tensors that it stores for its cache.
+    """
+    sums = _Sum().plus(*scales)
+    for matrix, of in quantised:
+        linear = LinearShape(matrix.rows, matrix.columns, matrix.bias, STORED_AS[dtype])
+        sums = sums.plus(*(replace(t, count=matrix.count) for t in of.tensors(linear)))
+        if of.undetermined():
+            sums = replace(sums, stored_bytes=None, stored_elements=None)
+    costs = [costs_of(layer) for layer in layers]
+    plain = sum(c.params for c in costs) - sum(matrix.elements for matrix, _ in quantised)
+    kept = sum(c.kept_bytes for c in costs), sum(c.kept_elements for c in costs)
+    resident: Size | None = None
+    if not any({"weight_bytes", "buffer_bytes"} & c.unknown for c in costs):
+        gone = sum(matrix.elements for matrix, _ in quantised) * _ITEM
+        resident = sum(c.weight_bytes + c.buffer_bytes for c in costs) - gone
+    found: tuple[Size | None, ...] = (
+        _added(sums.stored_bytes, plain * FLOAT_BYTES[dtype] + kept[0]),
+        _added(sums.stored_elements, plain + kept[1]),
+        _added(sums.resident_bytes, resident),
+    )
+    return tuple(
+        (m, None if size is None else text(sympy.expand(size))) for m, size in zip(STORAGE, found, strict=True)
+    )
+
+
+def _formats(path: str, matrix: Matrix, storage: Storage, *, is_head: bool) -> Iterator[tuple[Format | None, Matrix]]:
+    """Yield the format of each part of a matrix: itself, or for a stack the projections of its experts."""
+    scheme, layout = storage.scheme, storage.layout
+    if not scheme.rules:
+        return
+    outside = layout.path(path)
+    kind = layout.linear_class if matrix.kind == "Linear" and not is_head else matrix.kind
+    rows, columns = (_number(size, storage.sizes) for size in (matrix.rows, matrix.columns))
+    if any(rule.format.in_numbers for rule in scheme.rules):
+        matrix = replace(matrix, rows=rows, columns=columns)
+    if matrix.kind != "Expert":
+        place = LinearModule(
+            outside, kind, columns, is_head, in_numbered_layer(path), path, (kind,), rows,
+            layout.loads_in_float32(path),
+        )  # fmt: skip
+        yield scheme.format_of(place), matrix
+        return
+    names = layout.expert_layers[:2] if matrix.joined else layout.expert_layers[2:]
+    if scheme.stacked:
+        yield scheme.format_of(LinearModule(f"{outside}.0.{names[0]}", "Expert", columns, rows=rows)), matrix
+        return
+    for name in names:
+        rows_of = rows // len(names)
+        part = replace(matrix, rows=rows_of if isinstance(matrix.rows, int) else matrix.rows / len(names))
+        if not scheme.names_experts:
+            yield scheme.format_of(LinearModule(f"{outside}.0.{name}", "Expert", columns, rows=rows_of)), part
+            continue
+        for i in range(_number(matrix.count, storage.sizes)):
+            of = scheme.format_of(LinearModule(f"{outside}.{i}.{name}", "Expert", columns, rows=rows_of))
+            yield of, replace(part, count=1)
+
+
+def _number(size: Size, values: Mapping[str, int]) -> int:
+    if isinstance(size, int):
+        return size
+    return compile_expression(size).run(values)  # type: ignore[return-value]

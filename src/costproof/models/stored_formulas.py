@@ -1,0 +1,38 @@
+"""Add the metrics of storage to the formulas of a target."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from costproof.analytic.storage import Storage, with_storage
+from costproof.ledger.attributes import attribute
+from costproof.ledger.node import Ledger
+from costproof.ledger.workload import Workload
+from costproof.models.native import Configured
+from costproof.storage.scheme import CheckpointLayout, UnknownFormat
+
+
+class HasFormulas(Protocol):
+    """Part of a target that closed formulas need."""
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """Return the analytic ledger in symbols."""
+        ...
+
+
+NOT_KNOWN: Final = "stored bytes are not known"
+"""Beginning of the note on a checkpoint whose format has no layout."""
+
+
+def stored_formulas(target: HasFormulas, workload: Workload) -> Ledger:
+    """Return the analytic ledger of a target in symbols, with the metrics of storage where its format is known."""
+    ledger = target.formulas(workload)
+    of = attribute(target, "model", target)
+    if not isinstance(of, Configured):
+        return with_storage(ledger, None)
+    try:
+        scheme = of.stored.scheme(str(attribute(of.config, "model_type", "")))
+    except UnknownFormat as error:
+        return with_storage(ledger, None, f"{NOT_KNOWN}: {error.name}: {error.why}")
+    layout = attribute(of, "checkpoint_layout", CheckpointLayout())
+    return with_storage(ledger, Storage(scheme, of.dtype, layout, of.config.symbols()))

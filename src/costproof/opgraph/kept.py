@@ -1,0 +1,247 @@
+"""Count the scores that masks leave: the pairs of a query and a key of each attention in a graph.
+
+Attention is a fused call, whose rule states the grid of scores and its mask, or two products with a softmax or a mask
+between them (:func:`unfused_attention`). How many pairs a mask leaves is counted by a :class:`PairCounter`, of which
+every source has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from costproof.opgraph.costed import CostedGraph
+from costproof.opgraph.graph import OpCall, Size, Value
+from costproof.opgraph.rules.cost import OpCost, ScoreGrid
+from costproof.opgraph.rules.names import canonical, overwrites
+from costproof.opgraph.rules.sizes import numel, prod
+
+_TRIANGLES: Final = frozenset({"tril", "triu"})
+_ADDING: Final = frozenset({"baddbmm", "addmm"})
+"""Matrix products that add their first operand to the result."""
+_JOINING: Final = frozenset({"cat", "concat", "concatenate"})
+_SOFTMAX: Final = frozenset({"softmax", "_softmax", "safe_softmax", "_safe_softmax"})
+_STORED: Final = ("param", "buffer")
+_MOVING: Final = ("alias", "move", "lookup")
+_FUSED: Final = "attention"
+
+
+@dataclass(frozen=True, slots=True)
+class MaskUse:
+    """A mask that an operator applies to scores."""
+
+    op: OpCall
+    mask: Value | None
+    """``None`` for a triangle, which the operator itself cuts out."""
+    place: int = 0
+    """Position of the mask among the tensor arguments of the operator."""
+
+
+class PairCounter(Protocol):
+    """Counts the pairs of a query and a key that masks leave; ``None`` is unknown."""
+
+    def in_band(self, queries: Size, keys: Size, left: Size | None, right: Size | None, *, at_end: bool) -> Size | None:
+        """Count the pairs of one grid in a band around the diagonal; see :class:`.rules.cost.ScoreGrid`."""
+        ...
+
+    def under_masks(self, masks: Sequence[MaskUse], grids: Size, queries: Size, keys: Size) -> Size | None:
+        """Count the pairs of all grids that the masks leave together."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FirstKnown:
+    """Asks several counters in order, and returns the first count that is known."""
+
+    counters: tuple[PairCounter, ...]
+
+    def in_band(self, queries: Size, keys: Size, left: Size | None, right: Size | None, *, at_end: bool) -> Size | None:
+        """Count the pairs of one grid in a band."""
+        found = (one.in_band(queries, keys, left, right, at_end=at_end) for one in self.counters)
+        return next((n for n in found if n is not None), None)
+
+    def under_masks(self, masks: Sequence[MaskUse], grids: Size, queries: Size, keys: Size) -> Size | None:
+        """Count the pairs of all grids that the masks leave together."""
+        found = (one.under_masks(masks, grids, queries, keys) for one in self.counters)
+        return next((n for n in found if n is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptWork:
+    """The work of an operator on the scores that masks leave; ``None`` is unknown."""
+
+    flops: Size | None
+    scores: Size | None = 0
+    """Number of these scores; 0 for the second product of unfused attention, whose scores the first one computed."""
+    hides_keys: bool = False
+    """Whether a mask may hide a key from all queries."""
+
+
+def kept_work(costed: CostedGraph, count: PairCounter) -> Mapping[int, KeptWork]:
+    """Return, by index of the operator, the work of every operator that computes or weighs scores."""
+    found: dict[int, KeptWork] = {}
+    for i, (op, cost) in enumerate(zip(costed.graph.ops, costed.costs, strict=True)):
+        if isinstance(cost, OpCost) and cost.attention is not None and cost.flops != 0:
+            found[i] = _fused(op, cost.attention, count)
+    for one in unfused_attention(costed):
+        first, second = (costed.costs[at] for at in (one.first, one.second))
+        assert isinstance(first, OpCost)
+        assert isinstance(second, OpCost)
+        *leading, queries, keys = costed.graph.ops[one.first].outputs[0].shape
+        grids = prod(leading)
+        pairs = prod((grids, queries, keys))
+        before, after = (
+            count.under_masks(masks, grids, queries, keys) if masks else pairs for masks in (one.before, one.masks)
+        )
+        hides = after != pairs
+        found[one.first] = KeptWork(_share(first.flops, before, pairs), before, hides)
+        found[one.second] = KeptWork(_share(second.flops, after, pairs), 0, hides)
+    return found
+
+
+def _fused(op: OpCall, grid: ScoreGrid, count: PairCounter) -> KeptWork:
+    """Return the kept work of fused attention."""
+    pairs = prod((grid.grids, grid.queries, grid.keys))
+    kept: Size | None = pairs
+    hides = False
+    if not grid.known:
+        kept, hides = None, True
+    elif grid.mask is not None:
+        kept = count.under_masks([MaskUse(op, grid.mask)], grid.grids, grid.queries, grid.keys)
+        hides = kept != pairs
+    elif grid.left is not None or grid.right is not None:
+        one = count.in_band(grid.queries, grid.keys, grid.left, grid.right, at_end=grid.at_end)
+        kept = None if one is None else prod((grid.grids, one))
+        # The last query sees all keys before it if the band has no left end and is aligned at the end.
+        hides = grid.queries != grid.keys and (grid.left is not None or not grid.at_end)
+    return KeptWork(None if kept is None else prod((2, kept, grid.width)), kept, hides)
+
+
+def _share(flops: Size, kept: Size | None, pairs: Size) -> Size | None:
+    """Return the FLOPs of the kept ones of all pairs."""
+    if kept is None or kept == pairs:
+        return None if kept is None else flops
+    if isinstance(flops, int) and isinstance(pairs, int):
+        return prod((flops // pairs, kept))
+    import sympy
+
+    return prod((sympy.cancel(sympy.sympify(flops) / pairs), kept))
+
+
+@dataclass(slots=True)
+class _Scores:
+    """Masks and softmax on the way of scores from the product that computed them."""
+
+    masks: tuple[MaskUse, ...] = ()
+    before: tuple[MaskUse, ...] | None = None
+    """Masks before a softmax; ``None`` without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnfusedAttention:
+    """Two products, of which the second weighs values by the scores that the first computed."""
+
+    first: int
+    second: int
+    before: tuple[MaskUse, ...]
+    """Masks that hide scores from the first product: those before a softmax, which is over all others."""
+    masks: tuple[MaskUse, ...]
+    """All masks."""
+
+
+def unfused_attention(costed: CostedGraph) -> Iterator[UnfusedAttention]:
+    """Yield the pairs of matrix products with a softmax or a mask between them."""
+    scores: dict[str, dict[int, _Scores]] = {}
+    """Id of a value derived from scores -> index of the product that computed them -> what was applied."""
+    live, kept = set[str](), set[str]()
+    """Ids of values computed from activations or weights; ids of parameters and buffers, also as views or copies."""
+    for i, (op, cost) in enumerate(zip(costed.graph.ops, costed.costs, strict=True)):
+        live.update(v.id for v in op.tensors if v.floating and v.origin in ("input", "cache", "param"))
+        kept.update(v.id for v in op.tensors if v.origin in _STORED)
+        made = {p: state for v in op.tensors for p, state in scores.get(v.id, {}).items()}
+        role = cost.role if isinstance(cost, OpCost) else "vector"
+        if role in _MOVING and any(v.id in kept for v in op.tensors):
+            kept.update(v.id for v in op.outputs)
+        if any(v.id in live for v in op.tensors):
+            live.update(v.id for v in op.outputs)
+        if isinstance(cost, OpCost) and cost.role == "matmul" and cost.flops != 0:
+            adding = canonical(op.name) in _ADDING
+            factors = op.tensors[1:] if adding else op.tensors
+            activations = len(factors) > 1 and all(v.id in live for v in factors)
+            if activations and _FUSED not in op.name and len({v.id in kept for v in factors}) == 1:
+                for p, state in made.items():
+                    if state.masks or state.before is not None:
+                        before = state.masks if state.before is None else state.before
+                        yield UnfusedAttention(p, i, before, state.masks)
+                added = adding and op.attrs.get("beta") != 0 and _may_hide(op.tensors[0])
+                own = _Scores((MaskUse(op, op.tensors[0]),)) if added else _Scores()
+                scores.update((v.id, {i: own}) for v in op.outputs)
+            continue
+        seen = [v for v in op.tensors if v.id in scores]
+        grown = role == "vector" and all(_is_larger(out, v) for v in seen for out in op.outputs)
+        if made and not grown:
+            name = canonical(op.name)
+            uses: tuple[MaskUse, ...] = (MaskUse(op, None),) if name in _TRIANGLES else ()
+            if name not in _JOINING:
+                uses += tuple(
+                    MaskUse(op, v, at) for at, v in enumerate(op.tensors) if v.id not in scores and _may_hide(v)
+                )
+            normalized = name in _SOFTMAX
+            scores.update(
+                (v.id, {p: _applied(state, uses, normalized=normalized) for p, state in made.items()})
+                for v in op.outputs
+            )
+
+
+def _applied(state: _Scores, uses: tuple[MaskUse, ...], *, normalized: bool) -> _Scores:
+    masks = (*state.masks, *uses)
+    return _Scores(masks, masks if normalized and state.before is None else state.before)
+
+
+def _may_hide(value: Value) -> bool:
+    """Return whether a tensor that is combined with scores differs between queries or keys, as a mask does."""
+    return any(size != 1 for size in value.shape[-2:])
+
+
+def _is_larger(out: Value, scores: Value) -> bool:
+    """Return whether a result is certainly larger than the scores in it, which were broadcast over its rows."""
+    before, after = numel(scores), numel(out)
+    return isinstance(before, int) and isinstance(after, int) and after > before
+
+
+_VIEWS: Final = frozenset({
+    "slice", "select", "getitem", "view", "reshape", "unsqueeze", "squeeze", "expand", "transpose", "permute", "t",
+    "alias", "detach", "narrow",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """An operator that overwrites a tensor or a view of it."""
+
+    views: tuple[OpCall, ...]
+    """From the tensor to the view that is overwritten."""
+    op: OpCall
+
+
+def writes_of(ops: Iterable[OpCall]) -> dict[str, list[Write]]:
+    """Return id of a tensor -> the operators that overwrite it, in order of execution."""
+    found: dict[str, list[Write]] = {}
+    writers: dict[str, OpCall] = {}
+    for op in ops:
+        if op.tensors and (overwrites(op) or canonical(op.name) == "setitem"):
+            value, views = op.tensors[0], list[OpCall]()
+            while (before := writers.get(value.id)) is not None and canonical(before.name) in _VIEWS:
+                views.insert(0, before)
+                value = before.tensors[0]
+            found.setdefault(value.id, []).append(Write(tuple(views), op))
+        writers.update((v.id, op) for v in op.outputs)
+    return found
+
+
+def is_selected(op: OpCall) -> bool:
+    """Return whether a ``where`` takes the scores, its floating-point tensor, where the condition is true."""
+    others = [v for v in op.tensors[1:] if v.floating]
+    scores = max(others, key=lambda v: len(v.shape), default=None)
+    return scores is not None and scores is not op.names.get("other") and "self" not in op.attrs

@@ -1,0 +1,47 @@
+"""Collect the contents of attention masks among the inputs of an export or of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from costproof.opgraph.graph import CausalMask
+from costproof.opgraph.mask_rows import MOST_ELEMENTS, Array
+
+if TYPE_CHECKING:
+    import torch
+
+Contents = dict[str, CausalMask | Callable[[], Array]]
+"""Place of an input -> its content, or a function that returns its values."""
+
+
+def mask_inputs(arguments: Mapping[str, Any], masks: Mapping[str, CausalMask], prefix: str = "") -> Contents:
+    """Return the contents of inputs by their places: declared ones, and the values of tensors that have any.
+
+    Args:
+        arguments: of the call.
+        masks: place -> declared content of a tensor without values.
+        prefix: what a tracer writes before a place.
+    """
+    found: Contents = {prefix + place: content for place, content in masks.items()}
+    for place, tensor in _tensors(arguments):
+        if not tensor.is_meta and 0 < tensor.numel() <= MOST_ELEMENTS:
+            found[prefix + place] = partial(_values, tensor)
+    return found
+
+
+def _values(tensor: torch.Tensor) -> Array:
+    plain = tensor.detach().cpu()
+    values: Array = (plain.double() if plain.is_floating_point() else plain).numpy()
+    return values
+
+
+def _tensors(arguments: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    import torch
+
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            yield f"{before}{name}", value
+        elif isinstance(value, Mapping):
+            yield from _tensors(value, f"{before}{name}.")

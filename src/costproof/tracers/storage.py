@@ -1,0 +1,123 @@
+"""Count what a checkpoint stores of each module of a model, and what a loaded model holds of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING
+
+from costproof.ledger.metrics import STORAGE, Metric
+from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
+from costproof.models.native import Configured
+from costproof.models.stored_formulas import NOT_KNOWN
+from costproof.models.stored_module import model_facts, stored_modules
+from costproof.models.target import Target, WithStorage
+from costproof.opgraph.tally import ParameterShapes
+from costproof.storage.scheme import PLAIN, Scheme, UnknownFormat
+from costproof.storage.tensors import STORED_AS
+from costproof.tracers.paths import Paths, dtype_name, unwrapped
+from costproof.tracers.resident_bytes import resident_bytes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Costs = dict[Metric, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleStorage:
+    """Metrics of storage by module path, without those that are not known."""
+
+    modules: Mapping[str, Costs] = field(default_factory=dict)
+    metrics: tuple[Metric, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def storage_by_layout(
+    target: Target, model: nn.Module, workload: Workload, parameters: ParameterShapes, buffers: Mapping[str, int | None]
+) -> ModuleStorage:
+    """Return the storage of a model by the layout of its checkpoint, for the static source.
+
+    Args:
+        model: the model of the run.
+        parameters: its parameters, each once.
+        buffers: full name -> bytes that are not counted under another name.
+    """
+    stored, dtypes = model, dict[str, str]()
+    try:
+        scheme = _scheme(target, model)
+        if isinstance(target, WithStorage) and target.dtype not in (None, workload.dtype):
+            if isinstance(target, Configured):
+                dtypes[STORED_AS[workload.dtype]] = STORED_AS[target.dtype]
+            else:  # some of its parameters may have a dtype of their own
+                stored = target.build_stored()
+        modules = list(stored_modules(stored, scheme, dtypes))
+    except UnknownFormat as error:
+        return ModuleStorage(notes=(f"{NOT_KNOWN}: {error.name}: {error.why}",))
+    found: dict[str, Costs] = {}
+    for module in modules:
+        tensors = (*module.quantised, *module.plain)
+        known = not module.undetermined
+        resident = sum(t.bytes for t in module.quantised if t.is_held)
+        found[module.path] = {
+            "stored_bytes": sum(t.bytes for t in tensors) if known else None,
+            "stored_elements": sum(t.elements for t in tensors) if known else None,
+            "resident_bytes": resident - module.replaced * ITEM_BYTES[workload.dtype],
+        }
+    held = [(name, prod(shape) * ITEM_BYTES[dtype]) for name, (shape, dtype) in parameters.items()]
+    for name, size in (*held, *buffers.items()):
+        _hold(found, name, size)
+    return _known(found, scheme)
+
+
+def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> ModuleStorage:
+    """Return the storage of a model by its own tensors, for the dynamic source: nothing if it runs unquantised."""
+    try:
+        if _scheme(target, model) != PLAIN:
+            return ModuleStorage()
+    except UnknownFormat as error:
+        return ModuleStorage(notes=(f"{NOT_KNOWN}: {error.name}: {error.why}",))
+    paths = Paths(model)
+    tensors = {**paths.parameters, **paths.buffers}
+    stored_dtype: Dtype | None = target.dtype if isinstance(target, WithStorage) else None
+    persistent = {paths.parameter(unwrapped(name)) for name in model.state_dict(keep_vars=True)}
+    found: dict[str, Costs] = {}
+    for name, size in resident_bytes(tensors).items():
+        _hold(found, name, size)
+        costs, tensor = found[name.rpartition(".")[0]], tensors[name]
+        if name in persistent and size != 0:
+            dtype = dtype_name(tensor.dtype)
+            cast = stored_dtype is not None and dtype == workload.dtype and name in paths.parameters
+            stored = stored_dtype if cast and stored_dtype is not None else dtype
+            costs["stored_bytes"] = (costs["stored_bytes"] or 0) + tensor.numel() * ITEM_BYTES[stored]
+            costs["stored_elements"] = (costs["stored_elements"] or 0) + tensor.numel()
+    return _known(found, PLAIN)
+
+
+def _scheme(target: Target, model: nn.Module) -> Scheme:
+    return target.stored.scheme(model_facts(model).model_type) if isinstance(target, WithStorage) else PLAIN
+
+
+def _hold(found: dict[str, Costs], name: str, size: int | None) -> None:
+    """Add the bytes of a tensor to those that its module holds."""
+    costs = found.setdefault(name.rpartition(".")[0], dict.fromkeys(STORAGE, 0))
+    before = costs["resident_bytes"]
+    costs["resident_bytes"] = None if before is None or size is None else before + size
+
+
+def _known(found: Mapping[str, Costs], scheme: Scheme) -> ModuleStorage:
+    """Return the metrics that are known of every module, without zeros."""
+    unknown = {metric for costs in found.values() for metric, cost in costs.items() if cost is None}
+    metrics = tuple(metric for metric in STORAGE if metric not in unknown)
+    modules = {
+        path: own
+        for path, costs in found.items()
+        if (own := {metric: costs[metric] for metric in metrics if costs[metric] != 0})
+    }
+    return ModuleStorage(modules, metrics, _notes(scheme) if unknown else ())
+
+
+def _notes(scheme: Scheme) -> tuple[str, ...]:
+    undetermined: Iterable[str] = (text for rule in scheme.rules for text in rule.format.undetermined())
+    return tuple(f"{NOT_KNOWN} of {text}" for text in dict.fromkeys(undetermined))

@@ -1,0 +1,230 @@
+"""Kept scores of formulas, of exported graphs and of runs, against every pair of a query and a key tried one by one."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import sympy
+import torch
+from torch import nn
+from torch.nn import functional
+
+from costproof import api
+from costproof.algebra.symbols import sym
+from costproof.analytic.attention import Attention
+from costproof.opgraph.costed import cost_graph
+from costproof.opgraph.graph import CausalMask, Graph, OpCall, Size, Value
+from costproof.opgraph.kept import KeptWork, MaskUse, kept_work
+from costproof.opgraph.mask_bands import BandMasks, band_pairs
+from costproof.opgraph.mask_rows import RowMasks
+from tests.support.opcalls import call, value
+
+HEADS, DIM = 2, 4
+
+
+def brute(queries: int, past: int, window: int = 0, chunk: int = 0) -> int:
+    """Each pair tried: query i stands at past + i."""
+    return sum(
+        1
+        for i, j in product(range(past, past + queries), range(past + queries))
+        if j <= i and (not window or i - j < window) and (not chunk or i // chunk == j // chunk)
+    )
+
+
+def draws(seed: int, count: int = 200) -> list[tuple[int, int, int]]:
+    """Return (queries, past, window); the window is 0 for none."""
+    rng = random.Random(seed)
+    return [(rng.randint(1, 12), rng.randint(0, 12), rng.choice((0, rng.randint(1, 26)))) for _ in range(count)]
+
+
+def formula(queries: Size, past: Size, window: Size = 0, **more: Any) -> Size:
+    return (
+        Attention(3, queries, HEADS, 1, DIM, 2, past=past, causal=True, window=window, **more)
+        .costs()
+        .kept_scores["attention"]
+    )
+
+
+def test_formulas() -> None:
+    for queries, past, window in draws(1):
+        if not window:
+            assert formula(queries, past) == 3 * HEADS * brute(queries, past)
+        elif queries >= window - 1:
+            assert formula(queries, 0, window) == 3 * HEADS * brute(queries, 0, window)
+        if window > 1:  # a step behind a full window
+            assert formula(1, window - 1, window) == 3 * HEADS * brute(1, window + past, window)
+
+
+def test_formulas_in_symbols() -> None:
+    n, p = sym("S"), sym("P")
+    assert sympy.expand(formula(n, p) - 3 * HEADS * (n * p + n * (n + 1) / 2)) == 0
+
+
+def test_chunks_of_a_prompt_sum_to_the_prompt() -> None:
+    rng = random.Random(2)
+    for _ in range(50):
+        lengths = [rng.randint(1, 9) for _ in range(rng.randint(1, 5))]
+        parts = [formula(n, sum(lengths[:i])) for i, n in enumerate(lengths)]
+        assert sum(parts) == formula(sum(lengths), 0)
+
+
+ROWS: Final = RowMasks(Graph((), ()), {})
+
+
+def test_bands_of_both_graph_sources() -> None:
+    n = sym("S")
+    for queries, past, window in draws(3):
+        left, keys = window - 1 if window else None, past + queries
+        exact = brute(queries, past, window)
+        assert ROWS.in_band(queries, keys, left, 0, at_end=True) == exact
+        assert band_pairs(queries, keys, left, 0, at_end=True) == exact
+        symbolic = sympy.sympify(band_pairs(n, n + past, left, 0, at_end=True))
+        assert symbolic.subs(n, queries) == exact
+
+
+def test_a_fact_decides_on_which_side_of_a_window_a_prompt_is() -> None:
+    n = sym("S")
+    longer = band_pairs(n, n, 15, 0, at_end=True, facts=[n - 15])
+    assert sympy.expand(longer - (16 * 17 / sympy.Integer(2) + 16 * (n - 16))) == 0
+    shorter = band_pairs(n, n, 15, 0, at_end=True, facts=[14 - n])
+    assert sympy.expand(shorter - n * (n + 1) / 2) == 0
+    assert sympy.sympify(band_pairs(n, n, 15, 0, at_end=True)).has(sympy.Max)
+
+
+class Positions:
+    """The operators that transformers makes a mask of, on positions of queries and keys."""
+
+    def __init__(self, queries: Size, keys: Size, past: Size) -> None:
+        self.queries, self.keys, self.ops = queries, keys, list[OpCall]()
+        rows = self.op("arange", [], (queries,), end=queries)
+        rows = self.op("add", [rows], (queries,), other=past)
+        rows = self.op("unsqueeze", [rows], (1, queries), dim=0)
+        rows = self.op("unsqueeze", [rows], (1, 1, queries), dim=1)
+        self.query = self.op("unsqueeze", [rows], (1, 1, queries, 1), dim=3)
+        columns = self.op("arange", [], (keys,), end=keys)
+        columns = self.op("unsqueeze", [columns], (1, keys), dim=0)
+        columns = self.op("unsqueeze", [columns], (1, 1, keys), dim=1)
+        self.key = self.op("unsqueeze", [columns], (1, 1, 1, keys), dim=2)
+
+    def op(self, name: str, tensors: list[Value], shape: tuple[Size, ...], dtype: str = "int64", **attrs: Any) -> Value:
+        out = value(*shape, dtype=dtype)
+        self.ops.append(call(f"aten.{name}.default", tensors, [out], attrs))
+        return out
+
+    def apply(self, name: str, *tensors: Value, like: Value | None = None, dtype: str = "bool", **attrs: Any) -> Value:
+        shape = (1, 1, self.queries, self.keys) if like is None else like.shape
+        return self.op(name, list(tensors), shape, dtype, **attrs)
+
+    def mask(self, window: int, chunk: int, block: int) -> Value:
+        found = self.apply("le", self.key, self.query)
+        if window:
+            begin = self.apply("sub", self.query, like=self.query, dtype="int64", other=window)
+            found = self.apply("__and__", self.apply("gt", self.key, begin), found)
+        if chunk:
+            parts = [self.apply("floor_divide", x, like=x, dtype="int64", other=chunk) for x in (self.key, self.query)]
+            found = self.apply("__and__", self.apply("eq", *parts), found)
+        if block:  # the first tokens see each other
+            early = [self.apply("lt", x, like=x, other=block) for x in (self.key, self.query)]
+            found = self.apply("__or__", found, self.apply("__and__", *early))
+        return found
+
+    def kept(self, mask: Value, counter: type[BandMasks | RowMasks]) -> KeptWork:
+        q, k = value(3, HEADS, self.queries, DIM), value(3, HEADS, self.keys, DIM)
+        op = call("aten.scaled_dot_product_attention.default", [q, k, k, mask], [q])
+        work = cost_graph(Graph((*self.ops, op), op.outputs))
+        (found,) = kept_work(work, counter(work.graph, {})).values()
+        return found
+
+
+@pytest.mark.parametrize("counter", [BandMasks, RowMasks])
+def test_masks_that_a_graph_makes(counter: type[BandMasks | RowMasks]) -> None:
+    for queries, past, window in draws(4):
+        made = Positions(queries, past + queries, past)
+        found = made.kept(made.mask(window, 0, 0), counter)
+        exact = 3 * HEADS * brute(queries, past, window)
+        assert (found.scores, found.flops) == (exact, 2 * exact * 2 * DIM)
+
+
+def test_chunks_and_blocks_are_counted_in_numbers_alone() -> None:
+    for at, (queries, past, window) in enumerate(draws(5)):
+        chunk, block = 1 + at % 7, at % 5 if past == 0 else 0
+        made = Positions(queries, past + queries, past)
+        mask = made.mask(window, chunk, block)
+        exact = sum(
+            1
+            for i, j in product(range(past, past + queries), range(past + queries))
+            if (j <= i and (not window or i - j < window) and i // chunk == j // chunk) or (i < block and j < block)
+        )
+        assert made.kept(mask, RowMasks).scores == 3 * HEADS * exact
+        assert made.kept(mask, BandMasks).scores is None
+
+
+def test_a_mask_in_symbols() -> None:
+    n, p = sym("S"), sym("P")
+    made = Positions(n, n + p, p)
+    found = made.kept(made.mask(0, 0, 0), BandMasks)
+    assert found.scores is not None
+    assert sympy.expand(found.scores - 3 * HEADS * (n * p + n * (n + 1) / 2)) == 0
+
+
+def test_long_masks_take_intervals() -> None:
+    made = Positions(131_072, 131_072, 0)
+    n, w, c = 131_072, 1_000, 8_192
+    assert made.kept(made.mask(w, 0, 0), RowMasks).scores == 3 * HEADS * (w * (w + 1) // 2 + w * (n - w))
+    made = Positions(n, n, 0)
+    assert made.kept(made.mask(0, c, 0), RowMasks).scores == 3 * HEADS * (n // c) * c * (c + 1) // 2
+
+
+def test_masks_that_are_inputs() -> None:
+    for queries, past, window in draws(6, 60):
+        mask = value(3, 1, queries, past + queries, origin="input", name="mask")
+        q, k = value(3, HEADS, queries, DIM), value(3, HEADS, past + queries, DIM)
+        op = call("aten.scaled_dot_product_attention.default", [q, k, k, mask], [q])
+        use, given = MaskUse(op, mask), {"mask": CausalMask(window)}
+        for counter in (BandMasks(Graph((op,), ()), given), RowMasks(Graph((op,), ()), given)):
+            found = counter.under_masks([use], 3 * HEADS, queries, past + queries)
+            assert found == 3 * HEADS * brute(queries, past, window)
+        values = np.random.default_rng(queries).integers(0, 2, (3, 1, queries, past + queries)).astype(bool)
+        counted = RowMasks(Graph((op,), ()), {"mask": partial(np.asarray, values)})
+        exact = HEADS * int(values.sum())
+        boolean = value(3, 1, queries, past + queries, dtype="bool", origin="input", name="mask")
+        assert counted.under_masks([MaskUse(op, boolean)], 3 * HEADS, queries, past + queries) == exact
+        assert RowMasks(Graph((op,), ()), {}).under_masks([use], 3 * HEADS, queries, past + queries) is None
+
+
+class Documents(nn.Module):
+    """Attention under the mask of its caller, in one of several forms."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, x: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+        if self.form == "fused":
+            return functional.scaled_dot_product_attention(x, x, x, attn_mask=allowed)
+        scores = x @ x.transpose(-1, -2)
+        if self.form == "filled":
+            scores = scores.masked_fill(~allowed, float("-inf"))
+        elif self.form == "added":
+            scores = scores + torch.zeros_like(allowed, dtype=x.dtype).masked_fill(~allowed, torch.finfo(x.dtype).min)
+        else:
+            scores = torch.where(allowed, scores, -1e9)
+        return scores.softmax(-1) @ x
+
+
+@pytest.mark.parametrize("form", ["fused", "filled", "added", "where"])
+def test_packed_documents_are_counted_from_the_mask_of_the_call(form: str) -> None:
+    lengths = torch.tensor([3, 5, 1, 4])
+    which = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    allowed = (which[:, None] == which) & torch.ones(13, 13, dtype=torch.bool).tril()
+    capture = api.count(Documents(form), torch.ones(2, HEADS, 13, DIM), allowed).capture
+    exact = 2 * HEADS * sum(int(n) * (int(n) + 1) // 2 for n in lengths)
+    for source in ("static", "dynamic"):
+        ledger = capture.ledger(source)
+        assert ledger is not None
+        assert (ledger.total("kept_scores"), ledger.total("kept_flops")) == (exact, exact * 4 * DIM), source
