@@ -75,7 +75,7 @@ class StageMemory:
     peaks_bytes: int | None = None
     """Sum of the eager peaks of all calls and parts, with arguments; ``None``: one is not known."""
     live_bytes: int | None = None
-    """Live peak of its largest call by formula: cache, arguments and results included; ``None``: no formula."""
+    """Live peak of its largest call: cache, arguments and results included; ``None``: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +135,8 @@ class Fits:
     """All registered buffers of the model, persistent or not; ``None``: not known."""
     live_bytes: int | None = None
     """The largest :attr:`StageMemory.live_bytes`; ``None``: one is not known."""
+    live_source: Literal["formula", "graph"] = "formula"
+    """Where the live peak comes from: a formula, or an exported graph where there is no formula."""
     last_logits_bytes: int | None = None
     """The same with logits of the last position only; ``None``: not known, or the run computes no others."""
     token_bytes: int | None = None

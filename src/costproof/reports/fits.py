@@ -23,6 +23,10 @@ LIVE: Final = (
     "The live peak is exact: a formula of the tensors that a stage holds at once, its cache included. Each is released "
     "after its last reader, as an exported graph does; a module that Python runs holds some of them longer."
 )
+OF_GRAPH: Final = (
+    "The live peak is exact: the tensors that the exported graph of a stage holds at once, its cache included. Each is "
+    "released after its last reader; a module that Python runs holds some of them longer."
+)
 UNBOUNDED: Final = "Only formulas bound activations, and here are none: a capture with --peaks says what is held."
 PEAKS_AT_ONCE: Final = "the peaks of all stages at once"
 WITH_PEAKS: Final = (
@@ -137,7 +141,7 @@ def _head(found: Fits) -> tuple[str, ...]:
 def _scope_sentences(found: Fits) -> list[str]:
     bounded = ACTIVATIONS if found.activations_bytes is not None else UNBOUNDED
     if found.live_bytes is not None:
-        bounded = LIVE
+        bounded = LIVE if found.live_source == "formula" else OF_GRAPH
     elif found.peak_bytes is not None:
         bounded = WITH_PEAKS if found.peaks_bytes is not None else f"{SOME_PEAKS} {bounded}"
     memory = None if found.device is None else found.device.memory

@@ -31,7 +31,7 @@ from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import FLOAT_BYTES, Workload
-from costproof.models.target import Target, WithMemory
+from costproof.models.target import Exportable, Target, WithMemory
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import SettingCurve, Threshold
 from costproof.run.count_lock import count_lock
@@ -58,7 +58,9 @@ def fits(
     rules: Files = (),
     trust_remote_code: bool = False,
 ) -> Fits:
-    """Return whether a run fits into a memory; torch is needed only for quantised weights.
+    """Return whether a run fits into a memory.
+
+    Torch is needed only for quantised weights, and for the graph of a target whose peak no formula gives or bounds.
 
     Args:
         target: a target with settings, ``"llama-3.1-8b@chat,batch=4"``, or any operand of
@@ -103,7 +105,7 @@ def fits(
     counted = not {*side.target.quantised} - (set() if quantised is None else {"weights"})
     certain = None if held is None or buffers is None or not counted else held + buffers
     kept = (*activations(element), *unfused_attention(side, sizes)) if along and live is None else None
-    return Fits(
+    answer = Fits(
         side.conventions, side.target, side.workload, side.environment, device, room, name,
         weights_bytes=weights,
         stored_bytes=None if quantised is None else held,
@@ -123,6 +125,27 @@ def fits(
         else (*_limits(along, certain, room, kept, live, read.peaks, unpacked or 0), *_of_graph(read, certain, room)),
         notes=(*side.notes, *unknown, *why, *(() if quantised is None else _stored_notes(quantised))),
     )  # fmt: skip
+    return _with_graph(answer, read)
+
+
+def _with_graph(found: Fits, read: Operand) -> Fits:
+    """Return an answer that is not known with the live peaks of exported graphs, if those can be computed."""
+    target = read.exported.target if read.exported is not None else read.origin
+    undecided = found.verdict == "not known" and found.is_known and found.certain_bytes is not None
+    if not undecided or found.live_bytes is not None or not isinstance(target, Exportable):
+        return found
+    try:
+        require("trace", "the peak of a graph")
+        from costproof.tracers.peaks.calls import released_peaks  # imports torch
+
+        with count_lock():
+            peaks = released_peaks(target, found.workload)
+    except Incomplete as error:
+        return replace(found, notes=(*found.notes, f"graph peak not known: {error.line}"))
+    stages = tuple(replace(stage, live_bytes=peaks.get(stage.id)) for stage in found.stages)
+    known = [stage.live_bytes for stage in stages]
+    live = max((n for n in known if n is not None), default=None) if None not in known else None
+    return replace(found, stages=stages, live_bytes=live, live_source="graph")
 
 
 @dataclass(frozen=True, slots=True)
