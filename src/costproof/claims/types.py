@@ -202,7 +202,7 @@ class ClaimsReport(NotebookRepr):
         It is 3 if a claim needs the unknown bytes of a quantised checkpoint, 0 if all claims are right or explained,
         and 1 otherwise.
         """
-        if unknown_bytes(self.target) & {j.metric for j in self.judgements}:
+        if unknown_bytes(self.target, self.workload) & {j.metric for j in self.judgements}:
             return EXIT_INCOMPLETE
         return EXIT_OK if self.verdict in ("right", "explained") else EXIT_FINDINGS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from costproof.ledger.metrics import Metric
@@ -108,6 +108,8 @@ class ModuleKind:
 
 
 UNREAD: Final = "nothing reads it"
+KV_DTYPE: Final = "kv_dtype"
+"""Input of a workload: the format of its key/value cache, if that is not the run's dtype."""
 SIZE_FROM: Final = "image_size_from"
 """Input of a workload: the key of a processor that gives its image size."""
 FURTHER_TOKENS: Final = "layers that predict further tokens (MTP) are not part of the class"
@@ -188,8 +190,9 @@ def counted_line(target: TargetInfo, workload: Workload) -> str:
     dtypes = " and ".join(target.dtypes) or workload.dtype
     cut = ", ".join(f"{part} {of}" for part, of in sorted(target.cut.items()))
     place = workload.inputs.get(SIZE_FROM)
+    cache = workload.inputs.get(KV_DTYPE, workload.dtype)
     parts = [
-        f"weights and cache {dtypes}" if dtypes == workload.dtype else f"weights {dtypes}, cache {workload.dtype}",
+        f"weights and cache {dtypes}" if dtypes == cache else f"weights {dtypes}, cache {cache}",
         f"{workload.attention} attention",
         f"cut to {cut}" if cut else "all layers",
         f"images of {workload.inputs.get('image_size')} pixels a side ({place})" if place else "",
@@ -222,7 +225,14 @@ def _unused(target: TargetInfo) -> str:
 
 def quantised_clause(target: TargetInfo, workload: Workload) -> str:
     """Return which bytes differ from those of the checkpoint, and why; empty if nothing is quantized."""
-    return _as_if(target, workload.dtype)
+    return _as_if(cache_counted(target, workload), workload.dtype)
+
+
+def cache_counted(target: TargetInfo, workload: Workload) -> TargetInfo:
+    """Return the target without the format of its cache, if the workload counts the cache in a format of its own."""
+    if KV_DTYPE not in workload.inputs:
+        return target
+    return replace(target, quantised={part: text for part, text in target.quantised.items() if part != "cache"})
 
 
 def _as_if(target: TargetInfo, dtype: str) -> str:
@@ -233,7 +243,8 @@ def _as_if(target: TargetInfo, dtype: str) -> str:
     return f"bytes as if {which} were {dtype}, the checkpoint is quantised: {formats}"
 
 
-def unknown_bytes(target: TargetInfo) -> frozenset[Metric]:
+def unknown_bytes(target: TargetInfo, workload: Workload) -> frozenset[Metric]:
     """Return the metrics whose numbers differ from those of the quantized checkpoint."""
     found = {"weights": _WEIGHTS, "cache": _CACHE}
-    return frozenset(metric for part in target.quantised for metric in found.get(part, _WEIGHTS | _CACHE))
+    parts = cache_counted(target, workload).quantised
+    return frozenset(metric for part in parts for metric in found.get(part, _WEIGHTS | _CACHE))

@@ -8,6 +8,7 @@ from costproof.analytic.storage import Storage, with_storage
 from costproof.ledger.attributes import attribute
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
+from costproof.models.cache_dtype import in_cache_format
 from costproof.models.native import Configured
 from costproof.storage.scheme import CheckpointLayout, UnknownFormat
 
@@ -26,8 +27,8 @@ NOT_KNOWN: Final = "stored bytes are not known"
 
 def stored_formulas(target: HasFormulas, workload: Workload) -> Ledger:
     """Return the analytic ledger of a target in symbols, with the metrics of storage where its format is known."""
-    ledger = target.formulas(workload)
     of = attribute(target, "model", target)
+    ledger = in_cache_format(target.formulas(workload), of, workload)
     if not isinstance(of, Configured):
         return with_storage(ledger, None)
     try:

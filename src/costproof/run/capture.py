@@ -18,6 +18,7 @@ from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import ALL_SOURCES, GRAPH_SOURCES
 from costproof.ledger.workload import Invocation
+from costproof.models.cache_dtype import in_cache_format
 from costproof.models.known import recorded
 from costproof.models.target import (
     InProcess,
@@ -128,6 +129,7 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
     if followed and isinstance(target, WithValues):
         workload = target.with_values(workload)
     ledgers: dict[str, Ledger] = {**found, **({"dynamic": dynamic.ledger} if dynamic is not None else {})}
+    ledgers = {s: x if s == "analytic" else in_cache_format(x, target, workload) for s, x in ledgers.items()}
     checkpoint = target.checkpoint() if isinstance(target, WithCheckpoint) else None
     if checkpoint is not None:
         ledgers["checkpoint"] = checkpoint

@@ -30,7 +30,7 @@ from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
-from costproof.ledger.workload import FLOAT_BYTES, Workload
+from costproof.ledger.workload import FLOAT_BYTES, KV_DTYPE, Workload, cache_counted
 from costproof.models.target import Exportable, Target, WithMemory
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import SettingCurve, Threshold
@@ -102,7 +102,7 @@ def fits(
     quantised, unknown = _stored_weights(read.origin)
     held = weights if quantised is None else quantised.totals.bytes - quantised.buffer_bytes
     unpacked = None if quantised is None else quantised.largest_matrix * element
-    counted = not {*side.target.quantised} - (set() if quantised is None else {"weights"})
+    counted = not {*cache_counted(side.target, side.workload).quantised} - (set() if quantised is None else {"weights"})
     certain = None if held is None or buffers is None or not counted else held + buffers
     kept = (*activations(element), *unfused_attention(side, sizes)) if along and live is None else None
     answer = Fits(
@@ -123,7 +123,10 @@ def fits(
         limits=()
         if certain is None
         else (*_limits(along, certain, room, kept, live, read.peaks, unpacked or 0), *_of_graph(read, certain, room)),
-        notes=(*side.notes, *unknown, *why, *(() if quantised is None else _stored_notes(quantised))),
+        notes=(
+            *side.notes, *unknown, *why, *_cache_notes(side.workload, live),
+            *(() if quantised is None else _stored_notes(quantised)),
+        ),
     )  # fmt: skip
     return _with_graph(answer, read)
 
@@ -209,6 +212,14 @@ def _reserve(reserve: int | str | None, whole: int) -> int:
         expected = f"less than the memory, {whole:,} B, or a fraction such as 0.1"
         raise BadInput("nothing is left of the memory", where="--reserve", expected=expected, got=f"{found:,} B")
     return found
+
+
+def _cache_notes(workload: Workload, live: object) -> tuple[str, ...]:
+    """Return what the live peak says of a cache in fewer bits than the run has."""
+    kind = workload.inputs.get(KV_DTYPE)
+    if kind is None or live is None:
+        return ()
+    return (f"the live peak has the cache in {workload.dtype}, not in {kind}: it is an upper bound here",)
 
 
 def _stored_notes(found: StoredCheckpoint) -> Iterator[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from costproof.ledger.errors import BadInput, Bug, CostproofError, Incomplete, Problems, no_such
 from costproof.ledger.metrics import METRICS, PEAK_METRICS, Metric
 from costproof.ledger.peaks import CallPeaks, largest
-from costproof.ledger.workload import counted_line, unknown_bytes
+from costproof.ledger.workload import Workload, counted_line, unknown_bytes
 from costproof.models.target import WithKeys
 from costproof.parametric.concolic import PointValues
 from costproof.parametric.evaluator import CostCell, Evaluator, PointChoices, Regime
@@ -105,17 +105,21 @@ class SweepPoints:
     @property
     def counted(self) -> str:
         """Return the conditions of the count: :func:`~costproof.ledger.workload.counted_line` of the fixed settings."""
+        return counted_line(self.points.target.info(), self._workload)
+
+    @property
+    def _workload(self) -> Workload:
+        """Return the workload of the fixed settings, or the preset if they are valid only with those that vary."""
         target = self.points.target
         try:
-            workload = target.workload(self.preset, **self.settings)
-        except CostproofError:  # the fixed settings may be valid only together with those that vary
-            workload = target.workload(self.preset)
-        return counted_line(target.info(), workload)
+            return target.workload(self.preset, **self.settings)
+        except CostproofError:
+            return target.workload(self.preset)
 
     @property
     def incomplete(self) -> bool:
         """Whether a column has bytes that are unknown because the checkpoint is quantised."""
-        return bool(unknown_bytes(self.points.target.info()) & {metric for _, metric in self.cells})
+        return bool(unknown_bytes(self.points.target.info(), self._workload) & {metric for _, metric in self.cells})
 
     @property
     def titles(self) -> tuple[str, ...]:

@@ -239,6 +239,23 @@ class Stored:
             raise UnknownFormat(named, "no layout is known for it")
         return scheme
 
+    @property
+    def cache_dtype(self) -> str | None:
+        """Return the format of the key/value cache that the description of the weights names, if an engine has it."""
+        found = json.loads(self.described) if self.described else {}
+        inner = found.get("text_config") or {}
+        parts = [part.get(key) for part in (found, inner) for key in ("quantization_config", "compression_config")]
+        parts += list(found.get("beside", {}).values())
+        for part in (p for value in parts if isinstance(value, dict) for p in (value, value.get("quantization"))):
+            if not isinstance(part, dict):
+                continue
+            scheme, algorithm = part.get("kv_cache_scheme"), str(part.get("kv_cache_quant_algo") or "").lower()
+            if isinstance(scheme, dict) and (scheme.get("num_bits"), scheme.get("type", "float")) == (8, "float"):
+                return "fp8"
+            if algorithm in ("fp8", "nvfp4"):
+                return algorithm
+        return None
+
 
 PLAIN: Final = Stored()
 """Properties of a checkpoint without any information."""

@@ -99,7 +99,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
             incomplete.append(f"the {source} source does not know {unknown[0].metric} of {unknown[0].id}{more}")
     for name, side in (("base", base), ("head", head)):
         told = {m for folded in side.sources.values() for m in folded.metrics}
-        if told & unknown_bytes(side.target):
+        if told & unknown_bytes(side.target, side.workload):
             incomplete.append(f"{name}: {quantised_clause(side.target, side.workload)}")
     return Diff(
         base=side_of(base),

@@ -68,7 +68,7 @@ def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
         if policy.inputs == "same" and (role := limit.place.role) and any(pair.lost(limit.place) for pair in giving):
             incomplete.append(f"the head has no {role}, which the limit in line {limit.place.line} is about")
     for name, of in (("base", base), ("head", head)):
-        if unknown_bytes(of.target) & {c.metric for c in checks}:
+        if unknown_bytes(of.target, of.workload) & {c.metric for c in checks}:
             incomplete.append(f"{name}: {quantised_clause(of.target, of.workload)}")
     used = {line for c in checks for line in c.allowed_by}
     statuses = {c.status for c in checks}

@@ -15,6 +15,7 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import ExpertKernel, Invocation, Workload
+from costproof.models import cache_dtype
 from costproof.models import settings as common
 from costproof.models.decoding import exports, runs
 from costproof.models.decoding.build import build
@@ -45,6 +46,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     common.DTYPE,
     common.ATTENTION,
     common.LOGITS,
+    cache_dtype.SETTING,
 )
 
 
@@ -123,7 +125,8 @@ class CausalTarget(Native[C]):
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Return an error for each reason why the model cannot run a workload."""
-        found = common.problems(workload, self.config.head_dim) + common.device_problems(workload, self.options)
+        found = cache_dtype.cache_problems(workload, latent=bool(self.decoder.latent))
+        found += common.problems(workload, self.config.head_dim) + common.device_problems(workload, self.options)
         found = found or common.too_long(workload, workload.text_tokens, self.config.max_positions)
         window = self.decoder.window
         if window and workload.text_tokens < window - 1 < workload.text_tokens + workload.new_tokens:
@@ -136,6 +139,16 @@ class CausalTarget(Native[C]):
                 )
             )
         return found
+
+    def workload(self, preset: str | None = None, **given: Any) -> Workload:
+        """Return a preset with changes; the cache has by default the format that the configuration names."""
+        chosen = given.pop(cache_dtype.SETTING.name, None)
+        made = Native.workload(self, preset, **given)
+        if chosen is not None and chosen not in cache_dtype.SETTING.choices:
+            return Native.workload(self, preset, **given, kv_dtype=chosen)
+        found = cache_dtype.with_cache_format(made, chosen, self.stored.cache_dtype)
+        self.check(found)
+        return found if chosen is None or found == made else replace(found, name="custom")
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the invocations of prefill and decode, with the values of their symbols."""

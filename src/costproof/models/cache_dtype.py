@@ -1,0 +1,113 @@
+"""Count key/value caches in another format than the run's dtype: convert the bytes of a ledger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, Final
+
+import sympy
+
+from costproof.algebra.symbols import parse, sym, text
+from costproof.ledger.attributes import attribute
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.metrics import FLOOR, UNFUSED, Metric
+from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.workload import FLOAT_BYTES, KV_DTYPE, Workload
+from costproof.models.target import Setting, Target
+from costproof.storage.cache_formats import CACHE_FORMATS, LATENT_FORMATS, latent_bytes
+
+RUN: Final = "run"
+SETTING: Final = Setting(
+    KV_DTYPE,
+    "Format of the key/value cache, with its scales; by default that of the configuration, else the run's dtype.",
+    "choice",
+    (RUN, *CACHE_FORMATS),
+)
+_CACHE: Final[tuple[Metric, ...]] = ("kv_read_bytes", "kv_cache_bytes")
+
+
+def with_cache_format(workload: Workload, given: Any, default: str | None) -> Workload:
+    """Return the workload with the format of its cache: the given one, else that of the configuration.
+
+    Args:
+        given: value of the setting, ``None`` without one.
+        default: format that the configuration names.
+    """
+    others = {name: value for name, value in workload.inputs.items() if name != KV_DTYPE}
+    chosen = default if given is None else given
+    return replace(workload, inputs=others if chosen in (None, RUN) else {**others, KV_DTYPE: chosen})
+
+
+def cache_problems(workload: Workload, *, latent: bool) -> list[CostproofError]:
+    """Return a problem for a format in which no engine stores the latents of MLA."""
+    chosen = workload.inputs.get(KV_DTYPE)
+    if not latent or chosen is None or chosen in LATENT_FORMATS:
+        return []
+    expected = " or ".join((RUN, *LATENT_FORMATS))
+    return [BadInput("no layout of latents is known in this format", where="--kv-dtype", expected=expected, got=chosen)]
+
+
+def in_cache_format(ledger: Ledger, target: Target, workload: Workload) -> Ledger:
+    """Return a ledger with cache bytes in the format of the workload.
+
+    What is read from the cache, what is appended, and their part of the floor and of unfused bytes change; elements of
+    a cache do not. The source counts them in the run's dtype.
+    """
+    chosen = workload.inputs.get(KV_DTYPE)
+    if chosen is None:
+        return ledger
+    config = attribute(target, "config")
+    rank, rope = attribute(config, "kv_rank", 0), attribute(config, "rope", 0)
+    if rank:
+        width, size = rank + rope, latent_bytes(rank, rope)
+        symbolic = latent_bytes(sym("text_kv_rank"), sym("text_rope")) / (sym("text_kv_rank") + sym("text_rope"))
+    else:
+        width = attribute(config, "head_dim", 0) or attribute(attribute(config, "text"), "head_dim")
+        head = CACHE_FORMATS[str(chosen)].head_bytes
+        size, symbolic = head(width), head(sym("text_head_dim")) / sym("text_head_dim")
+    item = FLOAT_BYTES[workload.dtype]
+    in_formulas = symbolic / sym("b") if ledger.source == "analytic" else sympy.Rational(int(size), int(width) * item)
+    return _converted(ledger, Fraction(int(size), int(width) * item), in_formulas)
+
+
+def _converted(ledger: Ledger, factor: Fraction, symbolic: sympy.Expr) -> Ledger:
+    """Return the ledger with the bytes of the cache multiplied by a factor, as a number and in symbols."""
+    less: dict[tuple[str, str, str], tuple[int | None, sympy.Expr]] = {}
+    nodes: list[CostNode] = []
+    for node in ledger.nodes:
+        costs, exprs = dict(node.costs), dict(node.exprs)
+        for metric in _CACHE:
+            number, expr = node.costs.get(metric), node.exprs.get(metric)
+            if number is None and expr is None:
+                continue
+            if number is not None:
+                costs[metric] = _whole(number * factor, node)
+            if expr is not None:
+                exprs[metric] = text(sympy.expand(parse(expr) * symbolic))
+            gone = None if number is None else number - (costs[metric] or 0)
+            gone_expr = sympy.Integer(gone or 0) if expr is None else parse(expr) * (1 - symbolic)
+            for place in ((node.stage, node.invocation, node.module), (node.stage, node.invocation, FLOOR)):
+                before = less.get(place, (0, sympy.Integer(0)))
+                sums = None if before[0] is None or gone is None else before[0] + gone
+                less[place] = sums, before[1] + gone_expr
+        nodes.append(replace(node, costs=costs, exprs=exprs))
+    return replace(ledger, nodes=tuple(_without(node, less) for node in nodes))
+
+
+def _without(node: CostNode, less: dict[tuple[str, str, str], tuple[int | None, sympy.Expr]]) -> CostNode:
+    """Return the node with its floor and unfused bytes lowered by what the cache takes less."""
+    costs, exprs = dict(node.costs), dict(node.exprs)
+    for metric, place in ((UNFUSED, node.module), (FLOOR, FLOOR)):
+        number, expr = less.get((node.stage, node.invocation, place), (0, sympy.Integer(0)))
+        if (own := costs.get(metric)) is not None:
+            costs[metric] = None if number is None else own - number
+        if metric in exprs:
+            exprs[metric] = text(sympy.expand(parse(exprs[metric]) - expr))
+    return replace(node, costs=costs, exprs=exprs)
+
+
+def _whole(size: Fraction, node: CostNode) -> int:
+    """Return a size that is an integer, since a cache holds whole heads."""
+    assert size.denominator == 1, (node.id, size)
+    return int(size)

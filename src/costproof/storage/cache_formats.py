@@ -1,0 +1,45 @@
+"""Describe formats of key/value caches in fewer bits, as engines have them: bytes of a head with its scales."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from costproof.storage.tensors import Size, ceil_div
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFormat:
+    """Keys and values of a token and head in a row, with scales for it."""
+
+    bits: int
+    """Bits of an element."""
+    scales: str
+    """Granularity of the scales, in words."""
+    scale_bytes: int = 0
+    """Bytes of a scale; 0: one scale is for a whole tensor, outside of the cache."""
+    group: int = 0
+    """Elements with one scale; 0: those of a head."""
+
+    def head_bytes(self, width: Size) -> Size:
+        """Return the bytes of one head of a token, keys or values, with ``width`` elements."""
+        groups = ceil_div(width, self.group) if self.group else 1
+        return ceil_div(width * self.bits, 8) + groups * self.scale_bytes
+
+
+CACHE_FORMATS: Final[dict[str, CacheFormat]] = {
+    "fp8": CacheFormat(8, "one scale a tensor"),
+    "int8": CacheFormat(8, "a float32 scale a token and head", 4),
+    "int4": CacheFormat(4, "a float32 scale a token and head", 4),
+    "nvfp4": CacheFormat(4, "an 8-bit scale for 16 elements", 1, 16),
+    "q8_0": CacheFormat(8, "a 16-bit scale for 32 elements", 2, 32),
+    "q4_0": CacheFormat(4, "a 16-bit scale for 32 elements", 2, 32),
+}
+"""Formats by name; sources: vLLM ``v1/kv_cache_interface.py`` (fp8, per token and head, nvfp4), llama.cpp blocks."""
+LATENT_FORMATS: Final[dict[str, str]] = {"fp8": "a float32 scale for 128 elements of a latent, rotated keys in 16 bits"}
+"""Formats of latents (MLA), with their scales in words."""
+
+
+def latent_bytes(rank: Size, rope: Size) -> Size:
+    """Return the bytes of a token and layer in fp8: 512 + 4 x 4 + 2 x 64 = 656 for DeepSeek-V3 (``fp8_ds_mla``)."""
+    return rank + 4 * ceil_div(rank, 128) + 2 * rope
