@@ -49,7 +49,7 @@ from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, Bad
 from costproof.ledger.metrics import UNFUSED, Conventions, Metric
 from costproof.ledger.node import CostNode, exact_sum
 from costproof.ledger.schema import FileKind
-from costproof.ledger.workload import TargetInfo, Workload
+from costproof.ledger.workload import KV_DTYPE, TargetInfo, Workload
 
 FitVerdict = Literal["fits", "does not fit", "not known"]
 HeldKind = Literal["weights and cache", "weights and live peak", "weights and graph peak", "weights, cache and bound"]
@@ -162,6 +162,11 @@ class Fits:
         return not {*self.target.quantised} - (set() if self.stored_bytes is None else {"weights"})
 
     @property
+    def is_live_exact(self) -> bool:
+        """Whether the live peak is exact; with a cache in fewer bits than the run has, it is an upper bound."""
+        return KV_DTYPE not in self.workload.inputs
+
+    @property
     def certain_bytes(self) -> int | None:
         """Bytes of weights, cache, and buffers if they are known."""
         return None if self.lasting_bytes is None or self.cache_bytes is None else self.lasting_bytes + self.cache_bytes
@@ -182,7 +187,8 @@ class Fits:
         """Lower bound of the peak: weights, buffers, and the cache or the largest known peak."""
         if self.certain_bytes is None or self.lasting_bytes is None:
             return None
-        return max(self.certain_bytes, self.lasting_bytes + max(self.peak_bytes or 0, self.live_bytes or 0))
+        live = self.live_bytes if self.is_live_exact else None
+        return max(self.certain_bytes, self.lasting_bytes + max(self.peak_bytes or 0, live or 0))
 
     @property
     def peaks_bytes(self) -> int | None:

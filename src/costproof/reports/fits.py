@@ -91,7 +91,8 @@ def fit_sentence(found: Fits) -> str:
     if found.most_bytes is None:
         return f"Not known whether it fits into {room}: not all of it is counted."
     if found.live_bytes is not None:
-        return f"Not known whether it fits into {room}: not if a kernel unpacks the largest matrix."
+        why = "a kernel unpacks the largest matrix" if found.is_live_exact else "it computes with a cache of its dtype"
+        return f"Not known whether it fits into {room}: not if {why}."
     more = PEAKS_AT_ONCE if peaked else "the most that activations take"
     return f"Not known whether it fits into {room}: weights and cache do, and not {more}."
 
