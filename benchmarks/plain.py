@@ -56,7 +56,7 @@ def torchlens_layers() -> None:
 
 
 def _runs() -> tuple[Run, ...]:
-    from costproof.models.families.deepseek_ocr.workload import make_workload
+    from costproof.models.families.deepseek_ocr.config import make_workload
 
     target = DeepseekOcr()
     workload = make_workload("dsocr-standard-v1")
@@ -65,7 +65,7 @@ def _runs() -> tuple[Run, ...]:
 
 def exports() -> None:
     """Every ``torch.export.export`` call that the static source makes."""
-    from costproof.models.families.deepseek_ocr.workload import make_workload
+    from costproof.models.families.deepseek_ocr.config import make_workload
     from costproof.tracers.exporting import dynamic_shapes
 
     target = DeepseekOcr()

@@ -18,8 +18,8 @@ import pytest
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
+from costproof.models.families.deepseek_ocr.config import DEFAULT_PRESET, PRESETS, make_workload
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.models.families.deepseek_ocr.workload import DEFAULT_PRESET, PRESETS, make_workload
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 

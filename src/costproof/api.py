@@ -173,7 +173,7 @@ def claimed_target(claims: Path_) -> str | None:
 
 def counter_names() -> tuple[str, ...]:
     """Return the names of third-party counters without loading them."""
-    from costproof.tracers.counters.registry import COUNTERS
+    from costproof.tracers.counters.protocol import COUNTERS
 
     return tuple(COUNTERS.all())
 

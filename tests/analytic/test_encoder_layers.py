@@ -7,8 +7,7 @@ import pytest
 from costproof.analytic.attention import Attention
 from costproof.analytic.costs import Layer
 from costproof.analytic.elementwise import LayerScale
-from costproof.analytic.embedding import ClassAndPositions, Embedding, LearnedPositions, PositionIds
-from costproof.analytic.image_features import FeaturesInPrompt
+from costproof.analytic.embedding import ClassAndPositions, Embedding, FeaturesInPrompt, LearnedPositions, PositionIds
 from costproof.analytic.linear import Lent, LmHead
 from costproof.analytic.norms import LayerNorm
 from costproof.analytic.patch_grid import (

@@ -10,9 +10,9 @@ from costproof.analytic.attention import Attention
 from costproof.analytic.compose import ModulePart, analytic_ledger, invocation_nodes, stage_nodes
 from costproof.analytic.costs import Layer, LayerCosts, layer
 from costproof.analytic.elementwise import Residual, SoftCap
+from costproof.analytic.embedding import FeaturesInPrompt
 from costproof.analytic.experts import ExpertLoop, Experts, LoopedExperts
 from costproof.analytic.feed_forward import Mlp
-from costproof.analytic.image_features import FeaturesInPrompt
 from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
 from costproof.analytic.norms import CentredRmsNorm, LayerNorm, LayerNorm2d, RmsNorm, WideRmsNorm

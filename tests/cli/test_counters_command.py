@@ -127,7 +127,7 @@ def test_a_truth_that_fails_is_told_everywhere(folder: Path) -> None:
 
 
 def test_a_counter_that_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costproof.tracers.counters.registry.installed", lambda package: None)
+    monkeypatch.setattr("costproof.tracers.counters.protocol.installed", lambda package: None)
     done = costproof("counters", *SMALL, "--only", "thop", cwd=folder)
     assert done.code == 3
     assert "a counter is not installed" in done.stderr

@@ -16,7 +16,7 @@ from costproof.ledger.environment import installed
 from costproof.ledger.offline import offline
 from costproof.patches import flash_attention
 from costproof.run import doctor
-from costproof.tracers.counters import registry
+from costproof.tracers.counters import protocol as registry
 from tests.support.running import costproof, files
 from tests.support.toy import toy
 from tests.support.written import write_capture

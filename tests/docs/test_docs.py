@@ -12,7 +12,7 @@ from costproof.estimate.hardware import registry
 from costproof.models.registry import TARGETS
 from costproof.opgraph.rules.registry import RULES
 from costproof.reports.outputs import REGISTRY
-from costproof.tracers.counters.registry import COUNTERS
+from costproof.tracers.counters.protocol import COUNTERS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]

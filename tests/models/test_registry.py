@@ -63,7 +63,7 @@ def test_a_folder_that_two_targets_read(monkeypatch: pytest.MonkeyPatch) -> None
 def test_loading_a_target_imports_no_torch() -> None:
     code = (
         "import sys; from costproof.models.registry import load_target; "
-        "from costproof.models.families.deepseek_ocr.workload import make_workload; "
+        "from costproof.models.families.deepseek_ocr.config import make_workload; "
         "t = load_target('deepseek-ocr'); t.invocations(make_workload()); t.checkpoint(); t.info(); "
         "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     )

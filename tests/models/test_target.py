@@ -12,9 +12,8 @@ from costproof.algebra.evaluation import evaluate
 from costproof.algebra.symbols import parse
 from costproof.ledger.errors import Problems
 from costproof.ledger.run import RunOptions
-from costproof.models.families.deepseek_ocr.config import ClipConfig, OcrConfig
+from costproof.models.families.deepseek_ocr.config import ClipConfig, OcrConfig, make_workload
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.models.families.deepseek_ocr.workload import make_workload
 from costproof.models.pages.config import PageDecoderConfig, SamConfig
 from costproof.models.pages.workload import page_structure
 from costproof.models.registry import load_target

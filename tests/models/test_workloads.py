@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costproof.ledger.errors import BadInput, Problems
-from costproof.models.families.deepseek_ocr.config import OcrConfig
-from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.models.families.deepseek_ocr.workload import (
+from costproof.models.families.deepseek_ocr.config import (
     IMAGE_STAGES,
     MODES,
     PRESETS,
+    OcrConfig,
     make_workload,
     vision_tokens,
 )
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.pages.page import Page, page_of, page_workload
 from costproof.models.pages.workload import page_invocations, page_run_problems, parse_grid
 

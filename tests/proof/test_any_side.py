@@ -16,7 +16,7 @@ from costproof.models.families.deepseek_ocr.proof import AnySideOcr
 from costproof.models.pages.config import SamConfig
 from costproof.models.pages.page import page_of
 from costproof.models.specs import ExportJob, SymbolicSize
-from costproof.patches.model_forward import symbolic_int
+from costproof.patches.modules import symbolic_int
 from costproof.run.proof_pieces import carry_out_piece
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.exporting import plain_sympy

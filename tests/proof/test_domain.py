@@ -25,8 +25,8 @@ from costproof.compare.proof.judge import Answer
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
 from costproof.models.families.deepseek_ocr import proof as ocr_proof
+from costproof.models.families.deepseek_ocr.config import MODES
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.models.families.deepseek_ocr.workload import MODES
 from costproof.models.pages.config import contradictions
 from costproof.models.pages.page import page_of
 from costproof.models.pages.workload import page_run_problems

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costproof.reports.graph.dot import MAX_EDGES, MAX_NODES, MAX_TEXT, mermaid
-from costproof.reports.graph.picture import Edge, GraphView, Node
+from costproof.reports.graph.picture import MAX_EDGES, MAX_NODES, MAX_TEXT, Edge, GraphView, Node, mermaid
 from costproof.reports.graph.svg import svg
 from costproof.reports.graph.view import GraphChoice, graph_view
 from costproof.reports.outputs import variants

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from costproof.tracers.counters.registry import COUNTERS
+from costproof.tracers.counters.protocol import COUNTERS
 from costproof.tracers.counters.tools import positional
 
 

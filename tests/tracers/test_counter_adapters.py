@@ -18,7 +18,7 @@ from typing import Final
 
 import pytest
 
-from costproof.tracers.counters.registry import COUNTERS
+from costproof.tracers.counters.protocol import COUNTERS
 from tests.tracers.layers import LAYERS
 
 ROOT: Final = Path(__file__).parents[2]

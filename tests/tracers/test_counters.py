@@ -8,7 +8,7 @@ from torch import nn
 
 from costproof.patches.patch import patched
 from costproof.patches.tensor import JIT_ON_META
-from costproof.tracers.counters.registry import COUNTERS
+from costproof.tracers.counters.protocol import COUNTERS
 from costproof.tracers.counters.tools import own_rows, positional
 
 

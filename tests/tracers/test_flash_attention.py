@@ -18,7 +18,7 @@ from costproof.opgraph.rules.registry import UnknownCost, cost_of
 from costproof.patches import flash_attention
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
-from costproof.tracers.counters.registry import COUNTERS
+from costproof.tracers.counters.protocol import COUNTERS
 from costproof.tracers.counters.running import TRUTH, CounterAnswer, CounterTask
 from costproof.tracers.torchlens_trace import trace_graph
 from tests.support.opcalls import counted, taken, torch_count

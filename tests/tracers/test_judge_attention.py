@@ -12,7 +12,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 import costproof
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
-from costproof.tracers.attention_flops import Uncounted, attention_formula
+from costproof.tracers.flop_counter_mode import Uncounted, attention_formula
 from tests.support.opcalls import counted, taken
 from tests.tracers.test_judge import ones, seen
 

@@ -9,10 +9,10 @@ from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
 from costproof.models.decoding.decoder import config_of
 from costproof.models.decoding.runs import step_inputs
 from costproof.models.families.deepseek_ocr import native
-from costproof.models.families.deepseek_ocr.workload import vision_tokens
+from costproof.models.families.deepseek_ocr.config import vision_tokens
 from costproof.models.pages.jobs import stride
 from costproof.models.pages.page import Page, page_workload, with_page
-from costproof.patches.model_forward import running
+from costproof.patches.modules import running
 from tests.tracers.small import CONFIG, PAGE, model
 
 

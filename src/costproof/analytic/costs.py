@@ -154,11 +154,9 @@ class Layer(Protocol):
 
     def __hash__(self) -> int:
         """Hash by value, so that equal layers are computed once."""
-        ...
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
-        ...
 
 
 L = TypeVar("L")

@@ -40,19 +40,15 @@ class TargetRuns(Protocol):
 
     def at(self, changed: Mapping[str, int]) -> TargetRun | None:
         """Return the run with some settings changed; None if the target refuses it."""
-        ...
 
     def source(self, stage: str, call: str, symbol: str) -> sympy.Expr | None:
         """Return a symbol of a call as an expression in the settings; None if no setting affects it."""
-        ...
 
     def sizes(self, setting: str) -> tuple[int, int]:
         """Return the smallest value of a setting and the step between its values, 0 if only one value is known."""
-        ...
 
     def ends(self, setting: str) -> tuple[int, ...]:
         """Return the boundaries of a setting: the values from which other formulas apply."""
-        ...
 
 
 TIED = {"L": "S", "P": "S"}

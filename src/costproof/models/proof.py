@@ -93,7 +93,6 @@ class WithProof(Provable, Protocol):
         Raises:
             BadInput: settings for which there is no proof.
         """
-        ...
 
 
 @runtime_checkable
@@ -102,7 +101,6 @@ class Proves(Protocol):
 
     def proof_settings(self) -> tuple[Setting, ...]:
         """Return the settings of a proof besides the number of draws and their seed."""
-        ...
 
     def from_normalised(self, text: str) -> WithProof:
         """Return the target of a normalised configuration, as a certificate holds it.
@@ -113,4 +111,3 @@ class Proves(Protocol):
         Raises:
             ValueError, KeyError, TypeError: the text is not a normalised configuration.
         """
-        ...

@@ -151,7 +151,6 @@ class TargetFactory(Protocol):
 
     def default(self) -> Target:
         """Return the target with its published configuration."""
-        ...
 
     def from_file(self, path: Path) -> Target:
         """Return the target with the configuration in a file.
@@ -159,15 +158,12 @@ class TargetFactory(Protocol):
         Raises:
             BadInput: the file cannot be used.
         """
-        ...
 
     def settings(self) -> tuple[Setting, ...]:
         """Return the workload settings that can be chosen besides the preset."""
-        ...
 
     def presets(self) -> tuple[NamedWorkload, ...]:
         """Return the named workloads; one of them is the default."""
-        ...
 
 
 @runtime_checkable
@@ -176,11 +172,9 @@ class ReadsFolders(Protocol):
 
     def reads(self, folder: Path) -> bool:
         """Return whether the factory handles this folder; nothing in the folder is run."""
-        ...
 
     def folder_holds(self) -> str:
         """Return a description of the folders that it handles."""
-        ...
 
     def from_folder(self, folder: Path, *, trusted: bool) -> Target:
         """Return the target in a folder.
@@ -191,7 +185,6 @@ class ReadsFolders(Protocol):
         Raises:
             BadInput: the folder cannot be used, or is not trusted.
         """
-        ...
 
 
 @runtime_checkable
@@ -200,7 +193,6 @@ class KnowsMistakes(Protocol):
 
     def mistakes(self) -> Mistakes:
         """Return the mistakes, as functions of the terms of a claim."""
-        ...
 
 
 @runtime_checkable
@@ -217,7 +209,6 @@ class ServesClasses(Protocol):
 
     def describes(self, architecture: str) -> bool:
         """Return whether the formulas describe this class; a configuration of another class has no family."""
-        ...
 
 
 @runtime_checkable
@@ -226,7 +217,6 @@ class ServesParts(Protocol):
 
     def serves(self, config: Mapping[str, Any]) -> bool:
         """Return whether the formulas describe the model of this configuration."""
-        ...
 
 
 def _built_in() -> tuple[Plugin[TargetFactory], ...]:

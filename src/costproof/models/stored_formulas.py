@@ -18,7 +18,6 @@ class HasFormulas(Protocol):
 
     def formulas(self, workload: Workload) -> Ledger:
         """Return the analytic ledger in symbols."""
-        ...
 
 
 NOT_KNOWN: Final = "stored bytes are not known"

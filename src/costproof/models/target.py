@@ -53,19 +53,15 @@ class Target(Protocol):
     @property
     def name(self) -> str:
         """Return the name under which the target is registered."""
-        ...
 
     def info(self) -> TargetInfo:
         """Return the target as plain data: configuration symbols with values, stages, waived keys."""
-        ...
 
     def settings(self) -> tuple[Setting, ...]:
         """Return the workload settings, by the names that :meth:`workload` takes."""
-        ...
 
     def presets(self) -> tuple[NamedWorkload, ...]:
         """Return the named workloads."""
-        ...
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
         """Return a workload: a preset (the default one if ``None``) with other settings applied.
@@ -73,22 +69,18 @@ class Target(Protocol):
         Settings that are ``None`` leave the preset's value. Raises
         :class:`~costproof.ledger.errors.Problems` with everything that is wrong with them.
         """
-        ...
 
     def conventions(self, workload: Workload) -> Conventions:
         """Return the conventions of all numbers for this workload."""
-        ...
 
     def check(self, workload: Workload) -> None:
         """Check that the model can run this workload.
 
         Raises :class:`~costproof.ledger.errors.Problems` if it cannot.
         """
-        ...
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the stage calls of one run, in order, with the values of their symbols."""
-        ...
 
 
 @runtime_checkable
@@ -97,11 +89,9 @@ class WithFormulas(Target, Protocol):
 
     def formulas(self, workload: Workload) -> Ledger:
         """Return the analytic ledger in symbols, with ``exprs`` filled and ``costs`` empty."""
-        ...
 
     def symbol_docs(self) -> dict[str, SymbolDoc]:
         """Return the notation and the meaning of each symbol in the formulas."""
-        ...
 
 
 @runtime_checkable
@@ -110,7 +100,6 @@ class Uncut(WithFormulas, Protocol):
 
     def uncut(self) -> WithFormulas:
         """Return the model with all its layers."""
-        ...
 
 
 @runtime_checkable
@@ -123,7 +112,6 @@ class WithMemory(WithFormulas, Protocol):
         Raises:
             Incomplete: values of the input decide what the run allocates.
         """
-        ...
 
 
 @runtime_checkable
@@ -133,7 +121,6 @@ class WithKeys(WithFormulas, Protocol):
     @property
     def config(self) -> Any:
         """Return the configuration, a frozen dataclass of everything that affects a cost."""
-        ...
 
     def with_keys(self, changes: Mapping[str, Any]) -> WithKeys:
         """Return the same model with other values for some configuration keys.
@@ -141,7 +128,6 @@ class WithKeys(WithFormulas, Protocol):
         Raises:
             Problems: as :func:`~costproof.models.config.with_keys`.
         """
-        ...
 
 
 @runtime_checkable
@@ -150,7 +136,6 @@ class WithCheckpoint(Target, Protocol):
 
     def checkpoint(self) -> Ledger | None:
         """Return the parameters of the published checkpoint, or ``None`` for other configurations."""
-        ...
 
 
 @runtime_checkable
@@ -159,7 +144,6 @@ class WithModules(Target, Protocol):
 
     def module_kinds(self) -> ModuleKinds:
         """Return the modules of the model by path."""
-        ...
 
 
 @runtime_checkable
@@ -168,7 +152,6 @@ class WithValues(Target, Protocol):
 
     def with_values(self, workload: Workload) -> Workload:
         """Return the workload with these values in its arguments."""
-        ...
 
 
 @runtime_checkable
@@ -178,16 +161,13 @@ class WithStorage(Target, Protocol):
     @property
     def stored(self) -> Stored:
         """Return the properties of the checkpoint that its files state."""
-        ...
 
     @property
     def dtype(self) -> Dtype | None:
         """Return the dtype of what the checkpoint does not quantise; ``None``: that of each parameter."""
-        ...
 
     def build_stored(self) -> nn.Module:
         """Return the model on the meta device, in the dtype of the tensors that its checkpoint does not quantise."""
-        ...
 
 
 @runtime_checkable
@@ -196,15 +176,12 @@ class Exportable(Target, Protocol):
 
     def build(self, workload: Workload) -> nn.Module:
         """Return the model on the meta device, in the workload's dtype, ready to run."""
-        ...
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the parts that the static source exports."""
-        ...
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """Return the stages that use a module, in the order of the run."""
-        ...
 
 
 @runtime_checkable
@@ -214,7 +191,6 @@ class PartlyExported(Exportable, Protocol):
     @property
     def not_exported(self) -> Mapping[str, str]:
         """Return the reason for each stage that cannot be exported."""
-        ...
 
 
 @runtime_checkable
@@ -226,7 +202,6 @@ class Derivable(Exportable, Protocol):
 
         ``None`` if the default exports already have all possible symbols.
         """
-        ...
 
 
 @runtime_checkable
@@ -235,7 +210,6 @@ class Staged(Exportable, Protocol):
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the runs of the isolated source: each invocation of each stage, and selected decode steps."""
-        ...
 
 
 @runtime_checkable
@@ -245,14 +219,12 @@ class Runnable(Target, Protocol):
     @property
     def options(self) -> RunOptions:
         """Return the options of the dynamic run."""
-        ...
 
     def with_options(self, options: RunOptions) -> Runnable:
         """Return the same target with other run options; ``layers`` truncates it for all sources.
 
         Raises :class:`~costproof.ledger.errors.BadInput` if the options are not supported.
         """
-        ...
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
         """Return the model that the dynamic source runs, on meta or with values on a device.
@@ -262,11 +234,9 @@ class Runnable(Target, Protocol):
             BadInput: there is no checkpoint, or the installed packages cannot run the model's code.
             Incomplete: the device is not there, or no kernel of FlashAttention.
         """
-        ...
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """Return the forwards that the dynamic source traces."""
-        ...
 
 
 @runtime_checkable
@@ -278,11 +248,9 @@ class Truncatable(Runnable, Protocol):
 
         The second one has at least one more layer of each kind that is left out. ``None``: the model is not cut.
         """
-        ...
 
     def uncut(self) -> Runnable:
         """Return the model with all its layers, as shapes without values."""
-        ...
 
 
 @runtime_checkable
@@ -292,7 +260,6 @@ class InProcess(Runnable, Protocol):
     @property
     def here(self) -> bool:
         """Return whether the target is an object of this process."""
-        ...
 
 
 SERVES: Final[Mapping[str, tuple[type, str]]] = {

@@ -18,6 +18,7 @@ from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Workload
 from costproof.models.config import key_named, keys_of
 from costproof.models.registry import load_target
+from costproof.models.settings import option, typed_settings
 from costproof.models.stored_formulas import stored_formulas
 from costproof.models.target import WithKeys
 from costproof.parametric.concolic import BranchCondition, PathRecorder, PointValues, SizeExpr, expression_of
@@ -25,7 +26,6 @@ from costproof.parametric.exact_arrays import ExactColumn, ExactEvaluator, Int12
 from costproof.parametric.path_conditions import PathCondition, merge_paths
 from costproof.parametric.polynomial import AtomTable, Polynomial, Quotient, add, as_quotient, scale
 from costproof.parametric.targets import Configurable, evaluate_formulas
-from costproof.parametric.typed_settings import option, typed_settings
 
 CostCell = tuple[str, Metric]
 """(Stage, metric); an empty stage is the whole run."""

@@ -21,15 +21,12 @@ class HasFormulas(Protocol):
 
     def info(self) -> TargetInfo:
         """Return the target as data, with the values of its configuration symbols."""
-        ...
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the calls of the stages in one run, with the values of their symbols."""
-        ...
 
     def formulas(self, workload: Workload) -> Ledger:
         """Return the analytic ledger in symbols."""
-        ...
 
 
 class Configurable(HasFormulas, Protocol):
@@ -40,15 +37,12 @@ class Configurable(HasFormulas, Protocol):
     @property
     def config(self) -> Any:
         """The configuration: a frozen dataclass of everything that decides a cost."""
-        ...
 
     def with_keys(self, changes: Mapping[str, Any]) -> Self:
         """Return the same model with other values of some configuration keys."""
-        ...
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
         """Return a preset with changed settings."""
-        ...
 
 
 def evaluate_formulas(target: HasFormulas, workload: Workload) -> Ledger:

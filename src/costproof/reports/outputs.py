@@ -196,11 +196,11 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         kind=_at("views.manifest:MANIFEST"), folder="report",
     ),
     Output("graph-dot", "callgraph.dot", "the callgraph in families, for Graphviz", _PICTURE,
-           _at("reports.graph.dot:dot"), folder="later"),
+           _at("reports.graph.picture:dot"), folder="later"),
     Output("graph-svg", "callgraph.svg", "the callgraph in families, as a picture", _PICTURE,
            _at("reports.graph.svg:svg"), folder="later"),
     Output("graph-mmd", "callgraph.mmd", "the callgraph in families, for Mermaid", _PICTURE,
-           _at("reports.graph.dot:mermaid"), folder="later"),
+           _at("reports.graph.picture:mermaid"), folder="later"),
     Output(
         "summary", "summary.txt", "the table that the report command prints",
         _whole, _at("reports.summary:summary_text"), states_verdict=True, for_screens=True,

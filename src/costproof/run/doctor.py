@@ -29,7 +29,7 @@ from costproof.patches.flash_attention import COMPILED, FLASH, WITHOUT_CUDA
 from costproof.plugins import Registry
 from costproof.reports.outputs import REGISTRY
 from costproof.tracers.cache import folder
-from costproof.tracers.counters.registry import COUNTERS, not_installed
+from costproof.tracers.counters.protocol import COUNTERS, not_installed
 from costproof.views.numbers import human
 
 NEEDED_FOR = {

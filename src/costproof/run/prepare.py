@@ -17,7 +17,7 @@ from costproof.plugins import OURS
 from costproof.run.count_lock import count_lock
 from costproof.run.request import RunRequest, build_workload
 from costproof.run.request import request as build_request
-from costproof.tracers.counters.registry import COUNTERS, ON_REQUEST, not_installed
+from costproof.tracers.counters.protocol import COUNTERS, ON_REQUEST, not_installed
 from costproof.weights.loading import shards
 
 

@@ -13,9 +13,8 @@ from costproof.ledger.run import ALL_SOURCES, DEFAULT_SOURCES, RunOptions, run_o
 from costproof.ledger.workload import Workload
 from costproof.models.proof import Proves
 from costproof.models.registry import read_address, target_factory
-from costproof.models.settings import known_preset
+from costproof.models.settings import ChoicePlace, TypedValue, collect_problems, known_preset, option, typed_settings
 from costproof.models.target import Setting, Target
-from costproof.parametric.typed_settings import ChoicePlace, TypedValue, collect_problems, option, typed_settings
 
 OPTIONS: Final = ("run", "weights", "seed", "layers", "profile", "convention")
 """Names of the choices that make :class:`RunOptions`; ``run`` is the device."""

@@ -14,7 +14,7 @@ from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_
 from costproof.ledger.schema import adapter, location
 from costproof.ledger.workload import Workload
 from costproof.models.registry import read_address
-from costproof.parametric.typed_settings import collect_problems
+from costproof.models.settings import collect_problems
 from costproof.plugins import lazy
 from costproof.run.request import LISTS, OPTIONS, SWITCHES, VERBS, NamedSettings, RunRequest, request
 

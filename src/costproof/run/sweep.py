@@ -19,12 +19,12 @@ from costproof.ledger.metrics import Metric
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.ledger.writing import write_named
+from costproof.models.settings import option, typed_settings
 from costproof.models.target import WithKeys, lacking
 from costproof.opgraph.rules.files import Files, with_rules_in_force
 from costproof.parametric.evaluator import CostCell, Evaluator, PointChoices
 from costproof.parametric.exact_arrays import Int128Array
 from costproof.parametric.grid import MOST_POINTS, GridAxis, Over, axes_from_csv, grid_axes, split_blocks
-from costproof.parametric.typed_settings import option, typed_settings
 from costproof.run import sweep_files
 from costproof.run.count_lock import count_lock
 from costproof.run.peaks import measure_peaks

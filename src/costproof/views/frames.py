@@ -43,7 +43,6 @@ class Tabled(Protocol):
 
     def table_rows(self) -> Sequence[object]:
         """Return the rows: dataclasses, mappings, or texts."""
-        ...
 
 
 @runtime_checkable
@@ -52,7 +51,6 @@ class Framed(Protocol):
 
     def frame(self) -> pd.DataFrame:
         """Return the result as a DataFrame."""
-        ...
 
 
 def frame(value: object) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from costproof.models.decoding.decoder import Decoder, config_of
 from costproof.models.specs import Built
 from costproof.models.target import require_device
 from costproof.patches import flash_attention
-from costproof.patches.model_forward import prepared_masks, running
+from costproof.patches.modules import prepared_masks, running
 from costproof.weights.loading import Names, load, no_other_names, plan, require_room
 from costproof.weights.random_values import fill_random
 

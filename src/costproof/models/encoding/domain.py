@@ -133,20 +133,16 @@ class DrawnTarget(Provable, Protocol):
     @property
     def config(self) -> Config:
         """Return the configuration."""
-        ...
 
     @property
     def attentions(self) -> tuple[AttentionKind, ...]:
         """Return the attention implementations of the class."""
-        ...
 
     def normalised(self) -> str:
         """Return the configuration as JSON."""
-        ...
 
     def domain(self) -> Domain:
         """Return the domain of a proof."""
-        ...
 
     def drawn(self, p: Mapping[str, int], rng: random.Random) -> tuple[DrawnTarget, dict[str, bool]]:
         """Return a target with a random small configuration, and feature -> whether the configuration has it.
@@ -155,11 +151,9 @@ class DrawnTarget(Provable, Protocol):
             p: values of the parameters of :meth:`domain`.
             rng: source of all choices that are not sizes.
         """
-        ...
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
         """Return the workload with the input of a draw."""
-        ...
 
 
 def proof(target: DrawnTarget, samples: int, seed: int) -> Proof:

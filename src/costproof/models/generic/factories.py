@@ -33,27 +33,22 @@ class ModuleMaker(Hashable, Protocol):
     @property
     def name(self) -> str:
         """Return the name of the target."""
-        ...
 
     @property
     def what(self) -> str:
         """Return a description of the module's origin, such as ``BertForMaskedLM of transformers``."""
-        ...
 
     @property
     def numbers(self) -> Mapping[str, int]:
         """Return the integers of its configuration by name."""
-        ...
 
     @property
     def chooses(self) -> frozenset[str]:
         """Return the options that :meth:`make` respects: ``dtype``, ``attention``."""
-        ...
 
     @property
     def stored(self) -> Stored:
         """Return how the checkpoint of the model stores its weights."""
-        ...
 
     def make(self, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
         """Build the module and its inputs, on meta if the factory can; ``None`` leaves a choice to the model.
@@ -62,7 +57,6 @@ class ModuleMaker(Hashable, Protocol):
             BadInput: the factory does not make a module.
             Incomplete: the module cannot be built in this environment.
         """
-        ...
 
 
 @runtime_checkable
@@ -78,7 +72,6 @@ class Cuttable(ModuleMaker, Protocol):
         Raises:
             BadInput: it cannot be truncated to this number of layers.
         """
-        ...
 
     def check_depth(self, module: nn.Module) -> None:
         """Check that the module does not have too many layers to be counted.
@@ -86,7 +79,6 @@ class Cuttable(ModuleMaker, Protocol):
         Raises:
             BadInput: it has too many.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

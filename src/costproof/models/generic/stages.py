@@ -28,15 +28,12 @@ class StagePlan(Protocol):
 
     def invocations(self) -> tuple[Invocation, ...]:
         """Return the calls, with the values of their symbols."""
-        ...
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
         """Return the exports at the sizes of the workload, so that the branches taken there are counted."""
-        ...
 
     def runs(self, model: nn.Module) -> tuple[Run, ...]:
         """Return the runs to trace."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

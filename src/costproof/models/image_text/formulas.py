@@ -16,7 +16,7 @@ from costproof.analytic.compose import (
     stage_nodes,
 )
 from costproof.analytic.costs import Size
-from costproof.analytic.image_features import FeaturesInPrompt
+from costproof.analytic.embedding import FeaturesInPrompt
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.formulas import logits_and_masks

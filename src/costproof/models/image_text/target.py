@@ -25,7 +25,7 @@ from costproof.models.image_text.layout import CALL, IMAGES, SYMBOLS, ModelLayou
 from costproof.models.native import Native
 from costproof.models.specs import ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting
-from costproof.patches.model_forward import no_image_check
+from costproof.patches.modules import no_image_check
 from costproof.weights.random_values import random_normal
 
 if TYPE_CHECKING:

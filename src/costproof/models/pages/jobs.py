@@ -104,7 +104,7 @@ class PageReader:
 
     def glue_job(self, model: nn.Module, workload: Workload) -> ExportJob:
         """Return the job of the operators between projector and decoder; concrete, because they loop over images."""
-        from costproof.models.pages import modules
+        from costproof.models.image_text import modules
 
         page = page_of(workload)
         assert page is not None

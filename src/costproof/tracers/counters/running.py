@@ -21,8 +21,7 @@ from costproof.models.specs import ExportJob, Run
 from costproof.models.target import Exportable
 from costproof.opgraph.rules.files import with_rules_in_force
 from costproof.processes import Late, Limits, Pool, failure
-from costproof.tracers.counters.protocol import Counter
-from costproof.tracers.counters.registry import COUNTERS, not_installed
+from costproof.tracers.counters.protocol import COUNTERS, Counter, not_installed
 from costproof.tracers.sources import preload_modules
 
 GIB: Final = 2**30

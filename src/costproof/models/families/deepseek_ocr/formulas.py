@@ -18,8 +18,8 @@ from costproof.analytic.linear import Linear
 from costproof.analytic.norms import LayerNorm
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.node import Ledger
+from costproof.models.families.deepseek_ocr.config import IMAGE_STAGES, STAGES
 from costproof.models.families.deepseek_ocr.names import NATIVE_NAMES
-from costproof.models.families.deepseek_ocr.workload import IMAGE_STAGES, STAGES
 from costproof.models.pages.formulas import PageStructure, View, decoder_border, page_ledger, page_symbols, sam_parts
 
 

@@ -19,13 +19,13 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Workload
 from costproof.models.decoding import build as decoding
 from costproof.models.decoding.decoder import Decoder, config_of, on_meta
+from costproof.models.families.deepseek_ocr.config import MODES
 from costproof.models.families.deepseek_ocr.names import NATIVE_NAMES
-from costproof.models.families.deepseek_ocr.workload import MODES
 from costproof.models.image_text.layout import StagePaths
 from costproof.models.pages.jobs import VIEWS, VISION_INPUTS, PageReader, stride, vision_job
 from costproof.models.specs import ExportJob
 from costproof.patches import flash_attention
-from costproof.patches.model_forward import no_image_check, running
+from costproof.patches.modules import no_image_check, running
 
 if TYPE_CHECKING:
     import torch
@@ -131,8 +131,7 @@ def vision_jobs(
     model: nn.Module, workload: Workload, side: int, invocations: tuple[str, ...], views: int = VIEWS
 ) -> list[ExportJob]:
     """Return the jobs of towers and projector on views of ``side`` pixels; the number of views is symbolic."""
-    from costproof.models.image_text.modules import PartModule
-    from costproof.models.pages.modules import VisionProjector
+    from costproof.models.image_text.modules import PartModule, VisionProjector
 
     vision = config_of(model).vision_config
     sam, clip = vision.sam_config, vision.encoder_config

@@ -24,10 +24,9 @@ from costproof.compare.proof.certificate import Settings
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import FLOAT_BYTES, AttentionKind, Dtype, ExpertKernel, Logits, Workload
 from costproof.models.decoding.domain import GROUPED_ROW
-from costproof.models.families.deepseek_ocr.config import ClipConfig, OcrConfig
+from costproof.models.families.deepseek_ocr.config import DEFAULT_SIDES, IMAGE_STAGES, ClipConfig, OcrConfig
 from costproof.models.families.deepseek_ocr.native import vision_jobs
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.models.families.deepseek_ocr.workload import DEFAULT_SIDES, IMAGE_STAGES
 from costproof.models.pages.config import DrawnSam, PageDecoderConfig, SamConfig, drawn_decoder
 from costproof.models.pages.page import Page, grids, page_workload, views
 from costproof.models.proof import Piece, Proof, Provable, reasons
@@ -199,7 +198,7 @@ class AnySideOcr(DeepseekOcr):
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the export jobs of towers and projector with symbolic H and n; only SAM if ``tiled``."""
-        from costproof.models.pages.modules import SymbolicSideSam
+        from costproof.models.image_text.modules import SymbolicSideSam
 
         ((_, _, side),) = views(workload)
         features = f"H/{self.config.sam.stride}"

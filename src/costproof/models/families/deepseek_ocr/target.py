@@ -15,10 +15,17 @@ from costproof.ledger.workload import AttentionKind, ExpertKernel, Workload
 from costproof.models.decoding.build import with_numbers
 from costproof.models.families.deepseek_ocr import native
 from costproof.models.families.deepseek_ocr.checkpoint import checkpoint_ledger, placed
-from costproof.models.families.deepseek_ocr.config import OcrConfig, parse_config
+from costproof.models.families.deepseek_ocr.config import (
+    DEFAULT_SIDES,
+    IMAGE_STAGES,
+    MODES,
+    SIDES,
+    STAGES,
+    OcrConfig,
+    parse_config,
+)
 from costproof.models.families.deepseek_ocr.formulas import SYMBOLS, ocr_ledger
 from costproof.models.families.deepseek_ocr.snapshot import CODE, REQUIRED
-from costproof.models.families.deepseek_ocr.workload import DEFAULT_SIDES, IMAGE_STAGES, MODES, SIDES, STAGES
 from costproof.models.image_text.layout import StagePaths
 from costproof.models.pages.jobs import PageReader
 from costproof.models.pages.target import PageTarget

@@ -21,7 +21,15 @@ from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.models.decoding.decoder import Decoder, on_meta
 from costproof.models.decoding.runs import computed
-from costproof.models.families.deepseek_ocr.config import OcrConfig
+from costproof.models.families.deepseek_ocr.config import (
+    DEFAULT_PRESET,
+    IMAGE_STAGES,
+    MODES,
+    STAGES,
+    OcrConfig,
+    make_workload,
+    vision_tokens,
+)
 from costproof.models.families.deepseek_ocr.formulas import EMPTY_SIDE, SYMBOLS, ocr_ledger
 from costproof.models.families.deepseek_ocr.names import (
     VENDOR_CLIP,
@@ -32,14 +40,6 @@ from costproof.models.families.deepseek_ocr.names import (
 )
 from costproof.models.families.deepseek_ocr.snapshot import Snapshot, read_snapshot
 from costproof.models.families.deepseek_ocr.vendor_code import build_vendor, build_with_values, patched, patches_for
-from costproof.models.families.deepseek_ocr.workload import (
-    DEFAULT_PRESET,
-    IMAGE_STAGES,
-    MODES,
-    STAGES,
-    make_workload,
-    vision_tokens,
-)
 from costproof.models.native import Configured
 from costproof.models.pages.config import CHANNELS
 from costproof.models.pages.jobs import VIEWS, images_in, vision_job
@@ -283,8 +283,7 @@ def real_runs(model: nn.Module, config: OcrConfig, workload: Workload, seed: int
 
 def vendor_export_jobs(model: nn.Module, config: OcrConfig, workload: Workload) -> tuple[ExportJob, ...]:
     """Return the export job of each vision stage at each view size; the number of views is symbolic."""
-    from costproof.models.image_text.modules import PartModule
-    from costproof.models.pages.modules import ClipOnFeatures
+    from costproof.models.image_text.modules import ClipOnFeatures, PartModule
 
     sam, clip = PartModule(model.get_submodule(VENDOR_SAM)), ClipOnFeatures(model.get_submodule(VENDOR_CLIP))
     projector = PartModule(model.get_submodule(VENDOR_PROJECTOR))

@@ -22,7 +22,7 @@ from costproof.models.pages.target import PageTarget
 from costproof.models.pages.workload import PageModes, page_structure
 from costproof.models.specs import ExportJob
 from costproof.models.target import NamedWorkload
-from costproof.patches.model_forward import no_image_check, running
+from costproof.patches.modules import no_image_check, running
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,8 +39,7 @@ DECODER: Final = Decoder(
 
 def _vision(model: nn.Module, workload: Workload, side: int, calls: tuple[str, ...], count: int) -> list[ExportJob]:
     """Return the jobs of towers and projector on views of ``side`` pixels; the number of views is symbolic."""
-    from costproof.models.image_text.modules import PartModule, without_children
-    from costproof.models.pages.modules import EchoTower
+    from costproof.models.image_text.modules import EchoTower, PartModule, without_children
 
     vision, grid = config_of(model).vision_config, side // stride(model)
     sam, width = vision.sam_config, vision.encoder_config.hidden_size
