@@ -204,3 +204,14 @@ def test_a_tensor_at_the_address_of_a_view_of_a_buffer_is_not_the_buffer() -> No
     graph = trace_graph(run).graph
     assert sum(op.name == "zeros_like" for op in graph.ops) == 60
     assert {v.shape for op in graph.ops for v in op.tensors if v.origin == "buffer"} == {(8,)}
+
+
+class OwnNorm(nn.LayerNorm):
+    """A class whose parent class occurs in the same model."""
+
+
+def test_a_trace_leaves_no_method_on_the_classes_of_a_model() -> None:
+    with torch.device("meta"):
+        layers = nn.Sequential(nn.LayerNorm(6), OwnNorm(6))
+    trace_graph(replace(toy_run(layers), kwargs={"input": torch.empty(3, 6, device="meta")}))
+    assert [cls for cls in (nn.LayerNorm, OwnNorm, nn.Sequential) if "__setattr__" in vars(cls)] == []
