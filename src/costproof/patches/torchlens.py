@@ -181,6 +181,16 @@ SKIP_UNUSED_WORK: Final = (
         _TEST,
         missing="skip",
     ),
+    *(
+        Patch(
+            f"torchlens.backends.torch.{module}:_get_code_context",
+            lambda original: lambda *args, **kwargs: [],
+            "it records the stack of source lines of every operator, which is not used",
+            _TEST,
+            missing="skip",
+        )
+        for module in ("_ops_shared_fields", "model_prep", "sources")
+    ),
     Patch(
         "torchlens.postprocess:_compact_op_metadata",
         lambda original: lambda trace: None,
