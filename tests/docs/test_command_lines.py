@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -103,7 +104,40 @@ THOROUGH_LINES = (
     "costproof report hf:docs/examples/qwen3.json --seq-len 20 --new-tokens 4 --batch 2 -o out/qwen3",
 )
 """The same: what they show, others show too."""
-WITH_LINES = [page for page in PAGES if any(line.runs for line in lines(page))]
+
+
+def written(line: Line) -> set[str]:
+    """Return the paths that a line writes."""
+    return {after for word, after in pairwise(line.arguments) if word in ("-o", "--output")}
+
+
+def groups(page: Path) -> Iterator[tuple[Line, ...]]:
+    """Yield the lines of a page that run, in order; a line that reads what an earlier one wrote is in its group."""
+    found: list[list[Line]] = []
+    for line in lines(page):
+        if line.runs:
+            names = {part for word in line.arguments for part in (word, str(Path(word).parent))} - written(line)
+            before = [group for group in found if names & {path for other in group for path in written(other)}]
+            found = [group for group in found if group not in before]
+            found.append([*chain.from_iterable(before), line])
+    yield from (tuple(group) for group in found)
+
+
+def only_thorough(group: tuple[Line, ...], page: Path) -> bool:
+    """Return whether ``make test`` leaves out all lines of a group."""
+    return page.name in THOROUGH_PAGES or all(line.command in THOROUGH_LINES for line in group)
+
+
+GROUPS = [
+    pytest.param(
+        page,
+        group,
+        marks=pytest.mark.thorough if only_thorough(group, page) else (),
+        id=f"{page.name}: {group[0].command.removeprefix('costproof ')}",
+    )
+    for page in PAGES
+    for group in groups(page)
+]
 
 
 def small() -> OcrConfig:
@@ -188,14 +222,13 @@ def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kept_traces", "fast_machine")
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(p, marks=pytest.mark.thorough if p.name in THOROUGH_PAGES else (), id=p.name) for p in WITH_LINES],
-)
-def test_command_lines_do_what_the_page_says(page: Path, prepared: Path, tmp_path: Path, *, thorough: bool) -> None:
+@pytest.mark.parametrize(("page", "group"), GROUPS)
+def test_command_lines_do_what_the_page_says(
+    page: Path, group: tuple[Line, ...], prepared: Path, tmp_path: Path, *, thorough: bool
+) -> None:
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     wrong = []
-    for line in (line for line in lines(page) if line.runs and (thorough or line.command not in THOROUGH_LINES)):
+    for line in (line for line in group if thorough or line.command not in THOROUGH_LINES):
         config = OcrConfig() if line.command in FULL_SIZE or page.name in FULL_SIZE_PAGES else small()
         with mock.patch.object(DeepseekOcr, "default", lambda c=config: DeepseekOcr(c)):
             wrong += [f"{line.command}\n{what}" for what in broken(line, tmp_path)]

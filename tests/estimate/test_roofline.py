@@ -178,9 +178,9 @@ def test_where_it_never_is(llama: Roofline) -> None:
 
 
 def test_the_length_at_which_scores_pass_the_mlps(llama: Roofline) -> None:
-    # 4 S^2 a d against 6 S h m: S = 1.5 m, for a d = h.
+    # 2 S (S + 1) a d kept against 6 S h m: S + 1 = 3 m, for a d = h.
     found = border(llama, "prefill", "scores")
-    assert (found.at, found.points[0].left == found.points[0].right) == (3 * 14336 // 2 + 1, True)
+    assert (found.at, found.points[0].left == found.points[0].right) == (3 * 14336, True)
 
 
 def test_the_context_at_which_the_past_passes_the_weights(llama: Roofline) -> None:

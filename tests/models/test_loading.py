@@ -17,8 +17,8 @@ from transformers import UnlimitedOcrForConditionalGeneration
 from costproof.ledger.errors import BadInput, Problems
 from costproof.models.decoding.decoder import config_of
 from costproof.models.families.deepseek_ocr import native
-from tests.tracers.realistic import quiet, small_ocr
-from tests.tracers.small import CONFIG, PAGE
+from tests.tracers.realistic import deep_config, quiet, small_ocr
+from tests.tracers.small import PAGE
 
 Tensors = dict[str, torch.Tensor]
 
@@ -27,7 +27,7 @@ Tensors = dict[str, torch.Tensor]
 def original() -> nn.Module:
     """A model with numbers that transformers made and initialised."""
     torch.manual_seed(7)
-    shape = native.build_model(CONFIG, dtype="float32")
+    shape = native.build_model(deep_config(), dtype="float32")
     model: nn.Module = UnlimitedOcrForConditionalGeneration._from_config(config_of(shape), dtype=torch.float32)
     for parameter in model.parameters():
         # Norms are all 1 and biases all 0 after initialisation: that would hide a mix-up.
@@ -44,7 +44,7 @@ def vendor(original: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def loaded(folder: Path, dtype: str = "float32", **options: Any) -> tuple[nn.Module, tuple[str, ...]]:
-    target = small_ocr(device="cpu", weights=str(folder), **options)
+    target = small_ocr(deep=True, device="cpu", weights=str(folder), **options)
     built = target.build_run(replace(PAGE, dtype=dtype), quiet)  # type: ignore[arg-type]
     return built.model, built.notes
 

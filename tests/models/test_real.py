@@ -27,8 +27,8 @@ def built(workload: Workload = SINGLE, **options: Any) -> nn.Module:
 
 
 def test_random_weights_are_the_same_every_time_and_in_a_cut_model() -> None:
-    first, second, cut = built(), built(), built(layers=2)
-    other = built(seed=1)
+    first, second, cut = built(deep=True), built(deep=True), built(deep=True, layers=2)
+    other = built(deep=True, seed=1)
     name = "model.language_model.layers.1.mlp.experts.down_proj"
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     assert torch.equal(first.get_parameter(name), cut.get_parameter(name))
@@ -93,7 +93,7 @@ def test_steps_through_the_cache_are_what_one_long_prompt_gives(attention: Any, 
 def test_every_row_reaches_an_expert(experts: Any) -> None:
     workload = replace(SINGLE, experts=experts, batch=2)
     page, step, *_ = native.READER.real_runs(built(workload), workload, 0)
-    assert set(page.expert_tokens) == {f"model.language_model.layers.{i}.mlp.experts" for i in (1, 2)}
+    assert set(page.expert_tokens) == {"model.language_model.layers.1.mlp.experts"}
     # 2 x 17 tokens, 3 of 8 experts each; then one token per sequence.
     assert {sum(rows) for rows in page.expert_tokens.values()} == {2 * 17 * 3}
     assert {sum(rows) for rows in step.expert_tokens.values()} == {2 * 3}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.dataflow import data_edges, feeding_calls
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
-from tests.tracers.small import PAGE, model
+from tests.tracers.realistic import deep_config
+from tests.tracers.small import PAGE
 
 INPUT = Value("in", (2,), "float32", "input")
 
@@ -99,7 +100,7 @@ def test_every_edge_of_a_model_runs_forward_between_calls_of_one_caller() -> Non
     from costproof.models.families.deepseek_ocr import native
     from costproof.tracers.torchlens_trace import trace_graph
 
-    work = cost_graph(trace_graph(native.READER.shape_runs(model(), PAGE)[0]).graph)
+    work = cost_graph(trace_graph(native.READER.shape_runs(native.build_model(deep_config()), PAGE)[0]).graph)
     parents = {(c.module, c.call): c.parent for c in work.graph.calls}
     pairs = feeding_calls(work)
     assert all(parents[a] == parents[b] for a, b in pairs)

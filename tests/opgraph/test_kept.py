@@ -228,3 +228,34 @@ def test_packed_documents_are_counted_from_the_mask_of_the_call(form: str) -> No
         ledger = capture.ledger(source)
         assert ledger is not None
         assert (ledger.total("kept_scores"), ledger.total("kept_flops")) == (exact, exact * 4 * DIM), source
+
+
+def test_a_table_that_is_interpolated_weighs_no_values() -> None:
+    # As SAM does at other sizes: the product of queries and the resized table is added to the scores.
+    rows, keys, heads, width = 3, 5, 2, 4
+    table, resized = value(width, 7, origin="param", name="rel_pos"), value(width, keys)
+    query, values = (value(heads, n, width, origin="input") for n in (rows, keys))
+    bias, scores, weights, out = (value(heads, rows, n) for n in (keys, keys, keys, width))
+    ops = [
+        call("aten.upsample_linear1d.default", [table], [resized]),
+        call("aten.matmul.default", [query, resized], [bias]),
+        call("aten.matmul.default", [query, value(heads, width, keys, origin="input")], [scores]),
+        call("aten.add.Tensor", [scores, bias], [weights]),
+        call("aten.softmax.int", [weights], [sums := value(heads, rows, keys)]),
+        call("aten.matmul.default", [sums, values], [out]),
+    ]
+    costed = cost_graph(Graph(tuple(ops), (), (), ()))
+    found = kept_work(costed, _AnyBias())
+    assert {i: work.scores for i, work in found.items() if work.scores} == {2: heads * rows * keys}
+
+
+class _AnyBias:
+    """Counts all pairs: a bias of numbers hides none."""
+
+    def in_band(self, queries: Size, keys: Size, left: Size | None, right: Size | None, *, at_end: bool) -> Size | None:
+        """Not asked here."""
+        raise AssertionError
+
+    def under_masks(self, masks: Any, grids: Size, queries: Size, keys: Size) -> Size | None:
+        """All of them."""
+        return grids * queries * keys

@@ -71,7 +71,7 @@ def test_a_wrong_sum_over_steps_is_refuted_though_formula_and_graph_share_it(mon
             found = carry_out_piece(in_runs()).counterexamples
     finally:
         series.sum_over_steps.cache_clear()
-    # Four steps after 7 tokens: 8 + 9 + 10 + 11 keys; with a fifth 12 more, in each of 3 layers.
+    # Four steps after 7 tokens: 8 + 9 + 10 + 11 keys; with a fifth 12 more, in each of 2 layers.
     (attention,) = [c for c in found if (c.stage, c.kind, c.metric) == ("decode", "attention", "flops")]
-    assert attention.module == "model.language_model.layers.[0-2].self_attn"
+    assert attention.module == "model.language_model.layers.[0-1].self_attn"
     assert attention.difference == str(2 * 5 * 12 * (16 + 16))

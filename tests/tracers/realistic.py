@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from costproof.ledger.run import RunOptions
@@ -10,9 +11,16 @@ from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from tests.tracers.small import CONFIG
 
 
-def small_ocr(**options: Any) -> DeepseekOcr:
-    """The small configuration, run as the options say."""
-    config = parse_config({**CONFIG, "model_type": "unlimited_ocr"}, where="test")
+def deep_config() -> dict[str, Any]:
+    """Return the small configuration with a third layer in SAM and in the decoder."""
+    deep = copy.deepcopy(CONFIG)
+    deep["vision_config"]["sam_config"]["num_hidden_layers"] = deep["text_config"]["num_hidden_layers"] = 3
+    return deep
+
+
+def small_ocr(*, deep: bool = False, **options: Any) -> DeepseekOcr:
+    """Return the small model with run options; ``deep``: as :func:`deep_config`, so that layers can be cut."""
+    config = parse_config({**(deep_config() if deep else CONFIG), "model_type": "unlimited_ocr"}, where="test")
     return DeepseekOcr(config).with_options(RunOptions(**options))
 
 

@@ -18,7 +18,7 @@ from costproof.models.pages.page import Page, page_of, page_workload
 from costproof.models.specs import Built, ExportJob, Run
 from costproof.models.target import NamedWorkload, Setting
 
-# SAM: 3 layers, the middle one global, windows of 3; features of 64 channels are CLIP's embeddings.
+# SAM: a layer with windows of 3 and a global one; features of 64 channels are CLIP's embeddings.
 CONFIG: dict[str, Any] = {
     "vision_config": {
         "sam_config": {
@@ -27,7 +27,7 @@ CONFIG: dict[str, Any] = {
             "mlp_dim": 96,
             "output_channels": 32,
             "downsample_channels": [40, 64],
-            "num_hidden_layers": 3,
+            "num_hidden_layers": 2,
             "global_attn_indexes": [1],
             "image_size": 128,
             "window_size": 3,
@@ -43,7 +43,7 @@ CONFIG: dict[str, Any] = {
     "text_config": {
         "hidden_size": 80,
         "intermediate_size": 112,
-        "num_hidden_layers": 3,
+        "num_hidden_layers": 2,
         "num_attention_heads": 5,
         "num_key_value_heads": 5,
         "vocab_size": 96,

@@ -74,7 +74,7 @@ def test_a_subclass_of_a_layer_adds_to_it() -> None:
 
 def test_the_sizes_of_a_real_decoder() -> None:
     # The values are those of the configuration in tests/tracers/small.py.
-    layer = "model.language_model.layers.2"
+    layer = "model.language_model.layers.1"
     assert constructor_params(model().get_submodule(f"{layer}.mlp.gate"))["top_k"] == 3
     experts = constructor_params(model().get_submodule(f"{layer}.mlp.experts"))
     assert experts["num_experts"] == 8

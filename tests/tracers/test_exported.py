@@ -115,11 +115,11 @@ def test_floor_divisions_of_the_exporter(a: sympy.Expr, b: sympy.Expr, expected:
 def test_the_step_keeps_batch_and_context_symbolic() -> None:
     jobs = {j.id: j for j in native.READER.export_jobs(model(), PAGE)}
     step = export_graph(jobs["step"])
-    # 5 heads of 16; a step adds one position to each of 3 layers' keys and values.
+    # 5 heads of 16; a step adds one position to each of 2 layers' keys and values.
     grown = sum(sympy.sympify(nbytes(v)) for v in step.graph.cache_outputs)
     held = sum(sympy.sympify(nbytes(v)) for v in step.cache_inputs)
-    assert sympy.expand(held - 3 * 2 * (B * 5 * P * 16) * 2) == 0
-    assert sympy.expand(grown - held - 3 * 2 * (B * 5 * 1 * 16) * 2) == 0
+    assert sympy.expand(held - 2 * 2 * (B * 5 * P * 16) * 2) == 0
+    assert sympy.expand(grown - held - 2 * 2 * (B * 5 * 1 * 16) * 2) == 0
     (logits,) = step.graph.outputs
     assert logits.shape == (B, 1, 96)
 

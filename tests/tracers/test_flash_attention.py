@@ -39,7 +39,7 @@ def test_four_sources_agree_on_heads_that_are_padded_and_shared(monkeypatch: pyt
     """4 heads of 20 dimensions, which the package pads to 24, share 2 of keys and values."""
     monkeypatch.setitem(CONFIG, "text_config", {**TEXT, "num_attention_heads": 4, "num_key_value_heads": 2})
     run = with_page(FLASH, None, text_tokens=17)
-    capture = count_sources(Prepared(small_ocr(layers=2), run, ALL_SOURCES)).capture
+    capture = count_sources(Prepared(small_ocr(), run, ALL_SOURCES)).capture
     assert compare(capture).verdict == "exact"
     for source in ("static", "dynamic"):
         ledger = capture.ledger(source)
@@ -58,8 +58,8 @@ def test_a_counter_that_cannot_see_it_misses_exactly_that(tool: str) -> None:
         found: list[CounterAnswer] = []
         CounterTask(small_ocr(), FLASH, name, ("prefill", "decode"))(found.append)
         calls[name] = {c.stage: c for c, _ in found if c.cut in ("prefill", "step")}
-    # 3 layers, 5 heads of 16 in two products; 17 queries and keys, then one query and 17 + 1 keys.
-    for stage, missed in (("prefill", 2 * 3 * 5 * 17 * 17 * 32), ("decode", 2 * 3 * 5 * 1 * 18 * 32)):
+    # 2 layers, 5 heads of 16 in two products; 17 queries and keys, then one query and 17 + 1 keys.
+    for stage, missed in (("prefill", 2 * 2 * 5 * 17 * 17 * 32), ("decode", 2 * 2 * 5 * 1 * 18 * 32)):
         finding = explain_counter(COUNTERS.load(tool).info, calls[tool][stage], calls[TRUTH][stage].nodes)
         assert finding.residual == 0
         assert {c.note: c.amount for c in finding.causes}[f"does not count {OPERATOR}"] == -missed

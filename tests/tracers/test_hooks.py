@@ -58,7 +58,7 @@ def test_the_cache_grows_by_the_prompt_and_by_one_token() -> None:
     # Keys and values of 5 heads x 16 in 2 bytes, 17 tokens: 2 * 5 * 16 * 17 * 2 = 5,440 per layer; one step: 320.
     small = model()
     page, *steps = native.READER.shape_runs(small, PAGE)
-    layers = [f"model.language_model.layers.{i}.self_attn" for i in range(3)]
+    layers = [f"model.language_model.layers.{i}.self_attn" for i in range(2)]
     assert trace_hooks(page).cache_growth == dict.fromkeys(layers, 5440)
     assert [s.context for s in steps] == [17, 18, 20]
     assert [trace_hooks(s).cache_growth for s in steps] == [dict.fromkeys(layers, 320)] * 3
@@ -78,7 +78,7 @@ def test_a_run_can_be_repeated() -> None:
 def test_both_views_run_through_the_tower() -> None:
     counts = trace_hooks(native.READER.shape_runs(model(), PAGE)[0]).call_counts
     assert counts["model.vision_tower.sam_encoder.layers.0.attn.qkv"] == 2
-    assert counts["model.language_model.layers.2.mlp.experts"] == 1
+    assert counts["model.language_model.layers.1.mlp.experts"] == 1
     assert counts["(root)"] == counts["model"] == counts["lm_head"] == 1
 
 
@@ -108,7 +108,7 @@ def test_calls_are_counted_through_all_runs() -> None:
 
 
 def test_the_page_and_the_steps_tell_what_they_are() -> None:
-    # One page of two crops, 17 tokens, three decoder layers; then steps at contexts 17, 18 and 20.
+    # One page of two crops, 17 tokens, two decoder layers; then steps at contexts 17, 18 and 20.
     marks = [
         [(e.name, e.data) for e in trace_hooks(run).events if e.event == "mark"]
         for run in native.READER.shape_runs(model(), PAGE)
@@ -116,10 +116,10 @@ def test_the_page_and_the_steps_tell_what_they_are() -> None:
     assert marks[0] == [
         ("page", {"run": "page"}),
         ("vision_inputs", {"images": 1, "crops": (2,), "columns": (2,), "rows": (1,)}),
-        ("llm_stack", {"layers": 3, "positions": 17}),
+        ("llm_stack", {"layers": 2, "positions": 17}),
     ]
     assert [m[0] for m in marks[1:]] == [("decode_step", {"run": f"step@{at}", "context": at}) for at in (17, 18, 20)]
-    assert [m[1] for m in marks[1:]] == [("llm_stack", {"layers": 3, "positions": 1})] * 3
+    assert [m[1] for m in marks[1:]] == [("llm_stack", {"layers": 2, "positions": 1})] * 3
 
 
 def test_too_many_events_are_left_out_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,8 +80,8 @@ RUN = with_page(small.PAGE, Page(128, 128), new_tokens=1)
 
 @cache
 def counted(way: Way) -> Ledger:
-    """The small model's ledger, made that way: of every part two layers, one of each kind."""
-    target = small_ocr(device=way.device, layers=2)
+    """The small model's ledger, made that way."""
+    target = small_ocr(device=way.device)
     run = replace(RUN, attention=way.attention, experts=way.experts, dtype=way.dtype)
     if way.how == "traced":
         return dynamic_ledger(target, run).ledger

@@ -24,9 +24,9 @@ def test_known_numbers() -> None:
     # S = 17 positions, width 80, vocabulary 96; four steps of one position each.
     heads = {n.invocation: n.costs["flops"] for n in ledger.nodes if n.module == "lm_head" and "flops" in n.costs}
     assert heads == {"prompt": 2 * 17 * 80 * 96, "steps": 4 * 2 * 80 * 96}
-    # Three layers, keys and values of 5 heads of 16 in two bytes: 17 positions, then one in each of 4 steps.
-    assert ledger.stage_total("prefill", "kv_cache_bytes") == 3 * 2 * 5 * 16 * 2 * 17
-    assert ledger.stage_total("decode", "kv_cache_bytes") == 3 * 2 * 5 * 16 * 2 * 4
+    # Two layers, keys and values of 5 heads of 16 in two bytes: 17 positions, then one in each of 4 steps.
+    assert ledger.stage_total("prefill", "kv_cache_bytes") == 2 * 2 * 5 * 16 * 2 * 17
+    assert ledger.stage_total("decode", "kv_cache_bytes") == 2 * 2 * 5 * 16 * 2 * 4
     # Two views, one call of the tower each.
     assert ledger.total("calls", lambda n: n.module == "model.vision_tower.sam_encoder") == 2
     assert ledger.total("params") == sum(p.numel() for p in model().parameters())
@@ -44,7 +44,7 @@ def test_every_invocation_is_run_at_its_own_size() -> None:
     assert shapes["projector@crops"] == {"features": (4, 64, 1, 1), "hidden": (4, 2, 64)}
     assert shapes["prefill"] == {"embeds": (2, 17, 80), "mask": (2, 1, 17, 17)}
     assert shapes["step@20"]["mask"] == (2, 1, 1, 21)
-    assert shapes["step@20"]["keys"] == [(2, 5, 20, 16)] * 3
+    assert shapes["step@20"]["keys"] == [(2, 5, 20, 16)] * 2
     assert [r.context for r in runs.values()][-4:] == [None, 17, 18, 20]
 
 

@@ -93,7 +93,7 @@ def test_known_numbers() -> None:
     # Contexts 18, 19, 20, 21 with the step's own token, 5 heads, 16 + 16 dimensions.
     assert sum(n.costs["flops"] or 0 for n in attention) == 2 * 5 * (16 + 16) * (18 + 19 + 20 + 21)
     grown = static.total("kv_cache_bytes")
-    assert grown == 3 * 2 * 5 * 16 * 2 * (17 + 4)
+    assert grown == 2 * 2 * 5 * 16 * 2 * (17 + 4)
     assert static.total("params") == sum(p.numel() for p in model().parameters())
 
 

@@ -15,9 +15,20 @@ from threading import RLock
 from typing import Final
 
 from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, kind_of, nearest, operators
-from costproof.ledger.metrics import EVERY_METRIC, KEPT_FLOPS, STAGE_WIDE, Metric
+from costproof.ledger.metrics import (
+    EVERY_METRIC,
+    KEPT_FLOPS,
+    OF_BOUNDS,
+    SKIPPABLE,
+    SPARED,
+    SPARED_AT_FLOOR,
+    STAGE_WIDE,
+    Metric,
+)
 from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum
-from costproof.ledger.run import ALL_SOURCES
+from costproof.ledger.run import ALL_SOURCES, GRAPH_SOURCES
+
+_ORDER: Final = (*EVERY_METRIC, *OF_BOUNDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,24 @@ AlignedTable = dict[tuple[Metric, Spot], dict[str, AlignedCell]]
 """Metric and module -> common kind -> cell, of one ledger."""
 
 
+def gives(ledger: Ledger, metric: Metric) -> bool:
+    """Return whether a source gives a metric, which is then 0 where no node has it.
+
+    Only graphs have bytes that a run need not move, and only sources that count kept FLOPs separate them from others
+    that can be skipped.
+    """
+    if metric not in OF_BOUNDS:
+        return metric in ledger.metrics
+    of_graph = ledger.source in GRAPH_SOURCES
+    known = {SPARED: of_graph, SPARED_AT_FLOOR: of_graph, SKIPPABLE: KEPT_FLOPS in ledger.metrics}
+    return ledger.bounds and known.get(metric, True)
+
+
+def bound_metrics(dtype: str) -> tuple[Metric, ...]:
+    """Return the metrics of time bounds that are compared: those without FLOPs in the dtype of the run."""
+    return tuple(metric for metric in OF_BOUNDS if metric != f"{dtype}_flops")
+
+
 def align(ledgers: Sequence[Ledger], metrics: Collection[Metric] = EVERY_METRIC) -> list[AlignedRow]:
     """Return the rows of these metrics, in the order of the first source that has them."""
     by_source = {x.source: x for x in ledgers}
@@ -83,7 +112,7 @@ def align(ledgers: Sequence[Ledger], metrics: Collection[Metric] = EVERY_METRIC)
         parts = {
             s: tables[s].get((metric, spot), {})
             for s in sources
-            if metric in by_source[s].metrics and spot[0] in by_source[s].stages
+            if gives(by_source[s], metric) and spot[0] in by_source[s].stages
         }
         for kind, cells in _match(metric, parts):
             if any(c.value != 0 for c in cells.values()):
@@ -153,14 +182,14 @@ def _build_table(ledger: Ledger) -> AlignedTable:
     """Build the table of a ledger; nodes of the same kind are summed."""
     found: dict[tuple[Metric, Spot], dict[str, list[CostNode]]] = {}
     for node in ledger.nodes:
-        for metric in (m for m in EVERY_METRIC if m in node.costs):  # the order of a dict is lost in a file
+        for metric in (m for m in _ORDER if m in node.costs):  # the order of a dict is lost in a file
             spot = (node.stage, "" if metric in STAGE_WIDE else node.invocation, node.module)
-            kind = kind_of(node.kind) if EVERY_METRIC[metric].by_kind else ""
+            kind = kind_of(node.kind) if metric in EVERY_METRIC and EVERY_METRIC[metric].by_kind else ""
             found.setdefault((metric, spot), {}).setdefault(kind, []).append(node)
     return {
         key: {kind: merge([_cell(key[0], n) for n in bearing(nodes, key[0])]) for kind, nodes in kinds.items()}
         for key, kinds in found.items()
-        if key[0] in ledger.metrics
+        if gives(ledger, key[0])
     }
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from costproof.compare.align import AlignedRow, Spot, align
-from costproof.compare.causes import context
+from costproof.compare.align import AlignedRow, Spot, align, bound_metrics
+from costproof.compare.causes import Context, context
 from costproof.compare.counters import compare_counters
 from costproof.compare.diagnose import Diagnosis, finding, module_findings
 from costproof.compare.findings import CAUSES, Cause, CauseKind, Discrepancy, Finding, Judges, Level
@@ -25,7 +25,7 @@ def compare(capture: Capture) -> Discrepancy:
     """
     rows = align(capture.ledgers)
     ctx = context(capture, rows)
-    modules = module_findings(rows, ctx)
+    modules = [*module_findings(rows, ctx), *bound_findings(capture, ctx)]
     judges, disputed = second_judge(capture)
     of_experts = (*expert_findings(capture), *uneven_experts(capture))
     of_sources = (*trace_findings(capture), *size_findings(capture), *silent_findings(capture))
@@ -44,6 +44,15 @@ def compare(capture: Capture) -> Discrepancy:
         counters=compare_counters(capture.counters) if capture.counters is not None else None,
         given_by=given_by(findings),
     )
+
+
+def bound_findings(capture: Capture, ctx: Context) -> list[Finding]:
+    """Return one finding for each module in which sources differ in a metric of time bounds.
+
+    Metrics of bounds are in no table, so those that agree are not findings.
+    """
+    rows = align(capture.ledgers, bound_metrics(capture.workload.dtype))
+    return [found for found in module_findings(rows, ctx) if found.status == "unexplained"]
 
 
 def trace_findings(capture: Capture) -> list[Finding]:

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from costproof.compare.align import order
+from costproof.compare.align import gives, order
 from costproof.compare.diagnose import pairwise
 from costproof.compare.findings import Cause, Finding, FindingStatus
 from costproof.compare.patterns import patterns
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
-from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
+from costproof.ledger.metrics import EVERY_METRIC, OF_BOUNDS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, total
 from costproof.ledger.run import TracedRun
 
@@ -33,12 +33,12 @@ def sums(capture: Capture, findings: Sequence[Finding]) -> list[Finding]:
     bearers = {x.source: _bearers(x) for x in capture.ledgers}
     result = []
     for place, inside in {"total": stages, **{s: [s] for s in stages}}.items():
-        for metric in EVERY_METRIC:
+        for metric in (*EVERY_METRIC, *OF_BOUNDS):
             # A source has a total only if it covers all these stages.
             values = {
                 x.source: _within(x, bearers[x.source].get(metric, ()), metric, inside)
                 for x in capture.ledgers
-                if metric in x.metrics and set(inside) <= set(x.stages)
+                if gives(x, metric) and set(inside) <= set(x.stages)
             }
             rows = [f for s in inside for f in by_stage.get((s, metric), ())]
             if metric in STAGE_WIDE:

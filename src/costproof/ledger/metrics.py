@@ -169,7 +169,7 @@ OF_BOUNDS: Final[dict[Metric, str]] = {
     SPARED_AT_FLOOR: "such bytes among the floor_bytes",
     **{f"{dtype}_flops": f"headline FLOPs of operators that multiply in {dtype}" for dtype in ARITHMETIC},
 }
-"""Further metrics for time bounds, on nodes with FLOPs or bytes; they are in no table and are not compared.
+"""Further metrics for time bounds, on nodes with FLOPs or bytes; they are in no table, and are findings if they differ.
 
 FLOPs without a dtype are in the dtype of the run.
 """

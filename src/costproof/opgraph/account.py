@@ -89,7 +89,7 @@ def account(
                 sums.setdefault(key, {}).setdefault(metric, []).append(size)
 
     kept = {} if pairs is None else kept_work(costed, pairs)
-    left_out = {} if run_dtype is None else skippable_flops(costed)
+    left_out = {} if run_dtype is None else skippable_flops(costed, kept)
     spared = None if run_dtype is None else _avoidable_traffic(costed, kept)
     for i, (op, cost) in enumerate(zip(graph.ops, costed.costs, strict=True)):
         here = located(op.module, op.call)

@@ -1,14 +1,14 @@
 """Find FLOPs and bytes that an execution of the same result can skip, which time bounds leave out.
 
 Cached latents that a product expands to keys and values: queries and sums may absorb the weights (DeepSeek-V2, section
-2.1.2), so the product over the past can be skipped. Scores of the latents are wider then, unless heads are wider than
-two latents: such attention may skip its scores too. Scores that a mask hides are another subject:
+2.1.2), so the product over the past can be skipped. Scores of the latents are wider then, which is deducted, unless
+heads are wider than two latents: then attention skips the difference too. Scores that a mask hides are another subject:
 :mod:`costproof.opgraph.kept`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from costproof.opgraph.costed import CostedGraph
@@ -20,33 +20,54 @@ from costproof.opgraph.rules.sizes import numel, prod, total
 
 _LINEAR: Final = frozenset({"linear", "mm", "matmul", "addmm"})
 _FUSED: Final = "attention"
+_NARROWEST: Final = 4
+"""Width of the key and value of a head from which absorbing saves work at every step of two keys or more."""
 
 
-def skippable_flops(costed: CostedGraph) -> Mapping[int, Size]:
-    """Return, by index of the operator, the headline FLOPs that another algorithm skips, whatever masks hide."""
+def skippable_flops(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> Mapping[int, Size]:
+    """Return, by index of the operator, the headline FLOPs that another algorithm skips, whatever masks hide.
+
+    Args:
+        kept: result of :func:`~costproof.opgraph.kept.kept_work`; without it, attention skips nothing.
+    """
     ops, costs = costed.graph.ops, costed.costs
     found = {i: c.skippable for i, c in enumerate(costs) if isinstance(c, OpCost) and c.skippable != 0}
     writer = {v.id: i for i, op in enumerate(ops) for v in op.outputs}
-
-    def whole(at: int) -> None:
-        cost = costs[at]
-        assert isinstance(cost, OpCost)
-        found[at] = cost.flops
-
-    def multiplies(at: int) -> bool:
-        cost = costs[at]
-        return isinstance(cost, OpCost) and cost.role == "matmul" and cost.flops != 0
-
-    for i, op in enumerate(ops):
-        if canonical(op.name) in _LINEAR and multiplies(i):
-            past = _mapped_past(op, costed, writer)
-            if past is not None and op.outputs:
-                rank, out = past.shape[-1], op.outputs[0].shape[-1]
-                found[i] = prod((2, numel(past), out))
-                for at in _attention_calls(op, ops):
-                    if multiplies(at) and not _heads_are_narrow(ops[at], rank, out):
-                        whole(at)
+    for i, (op, cost) in enumerate(zip(ops, costs, strict=True)):
+        multiplies = isinstance(cost, OpCost) and cost.role == "matmul" and cost.flops != 0
+        past = _mapped_past(op, costed, writer) if multiplies and canonical(op.name) in _LINEAR else None
+        if past is None or not op.outputs:
+            continue
+        rank, out = past.shape[-1], op.outputs[0].shape[-1]
+        saved = found[i] = prod((2, numel(past), out))
+        outer = op.module.rpartition(".")[0]
+        for at in (at for at, work in kept.items() if ops[at].module == outer and work.scores != 0):
+            scores, wider = kept[at].scores, _wider(ops[at], rank, out)
+            if scores is None or wider is None:
+                continue
+            if wider > 0:  # scores and sums of latents are more work than those of keys and values
+                found[i] = saved = total((saved, prod((-2, scores, wider))))
+            elif wider < 0:
+                found[at] = prod((2, scores, -wider))
     return found
+
+
+def _wider(op: OpCall, rank: Size, out: Size) -> int | None:
+    """Return by how much two latents are wider than the key and value of a head; 0 if a head is narrower than 4.
+
+    Such narrow heads save at most the expansion. ``None`` if it is not a number.
+
+    Args:
+        op: the operator that computes the scores of the heads.
+        rank: width of a latent.
+        out: width of the keys and values of all heads.
+    """
+    shape = op.tensors[0].shape if _FUSED in canonical(op.name) else op.outputs[0].shape
+    heads = shape[-3] if len(shape) > 2 else 1
+    if not (isinstance(heads, int) and isinstance(rank, int) and isinstance(out, int)) or out % heads:
+        return None
+    both = out // heads
+    return 2 * rank - both if both >= _NARROWEST or both > 2 * rank else 0
 
 
 def _mapped_past(op: OpCall, costed: CostedGraph, writer: Mapping[str, int]) -> Value | None:
@@ -61,19 +82,6 @@ def _mapped_past(op: OpCall, costed: CostedGraph, writer: Mapping[str, int]) -> 
             if costed.roots.get(part.id, part).origin == "cache" and part.shape[-1] == value.shape[-1]:
                 return part
     return None
-
-
-def _attention_calls(op: OpCall, ops: tuple[OpCall, ...]) -> Iterator[int]:
-    """Yield the fused attention calls of the module that contains the product's module."""
-    outer = op.module.rpartition(".")[0]
-    return (i for i, other in enumerate(ops) if other.module == outer and _FUSED in canonical(other.name))
-
-
-def _heads_are_narrow(op: OpCall, rank: Size, out: Size) -> bool:
-    """Return whether all heads together are certainly no wider than two latents per head."""
-    heads = op.tensors[0].shape[1] if len(op.tensors[0].shape) == 4 else 1
-    spare = total((prod((2, rank, heads)), prod((-1, out))))
-    return isinstance(spare, int) and spare >= 0
 
 
 def hidden_reads(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> frozenset[str]:

@@ -16,7 +16,7 @@ PATCHES: Final[tuple[Patch, ...]] = (
     torchlens.SET_DIRECTLY, torchlens.KEEP_COMPILER_TABLES, torchlens.KEEP_SEARCHED_MODULES,
     torchlens.FIND_NAMESPACES_ONCE,
     *torchlens.SKIP_UNUSED_WORK, *torchlens.ASK_EVERY_STORAGE,
-    torchlens.KEEP_VIEW_LABELS, *torchlens.WHOLE_OPERATORS, *torchlens.KEEP_DEAD_CODE,
+    torchlens.LEAVE_NO_METHODS, torchlens.KEEP_VIEW_LABELS, *torchlens.WHOLE_OPERATORS, *torchlens.KEEP_DEAD_CODE,
     inference.CAST_INSIDE_FORWARD, *inference.METHODS, *inference.HINTS, *inference.FUNCTIONS,
     inference.NO_RESULT_CACHE,
     *flash_attention.PATCHES,

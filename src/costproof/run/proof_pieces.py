@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from costproof.algebra.evaluation import evaluate
 from costproof.algebra.series import CONTEXT, STEPS
 from costproof.algebra.symbols import parse
+from costproof.compare.align import bound_metrics
 from costproof.compare.proof.certificate import (
     Certificate,
     Claim,
@@ -105,11 +106,12 @@ class CountedPiece:
         config = piece.target.info().symbols
         full = evaluate_ledger(formulas, self.values, config)
         return judge(
-            Ledger(full.source, full.nodes, static.metrics if ran else full.metrics, static.stages),
+            Ledger(full.source, full.nodes, static.metrics if ran else full.metrics, static.stages, bounds=not ran),
             static, self.values, config,
             alias={"L": "S"} if piece.workload.logits == "all" else {},
             fixed=self.fixed, only_fixed=piece.phase == "workloads",
             steps=piece.steps, integers=ran or piece.sizes is not None,
+            bounds=bound_metrics(piece.workload.dtype),
         )  # fmt: skip
 
 
@@ -205,7 +207,7 @@ ANY = "any"
 
 NOT_CLAIMED = (
     "that the graph is the model: the dynamic source traces runs, and costproof report compares it with both",
-    "what bounds of time leave out of the FLOPs (skippable_flops), and the dtype of each product",
+    "the kept FLOPs that bounds of time leave out (skippable_flops), and the dtype of each product",
     "time, and peaks of memory",
 )
 

@@ -29,6 +29,7 @@ from costproof.patches.tensor import SPLIT_INDEXING, autocast_recorded
 from costproof.patches.torchlens import (
     ASK_EVERY_STORAGE,
     KEEP_VIEW_LABELS,
+    LEAVE_NO_METHODS,
     SKIP_UNUSED_WORK,
     dead_code_recorded,
     in_place_calls_recorded,
@@ -108,7 +109,9 @@ def trace_forward(
         around.enter_context(gc_disabled())
         around.enter_context(whole_operators())
         around.enter_context(in_place_calls_recorded())
-        around.enter_context(patched(*SPLIT_INDEXING, KEEP_VIEW_LABELS, *ASK_EVERY_STORAGE, *SKIP_UNUSED_WORK))
+        around.enter_context(
+            patched(*SPLIT_INDEXING, KEEP_VIEW_LABELS, LEAVE_NO_METHODS, *ASK_EVERY_STORAGE, *SKIP_UNUSED_WORK)
+        )
         around.enter_context(dead_code_recorded())
         try:
             # A loop over experts depends on data, and the operators that ran are counted.

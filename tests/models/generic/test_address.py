@@ -70,7 +70,16 @@ def test_a_folder_of_reports_is_no_snapshot(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "label"),
-    [("hf:bert", "bert"), ("hf:a/bert/config.json", "bert"), ("hf:a/b.json", "b"), ("m.py:make", "m-make"), ("x", "x")],
+    [
+        ("hf:bert", "bert"),
+        ("hf:a/bert/config.json", "bert"),
+        ("hf:a/b.json", "b"),
+        ("m.py:make", "m-make"),
+        ("x", "x"),
+        ("llama-3.1-8b", "llama-3.1-8b"),
+        ("hf:a/qwen2.5-7b.json", "qwen2.5-7b"),
+        ("a/Llama-3.1-8B", "Llama-3.1-8B"),
+    ],
 )
 def test_a_short_word_for_it(text: str, label: str) -> None:
     assert address(text).label == label

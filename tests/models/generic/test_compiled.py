@@ -99,6 +99,7 @@ def scripted():
 """
 
 
+@pytest.mark.usefixtures("one_process")
 def test_a_factory_may_wrap_its_module(tmp_path: Path) -> None:
     file = tmp_path / "wrapped.py"
     file.write_text(WRAPPED, encoding="utf-8")

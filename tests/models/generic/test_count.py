@@ -411,6 +411,7 @@ def test_where_no_source_can_count_the_reasons_of_all_are_told() -> None:
     assert "dynamic: TorchLens cannot trace" in str(refused.value)
 
 
+@pytest.mark.usefixtures("one_process")
 def test_without_formulas_of_ours_a_report_has_those_of_the_graph_and_calls_them_derived(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     rows = "{'input': torch.ones(3, 5, 16, device='meta')}"

@@ -99,6 +99,7 @@ def decided(folder: Path, rows: str, ids: str, device: str = "cpu") -> str:
 
 
 @pytest.mark.parametrize(("device", "rows"), [("cpu", 5 + 4 + 7 + 2), ("meta", 5 + 4 + 12 + 0)])
+@pytest.mark.usefixtures("one_process")
 def test_a_module_of_a_file_takes_the_way_that_its_own_values_decide(tmp_path: Path, device: str, rows: int) -> None:
     """A mask, a number, a buffer, and a parameter of which 10 and 11 are above 9; on meta these two are ones."""
     each = "torch.cat([x[mask], x[: int(ids)], x[self.kept], x[self.gate > 9]])"

@@ -58,6 +58,7 @@ SIZES: Final[dict[str, Any]] = {
 """As files of classes with formulas; ``layer_types`` cuts the cache, so that the graph is counted."""
 
 
+@pytest.mark.usefixtures("one_process")
 def test_steps_behind_the_end_of_every_window_cost_the_same(tmp_path: Path) -> None:
     file = tmp_path / "llama.json"
     file.write_text(json.dumps({"model_type": "llama", **SIZES, "layer_types": 2 * ["sliding_attention"]}))
@@ -71,6 +72,7 @@ def test_steps_behind_the_end_of_every_window_cost_the_same(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["mistral", "llama"])
+@pytest.mark.usefixtures("one_process")
 def test_layers_of_several_kinds_run_as_the_class_does(kind: str, tmp_path: Path) -> None:
     """Mistral has one mask for all layers, which does not fit if some keep fewer keys: torch fails, but not on meta."""
     data = {"model_type": kind, **SIZES, "layer_types": ["full_attention", "sliding_attention"]}

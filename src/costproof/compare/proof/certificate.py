@@ -291,12 +291,19 @@ def degrees(formulas: Iterable[str], independent: Mapping[str, str]) -> dict[str
     for formula in dict.fromkeys(formulas):
         expr = parse(formula)
         opaque = {f: sympy.Dummy(positive=True) for f in expr.atoms(sympy.ceiling, sympy.floor, sympy.Min, sympy.Max)}
-        expr = sympy.expand(expr.xreplace(opaque).subs(replaced))
-        numerator = sympy.numer(sympy.together(expr))
-        for symbol in numerator.free_symbols:
+        expr = expr.xreplace(opaque).subs(replaced)
+        if not expr.free_symbols:
+            continue
+        try:
+            polynomial = sympy.Poly(expr, *expr.free_symbols)
+        except sympy.PolynomialError:  # a quotient
+            numerator = sympy.numer(sympy.together(sympy.expand(expr)))
+            if not numerator.free_symbols:
+                continue
+            polynomial = sympy.Poly(numerator, *numerator.free_symbols)
+        for symbol in polynomial.free_symbols:
             if not isinstance(symbol, sympy.Dummy):
-                degree = int(sympy.degree(numerator, symbol))
-                highest[symbol.name] = max(highest.get(symbol.name, 0), degree)
+                highest[symbol.name] = max(highest.get(symbol.name, 0), int(polynomial.degree(symbol)))
     return highest
 
 

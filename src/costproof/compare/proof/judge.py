@@ -8,7 +8,7 @@ sympy. Where nothing is left, the two agree for every value of the symbols that 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import product
@@ -22,7 +22,7 @@ from costproof.algebra.symbols import factored, parse, pulled_out, sym, text, ve
 from costproof.compare.align import AlignedRow, align
 from costproof.compare.patterns import patterns, template
 from costproof.compare.proof.certificate import Claim, Counterexample, Method
-from costproof.ledger.metrics import STAGE_WIDE
+from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 from costproof.ledger.node import Ledger
 
 _SMALL: Final = (1, 2, 3)
@@ -56,6 +56,7 @@ def judge(
     only_fixed: bool = False,
     steps: Mapping[str, int] | None = None,
     integers: bool = False,
+    bounds: Collection[Metric] = (),
 ) -> Answer:
     """Judge every row that the two sources share.
 
@@ -73,6 +74,7 @@ def judge(
         only_fixed: judge only these rows; the others were not requested.
         steps: symbols that are multiples of a number, for the smallest sizes that show a difference.
         integers: accept equal integers without comparing expressions.
+        bounds: metrics of time bounds, which have counterexamples but are not claimed.
     """
     common = shared_values(values.values())
     names = frozenset(name for known in values.values() for name in known) - {"b"}
@@ -82,8 +84,8 @@ def judge(
         return (row.stage, row.module, row.metric) in fixed
 
     groups: dict[tuple[object, ...], list[AlignedRow]] = {}
-    for row in align([analytic, static]):
-        if only_fixed and not of_run(row):
+    for row in align([analytic, static], (*EVERY_METRIC, *bounds)):
+        if (only_fixed and not of_run(row)) or (row.metric not in EVERY_METRIC and len(row.cells) < len(_SOURCES)):
             continue
         sides = tuple((row.cells[s].exprs, row.cells[s].value) if s in row.cells else None for s in _SOURCES)
         key = (row.stage, row.invocation, template(row.module)[0], row.kind, row.metric, sides, of_run(row))
@@ -95,7 +97,9 @@ def judge(
         free = frozenset() if of_run(row) else kept.get((row.stage, row.invocation), frozenset())
         how = _How(names, numbers, dict(alias or {}), tuple((steps or {}).items()), free, integers)
         for pattern, inside in patterns(r.module for r in members):
-            found.append((len(inside), _judged(row, pattern, len(inside), how)))
+            judged = _judged(row, pattern, len(inside), how)
+            if row.metric in EVERY_METRIC or isinstance(judged, Counterexample):
+                found.append((len(inside), judged))
     rows: Counter[str] = Counter()
     for modules, outcome in found:
         rows[outcome.stage] += modules

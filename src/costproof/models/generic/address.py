@@ -92,7 +92,8 @@ class Address:
         path = PurePath(self.place)
         if not path.name or ".." in (path.name, path.parent.name):  # never the name of a folder above
             path = PurePath(os.path.abspath(self.place))
-        return path.parent.name or path.stem if path.name == "config.json" else path.stem or "model"
+        own = path.name.removesuffix(".json")  # the rest of a name may contain dots: llama-3.1-8b
+        return path.parent.name or own if path.name == "config.json" else own or "model"
 
 
 def _kind_of_ours(file: Path) -> str | None:
