@@ -183,7 +183,7 @@ def _reserve(reserve: int | str | None, whole: int) -> int:
     """Return the bytes of a memory that are left to the runtime.
 
     Raises:
-        BadInput: it is no size and no fraction, or as large as the memory.
+        BadInput: it is neither a size nor a fraction, or as large as the memory.
     """
     if reserve is None or isinstance(reserve, int):
         found = reserve or 0
