@@ -52,6 +52,8 @@ class Matrix:
     kind: Literal["Linear", "Embedding", "Expert"] = "Linear"
     """Kind of the module that owns them; ``Expert``: they are a stack, with a matrix for each expert."""
     count: Size = 1
+    read: Size | None = None
+    """How many of them a call reads; ``None``: all of them, or rows of a table."""
     joined: bool = False
     """Whether the rows are those of two matrices of a stack, gate and up projection."""
 

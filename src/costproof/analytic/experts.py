@@ -28,10 +28,14 @@ class _ExpertWeights:
         return self.tokens * self.top_k
 
     def matrices(self, *, bias: bool) -> tuple[Matrix, ...]:
-        """Return the gate and up projections, and the down projections."""
+        """Return the gate and up projections, and the down projections.
+
+        Branches: as those of the weights read.
+        """
+        read = sympy.Min(self.experts, self.rows)
         return (
-            Matrix(2 * self.intermediate, self.hidden, bias, "Expert", self.experts, joined=True),
-            Matrix(self.hidden, self.intermediate, bias, "Expert", self.experts),
+            Matrix(2 * self.intermediate, self.hidden, bias, "Expert", self.experts, read, joined=True),
+            Matrix(self.hidden, self.intermediate, bias, "Expert", self.experts, read),
         )
 
     def held(self) -> LayerCosts:

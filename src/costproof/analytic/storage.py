@@ -10,11 +10,11 @@ from typing import Final
 import sympy
 
 from costproof.algebra.evaluation import compile_expression
-from costproof.algebra.symbols import sym, text
+from costproof.algebra.symbols import parse, sym, text
 from costproof.analytic.compose import HeldNode
-from costproof.analytic.costs import Layer, Matrix, Size, costs_of
+from costproof.analytic.costs import Layer, LayerCosts, Matrix, Size, costs_of
 from costproof.analytic.linear import LmHead
-from costproof.ledger.metrics import METRICS, STORAGE, Metric
+from costproof.ledger.metrics import METRICS, STORAGE, UNPACKED, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import FLOAT_BYTES, Dtype
 from costproof.storage.formats import Format, LinearShape
@@ -72,6 +72,8 @@ def with_storage(ledger: Ledger, storage: Storage | None, why: str = "") -> Ledg
         return replace(ledger, nodes=_with_costs(map(_plain_node, ledger.nodes)), notes=notes)
     try:
         nodes = _with_costs(_costed(node, storage) if isinstance(node, HeldNode) else node for node in ledger.nodes)
+        if storage.scheme.rules:
+            nodes = tuple(_as_run(ledger, nodes, storage))
     except UnknownFormat as error:
         return with_storage(ledger, None, f"stored bytes are not known: {error.name}: {error.why}")
     unknown = {m for node in nodes for m in STORAGE if m in node.costs}
@@ -85,6 +87,68 @@ def with_storage(ledger: Ledger, storage: Storage | None, why: str = "") -> Ledg
 def _with_costs(nodes: Iterable[CostNode]) -> tuple[CostNode, ...]:
     """Return the nodes, without stage-wide ones that turned out to have no costs."""
     return tuple(node for node in nodes if node.invocation or node.exprs or node.costs)
+
+
+def _as_run(ledger: Ledger, nodes: Iterable[CostNode], storage: Storage) -> Iterator[CostNode]:
+    """Yield the nodes with the bytes that stored weights are less than those read, and FLOPs by dtype of products.
+
+    What is read of a quantised table, of a module with several formats, or of the weights of another module may be all
+    of it, which a bound then leaves out.
+
+    Branches: of several formats in a module the fastest arithmetic bounds its products; no size is compared.
+    """
+    shares: dict[tuple[str, str], tuple[sympy.Expr, sympy.Expr]] = {}
+    products: dict[str, str] = {}
+    for node in ledger.nodes:
+        if isinstance(node, HeldNode):
+            quantised, costs = _quantised(node, storage), [costs_of(layer) for layer in node.layers]
+            products[node.module] = max((of.products for _, of in quantised), default="")
+            shares[node.stage, node.module] = _read_share(quantised, costs, storage.dtype)
+    for node in nodes:
+        exprs = dict(node.exprs)
+        if "weight_read_bytes" in exprs:
+            less, of = shares.get((node.stage, node.module), _ALL)
+            exprs[UNPACKED] = _of_read(exprs["weight_read_bytes"], less, of)
+        if "flops" in exprs and products.get(node.module):
+            exprs[f"{products[node.module]}_flops"] = exprs["flops"]
+        yield replace(node, exprs={metric: expr for metric, expr in exprs.items() if expr != "0"})
+
+
+_ALL: Final = (sympy.Integer(1), sympy.Integer(1))
+
+
+def _read_share(
+    quantised: tuple[tuple[Matrix, Format], ...], costs: list[LayerCosts], dtype: Dtype
+) -> tuple[sympy.Expr, sympy.Expr]:
+    """Return the bytes that a call of a module reads less in its formats, and those that it reads unpacked."""
+    matrices = [matrix for c in costs for matrix in c.matrices]
+    if not quantised:
+        params = sum(c.params for c in costs)
+        return _ALL if sympy.sympify(params).is_zero else (sympy.Integer(0), sympy.Integer(1))
+    gone = sum(m.elements for m in matrices) - sum(matrix.elements for matrix, _ in quantised)
+    some = any(m.kind == "Expert" for m in matrices) and sympy.expand(gone) != 0
+    looked_up = any(m.kind == "Embedding" for m in matrices)
+    if some or looked_up or {of for _, of in quantised}.difference([quantised[0][1]]):
+        return _ALL
+    less: Size = 0
+    for matrix, of in quantised:
+        read = matrix.count if matrix.read is None else matrix.read
+        less += read * sympy.sympify(matrix.elements * _ITEM - _held_bytes(matrix, of, dtype)) / matrix.count
+    whole = sum(c.weight_read_bytes for c in costs)
+    return sympy.sympify(less), sympy.sympify(whole)
+
+
+@lru_cache(maxsize=8192)
+def _of_read(read: str, less: sympy.Expr, of: sympy.Expr) -> str:
+    """Return the bytes that all calls read less: as many times ``less`` as they read ``of``."""
+    return text(sympy.expand(sympy.cancel(parse(read) / of) * less))
+
+
+def _held_bytes(matrix: Matrix, of: Format, dtype: Dtype) -> Size:
+    """Return the bytes that a loaded matrix occupies in its format."""
+    linear = LinearShape(matrix.rows, matrix.columns, matrix.bias, STORED_AS[dtype])
+    found: Size = matrix.count * sum(t.bytes for t in of.tensors(linear) if t.is_held)
+    return found
 
 
 def _undetermined(scheme: Scheme) -> tuple[str, ...]:
@@ -102,19 +166,25 @@ def _plain_node(node: CostNode) -> CostNode:
 
 def _costed(node: HeldNode, storage: Storage) -> CostNode:
     """Return the node of a module with its storage; a metric that is not known is ``None``."""
-    quantised = []
-    for layer in node.layers:
-        for matrix in costs_of(layer).matrices:
-            for of, part in _formats(node.module, matrix, storage, is_head=isinstance(layer, LmHead)):
-                if of is not None:
-                    quantised.append((part, of))
+    quantised = _quantised(node, storage)
     scales = storage.scheme.cache_scales if node.module.endswith(_RUNS_CACHE) else ()
     in_float32 = storage.scheme.float32 and storage.layout.loads_in_float32(node.module)
-    found = _texts(node.layers, tuple(quantised), scales, "float32" if in_float32 else storage.dtype)
+    found = _texts(node.layers, quantised, scales, "float32" if in_float32 else storage.dtype)
     known: dict[Metric, str] = {m: size for m, size in found if size is not None and size != "0"}
     unknown: dict[Metric, int | None] = {m: None for m, size in found if size is None}
     plain = _plain_node(node)
     return replace(plain, costs={**node.costs, **unknown}, exprs={**node.exprs, **known})
+
+
+def _quantised(node: HeldNode, storage: Storage) -> tuple[tuple[Matrix, Format], ...]:
+    """Return the matrices of a module that are quantised, with their formats."""
+    return tuple(
+        (part, of)
+        for layer in node.layers
+        for matrix in costs_of(layer).matrices
+        for of, part in _formats(node.module, matrix, storage, is_head=isinstance(layer, LmHead))
+        if of is not None
+    )
 
 
 @lru_cache(maxsize=8192)
@@ -182,7 +252,7 @@ def _formats(path: str, matrix: Matrix, storage: Storage, *, is_head: bool) -> I
             continue
         for i in range(_number(matrix.count, storage.sizes)):
             of = scheme.format_of(LinearModule(f"{outside}.{i}.{name}", "Expert", columns, rows=rows_of))
-            yield of, replace(part, count=1)
+            yield of, replace(part, count=1, read=None if part.read is None else part.read / part.count)
 
 
 def _number(size: Size, values: Mapping[str, int]) -> int:

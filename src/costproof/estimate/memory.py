@@ -49,7 +49,7 @@ from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, Bad
 from costproof.ledger.metrics import UNFUSED, Conventions, Metric
 from costproof.ledger.node import CostNode, exact_sum
 from costproof.ledger.schema import FileKind
-from costproof.ledger.workload import TargetInfo, Workload
+from costproof.ledger.workload import TargetInfo, Workload, cache_counted
 
 FitVerdict = Literal["fits", "does not fit", "not known"]
 HeldKind = Literal["weights and cache", "weights and live peak", "weights and graph peak", "weights, cache and bound"]
@@ -157,7 +157,9 @@ class Fits:
     @property
     def is_known(self) -> bool:
         """Whether the bytes of weights and cache are those of the checkpoint."""
-        return not {*self.target.quantised} - (set() if self.stored_bytes is None else {"weights"})
+        return not {*cache_counted(self.target, self.workload).quantised} - (
+            set() if self.stored_bytes is None else {"weights"}
+        )
 
     @property
     def certain_bytes(self) -> int | None:

@@ -30,11 +30,21 @@ from costproof.estimate.hardware import LARGEST_FIGURE, Device
 from costproof.estimate.routing import Routing, TouchedExperts
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete, Problems
-from costproof.ledger.metrics import ARITHMETIC, FLOOR, SPARED, SPARED_AT_FLOOR, TRAFFIC, UNFUSED, Conventions, Metric
+from costproof.ledger.metrics import (
+    ARITHMETIC,
+    FLOOR,
+    SPARED,
+    SPARED_AT_FLOOR,
+    TRAFFIC,
+    UNFUSED,
+    UNPACKED,
+    Conventions,
+    Metric,
+)
 from costproof.ledger.node import exact_sum
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.schema import FileKind, from_data
-from costproof.ledger.workload import TargetInfo, Workload
+from costproof.ledger.workload import TargetInfo, Workload, cache_counted, weights_counted
 
 Rational = str
 """An exact number as ``fractions.Fraction`` writes and reads it: ``3/4``, ``12``."""
@@ -161,6 +171,8 @@ class Roofline:
     """
     notes: tuple[str, ...] = ()
     """Notes of the sources on how they counted and on work that they omitted."""
+    stored: bool = False
+    """Whether bytes and arithmetic of weights are those of the quantised checkpoint."""
 
     @property
     def name(self) -> str:
@@ -170,10 +182,16 @@ class Roofline:
     @property
     def exit_code(self) -> int:
         """3 if a cost is not known or the checkpoint is quantised, else 0."""
-        return EXIT_INCOMPLETE if self.run.modules.seconds is None or self.target.quantised else EXIT_OK
+        return EXIT_INCOMPLETE if self.run.modules.seconds is None or self.as_counted.quantised else EXIT_OK
+
+    @property
+    def as_counted(self) -> TargetInfo:
+        """The target without those stored formats that the bounds have."""
+        found = cache_counted(self.target, self.workload)
+        return weights_counted(found) if self.stored else found
 
 
-ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 5), type=Roofline)
+ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 6), type=Roofline)
 _AGAIN: Final = "costproof roofline TARGET --on DEVICE -o roofline.json"
 _EXACT: Final = re.compile(r"[0-9]{1,300}(/[0-9]{1,300})?")
 _LARGEST: Final = 10**100
@@ -387,7 +405,8 @@ def bounds(
     def within(stage: str, moving: tuple[Metric, ...], spared: Metric = "") -> Iterator[tuple[str, WorkBound]]:
         for part, kinds in sorted(folded.rows.get(stage, {}).items()):
             moved = exact_sum(costs[m] for m in moving for costs in kinds.values() if m in costs)
-            moved = _without(moved, (costs.get(spared, 0) for costs in kinds.values()))
+            less = (spared, UNPACKED)
+            moved = _without(moved, (costs.get(metric, 0) for metric in less for costs in kinds.values()))
             work = arithmetic.of_kinds(kinds)
             if (work.flops, moved) != (0, 0):
                 yield part, of.work(work, moved)
@@ -401,9 +420,9 @@ def bounds(
         own = [p.at_roof for p in parts if p.stage == stage]
         work = arithmetic.of_stage(folded, stage)
         moved = folded.total(FLOOR, stage) or exact_sum(folded.total(metric, stage) for metric in LASTING)
-        every = of.bound(work.flops, moved, work.full)
         rows = [costs for kinds in folded.rows.get(stage, {}).values() for costs in kinds.values()]
-        spared = [costs.get(SPARED_AT_FLOOR, 0) for costs in rows]
+        every = of.bound(work.flops, _without(moved, (costs.get(UNPACKED, 0) for costs in rows)), work.full)
+        spared = [costs.get(metric, 0) for metric in (SPARED_AT_FLOOR, UNPACKED) for costs in rows]
         floor = of.work(work, _without(moved, spared if routed else [*spared, _spared_experts(rows)]))
         full.append(every)
         other = None if every.seconds == floor.seconds else every
@@ -431,6 +450,9 @@ def _spared_experts(rows: Sequence[Mapping[Metric, int | None]]) -> int | None:
         if whole is None or active is None or held is None or read is None:
             spared.append(None if whole != active or read is None else 0)
         elif active < whole:
+            # Of quantised experts, the bytes as they are stored.
+            read -= costs.get(UNPACKED) or 0
+            held = costs.get("stored_bytes") or held if UNPACKED in costs else held
             spared.append(max(0, min(read, held * calls) - held * active // whole * calls))
     return exact_sum(spared)
 

@@ -161,12 +161,14 @@ SPARED_AT_FLOOR: Final[Metric] = "skippable_floor_bytes"
 IN_FLOAT32: Final[Metric] = "float32_flops"
 ARITHMETIC: Final[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16", "float8", "other")
 """Dtypes of multiplications, the slowest first; ``other`` for integers and dtypes that no device file names."""
+UNPACKED: Final[Metric] = "unpacked_bytes"
 OF_BOUNDS: Final[dict[Metric, str]] = {
     SKIPPABLE: "kept FLOPs that another algorithm for the same result leaves out: overlapping taps of a convolution, "
     "latents whose expansion queries absorb; without kept_flops also scores that a mask hides or may hide",
     SPARED: "bytes at the module boundary that a run need not move: keys and values that a mask may hide, and what "
     "autocast makes narrower than an export on meta has it",
     SPARED_AT_FLOOR: "such bytes among the floor_bytes",
+    UNPACKED: "weight_read_bytes beyond those of the weights as a quantised checkpoint stores them",
     **{f"{dtype}_flops": f"headline FLOPs of operators that multiply in {dtype}" for dtype in ARITHMETIC},
 }
 """Further metrics for time bounds, on nodes with FLOPs or bytes; they are in no table, and are findings if they differ.

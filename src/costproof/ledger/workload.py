@@ -228,6 +228,11 @@ def quantised_clause(target: TargetInfo, workload: Workload) -> str:
     return _as_if(cache_counted(target, workload), workload.dtype)
 
 
+def weights_counted(target: TargetInfo) -> TargetInfo:
+    """Return the target without the format of its weights, where these are counted as they are stored."""
+    return replace(target, quantised={part: text for part, text in target.quantised.items() if part != "weights"})
+
+
 def cache_counted(target: TargetInfo, workload: Workload) -> TargetInfo:
     """Return the target without the format of its cache, if the workload counts the cache in a format of its own."""
     if KV_DTYPE not in workload.inputs:

@@ -204,7 +204,7 @@ def module_bound_sentence(found: Roofline) -> str:
 def floor_sentence(found: Roofline) -> str:
     """Return a sentence on the bytes that the floor includes, and whether the time is a bound."""
     what = FLOOR.format(experts=ROUTING.get(found.routing, BOUND_ROUTING))
-    if found.target.quantised:
+    if found.as_counted.quantised:
         return f"No bound of the quantised checkpoint, whose bytes are not known. Floor: {what}"
     if _is_bound(found):
         least = "" if found.routing == "bound" else _if_routed(found)
@@ -371,7 +371,10 @@ def time_metric(found: Roofline, order: Sequence[str]) -> Html:
 
 def _counted_lines(found: Roofline) -> list[str]:
     """Return the conditions of the count, and the notes of its sources."""
-    return [counted_line(found.target, found.workload), *note_lines(found.notes)]
+    stored = f"; weights as stored: {found.target.quantised['weights']}" if found.stored else ""
+    if found.math != found.workload.dtype and found.stored:
+        stored += f"; most products in {found.math}"
+    return [counted_line(found.as_counted, found.workload) + stored, *note_lines(found.notes)]
 
 
 def roofline_csv(found: Roofline) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from math import prod
 from typing import Final, Literal
@@ -22,13 +23,14 @@ from costproof.estimate.roofline import (
 )
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
 from costproof.estimate.sums import FormulaSum, MetricTerm, depends_on_context
-from costproof.ledger.metrics import IN_FLOAT32, KEPT_FLOPS, SKIPPABLE, TRAFFIC
+from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED
 from costproof.ledger.node import CostNode
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import SettingCurve
 from costproof.run.operand_files import OperandInput, check_whole
 from costproof.run.operands import check_counted, is_without_formulas, read_operand
 
+FLOAT8: Final = "float8"
 ATTENTION: Final = "attention"
 """Kind of the products of attention in formulas."""
 MIXING: Final = frozenset({"mlp", "experts"})
@@ -75,6 +77,11 @@ def roofline(
     check_whole(side)
     name, folded = choose_source(side, source)
     arithmetic, dtype = arithmetic_of(folded, side.workload.dtype, math)
+    run_dtype, notes = side.workload.dtype, side.notes
+    if math is None and dtype == FLOAT8 and device.bounding_peak(FLOAT8) is None:
+        # Engines unpack the weights on a device that does not multiply in eight bits.
+        arithmetic, dtype = replace(arithmetic, instead={FLOAT8: run_dtype}), run_dtype
+        notes = (*notes, f"{device.name} has no peak of {FLOAT8}: weights are unpacked and multiplied in {run_dtype}")
     of = roof(device, dtype)
     batch = None if read.target is None else SettingCurve(side, read.target, "batch")
     kind: Routing = "bound"
@@ -93,7 +100,8 @@ def roofline(
     header = (side.conventions, side.target, side.workload, side.environment)
     return Roofline(
         *header, device, of.dtype, of.flops, of.bandwidth, name, run, stages, parts, borders, kind, experts, dtype,
-        peaks_of(of, run), folded.bounds and not read.runs_all, side.notes,
+        peaks_of(of, run), folded.bounds and not read.runs_all, notes,
+        "weights" in side.target.quantised and name == "analytic" and "resident_bytes" in folded.metrics,
     )  # fmt: skip
 
 
@@ -105,10 +113,13 @@ def _borders(
     peaks = {**of.peaks, of.math: of.flops}
     for stage in ledger.stages:
         kinds = {n.kind for n in ledger.nodes if n.stage == stage and "flops" in n.exprs}
-        upcast = {n.kind for n in ledger.nodes if n.stage == stage and IN_FLOAT32 in n.exprs}
         rates = {kind: peaks[arithmetic.named(arithmetic.run, kind)] for kind in kinds}
-        in_float32 = {kind: peaks[arithmetic.named("float32", kind)] for kind in upcast}
-        every = prod({*rates.values(), *in_float32.values()})
+        others = {
+            (kind, dtype): peaks.get(arithmetic.named(dtype, kind))
+            for dtype in ARITHMETIC
+            for kind in {n.kind for n in ledger.nodes if n.stage == stage and f"{dtype}_flops" in n.exprs}
+        }
+        every = prod({*rates.values(), *(rate for rate in others.values() if rate is not None)})
         flops: list[MetricTerm] = []
         for kind, rate in sorted(rates.items()):
             factor = of.bandwidth * every // rate
@@ -116,13 +127,15 @@ def _borders(
                 MetricTerm(KEPT_FLOPS, _of_kind(stage, kind), factor),
                 MetricTerm(SKIPPABLE, _of_kind(stage, kind), -factor),
             ]
-            if kind in in_float32:
-                more = of.bandwidth * every // in_float32[kind] - factor
-                flops.append(MetricTerm(IN_FLOAT32, _of_kind(stage, kind), more))
-        moved = tuple(term for metric in TRAFFIC for term in _sum(metric, stage, factor=every))
+            for dtype in (name for where, name in others if where == kind):
+                other = others[kind, dtype]
+                more = (0 if other is None else of.bandwidth * every // other) - factor
+                flops.append(MetricTerm(f"{dtype}_flops", _of_kind(stage, kind), more))
+        unpacked = _sum(UNPACKED, stage, factor=-every)
+        moved = (*unpacked, *(term for metric in TRAFFIC for term in _sum(metric, stage, factor=every)))
         unit = every * of.bandwidth
         yield from _border(batch, stage, "is bound by compute", ("compute", "memory"), (tuple(flops), moved), "s", unit)
-        weights = _sum("weight_read_bytes", stage, factor=every)
+        weights = (*unpacked, *_sum("weight_read_bytes", stage, factor=every))
         asked = "computes longer than it reads weights"
         yield from _border(batch, stage, asked, ("compute", "weights once"), (tuple(flops), weights), "s", unit)
         here = [node for node in ledger.nodes if node.stage == stage]
@@ -132,7 +145,10 @@ def _borders(
             asked = "spends more FLOPs on scores than on MLPs"
             yield from _border(length, stage, asked, ("scores of attention", "MLPs"), (scores, mlp), "FLOP")
         if any(depends_on_context(node.exprs.get("kv_read_bytes", "0")) for node in here):
-            sides = (_sum("kv_read_bytes", stage), _sum("weight_read_bytes", stage))
+            sides = (
+                _sum("kv_read_bytes", stage),
+                (*_sum(UNPACKED, stage, factor=-1), *_sum("weight_read_bytes", stage)),
+            )
             asked = "reads more of its past than of its weights"
             yield from _border(length, stage, asked, ("keys and values of the past", "weights"), sides, "B")
 

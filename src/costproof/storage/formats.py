@@ -43,6 +43,11 @@ class Format(ABC):
     in_numbers: ClassVar[bool] = False
     """Whether a size depends on the digits of the shape, so that it has no formula."""
 
+    @property
+    def products(self) -> str:
+        """Return the dtype of products, a key of ``ARITHMETIC``; empty: weights are unpacked to the run's dtype."""
+        return ""
+
     @abstractmethod
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return the stored tensors of a linear layer; names are relative to the path of the module."""
@@ -66,6 +71,13 @@ class Fp8Blocks(Format):
     block: tuple[int, int] = (128, 128)
     scale_dtype: str = "F32"
     scale: str = "weight_scale_inv"
+    weight_only: bool = False
+    """Whether inputs stay in the run's dtype."""
+
+    @property
+    def products(self) -> str:
+        """Return float8, since inputs are quantised too; weights alone are unpacked."""
+        return "" if self.weight_only else "float8"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight [rows, columns] and scales [⌈rows / block⌉, ⌈columns / block⌉]."""
@@ -94,6 +106,13 @@ class Fp8Tensor(Format):
     input_scale: str = "input_scale"
     scale_dtype: str = "F32"
     scale_shape: tuple[int, ...] = ()
+    weight_only: bool = False
+    """Whether inputs stay in the run's dtype."""
+
+    @property
+    def products(self) -> str:
+        """Return float8, since inputs are quantised too; weights alone are unpacked."""
+        return "" if self.weight_only else "float8"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight [rows, columns], its scale, and that of the input."""
@@ -111,6 +130,13 @@ class Fp8Rows(Format):
 
     title: ClassVar[str] = "fp8, scales for rows"
     source: ClassVar[str] = "compressed-tensors float-quantized, strategy channel"
+    weight_only: bool = False
+    """Whether inputs stay in the run's dtype."""
+
+    @property
+    def products(self) -> str:
+        """Return float8, since inputs are quantised too; weights alone are unpacked."""
+        return "" if self.weight_only else "float8"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight [rows, columns] and scales [rows, 1]."""
@@ -137,6 +163,13 @@ class Int8(Format):
     """Whether the scale of the input is stored."""
     static_zero: bool = False
     """Whether its zero point is."""
+    weight_only: bool = False
+    """Whether inputs stay in the run's dtype."""
+
+    @property
+    def products(self) -> str:
+        """Return another dtype, since inputs are integers too; weights alone are unpacked."""
+        return "" if self.weight_only else "other"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight [rows, columns], scales and, if not symmetric, zero points of the same shape."""
@@ -158,6 +191,11 @@ class LlmInt8(Format):
 
     title: ClassVar[str] = "bitsandbytes int8"
     source: ClassVar[str] = "bitsandbytes Linear8bitLt._save_to_state_dict; Dettmers et al. 2022, LLM.int8()"
+
+    @property
+    def products(self) -> str:
+        """Return another dtype, since inputs are integers too; weights alone are unpacked."""
+        return "" if not self.title else "other"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight [rows, columns], SCB [rows], and the number of its layout."""
@@ -218,6 +256,11 @@ class PackedFloats(Format):
     """Whether a float32 scale of the matrix is stored too."""
     inputs: bool
     """Whether inputs are quantised with a stored scale."""
+
+    @property
+    def products(self) -> str:
+        """Return another dtype, since inputs have four bits too; weights alone are unpacked."""
+        return "" if not (self.inputs and self.two_levels) else "other"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight_packed [rows, columns / 2], scales [rows, columns / group] and global scales of the matrix."""
@@ -393,6 +436,11 @@ class Nvfp4(Format):
 
     group: int = 16
     inputs: bool = True
+
+    @property
+    def products(self) -> str:
+        """Return another dtype, since inputs have four bits too; weights alone are unpacked."""
+        return "" if not self.inputs else "other"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight [rows, columns / 2], weight_scale [rows, columns / group], weight_scale_2 and input_scale."""

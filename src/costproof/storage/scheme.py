@@ -488,12 +488,12 @@ def _compressed_format(group: Data, layout: str) -> Format:
         if strategy == "channel":
             if static:
                 raise unknown
-            return formats.Fp8Rows()
+            return formats.Fp8Rows(weight_only=inputs is None)
         if strategy == "tensor":
-            return formats.Fp8Tensor(static, scale_dtype="BF16", scale_shape=(1,))
+            return formats.Fp8Tensor(static, scale_dtype="BF16", scale_shape=(1,), weight_only=inputs is None)
         block = weights.get("block_structure")
         if strategy == "block" and isinstance(block, list) and len(block) == 2 and not static:
-            return formats.Fp8Blocks((block[0], block[1]), "BF16", "weight_scale")
+            return formats.Fp8Blocks((block[0], block[1]), "BF16", "weight_scale", inputs is None)
     eight = layout in ("int-quantized", "naive-quantized") and kind == "int" and bits == 8
     if eight and strategy in ("channel", "tensor", "group"):
         zero = static and isinstance(inputs, Mapping) and inputs.get("symmetric") is False

@@ -1,0 +1,89 @@
+"""The roofline of quantised checkpoints: bytes as stored, and products in the dtype that they run in, by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from costproof.estimate.hardware import machine
+from costproof.estimate.roofline import Roofline
+from costproof.run.roofline import roofline
+
+HIDDEN, INNER, KV, VOCABULARY, LAYERS = 256, 640, 128, 1000, 2
+LINEAR = 2 * HIDDEN * HIDDEN + 2 * KV * HIDDEN + 3 * INNER * HIDDEN
+"""Weights of the linear layers of a layer."""
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}
+PEAK = {"float8": 1979 * 10**12, "bfloat16": 989 * 10**12}
+
+
+def bounds(folder: Path, described: Mapping[str, Any] | None, on: str = "h100-sxm") -> Roofline:
+    data = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": HIDDEN, "head_dim": 64,
+        "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": VOCABULARY, "dtype": "bfloat16", "tie_word_embeddings": False,
+    }  # fmt: skip
+    data |= {} if described is None else {"quantization_config": described}
+    (folder / "config.json").write_text(json.dumps(data), encoding="utf-8")
+    return roofline(f"hf:{folder / 'config.json'}@chat,text_tokens=40,new_tokens=1", on=on)
+
+
+def decode(found: Roofline) -> Any:
+    return next(s for s in found.stages if s.id == "decode")
+
+
+SCALES = 4 * (4 * 2 + 2 * 2 + 3 * 5 * 2)
+"""Scales of fp8 in float32, for blocks of 128 x 128: q, o 2 x 2, k, v 1 x 2, the MLP three of 5 x 2."""
+GROUPS = LINEAR // 128
+"""Groups of AWQ: a scale of 16 bits and a zero point of four for each."""
+
+
+@pytest.mark.parametrize(
+    ("described", "stored"),
+    [(FP8, LINEAR + SCALES), (AWQ, LINEAR // 2 + GROUPS * 2 + GROUPS // 2)],
+)
+def test_bytes_are_those_of_the_checkpoint(tmp_path: Path, described: dict[str, Any], stored: int) -> None:
+    usual, found = bounds(tmp_path, None), bounds(tmp_path, described)
+    less = LAYERS * (2 * LINEAR - stored)
+    for which in ("modules", "floor", "unfused"):
+        before, now = (getattr(decode(x), which).bytes for x in (usual, found))
+        assert before - now == less, which
+    assert (usual.exit_code, found.exit_code, found.stored) == (0, 0, True)
+
+
+def test_fp8_multiplies_in_eight_bits_and_four_bits_are_unpacked(tmp_path: Path) -> None:
+    found = decode(bounds(tmp_path, FP8)).modules
+    linear, rest = 2 * LAYERS * LINEAR, 2 * HIDDEN * VOCABULARY
+    attention = found.flops - linear - rest
+    least = found.least["float8"], found.least["bfloat16"]
+    assert least == (linear, rest + attention)
+    seconds = Fraction(linear, PEAK["float8"]) + Fraction(rest + attention, PEAK["bfloat16"])
+    assert Fraction(found.compute_s) == seconds
+    packed = decode(bounds(tmp_path, AWQ)).modules
+    assert Fraction(packed.compute_s) == Fraction(packed.flops, PEAK["bfloat16"])
+
+
+def test_a_device_without_fp8_unpacks(tmp_path: Path) -> None:
+    assert machine("a100-sxm-80gb").bounding_peak("float8") is None
+    found = bounds(tmp_path, FP8, "a100-sxm-80gb")
+    assert found.dtype == "bfloat16"
+    assert any("weights are unpacked and multiplied in bfloat16" in note for note in found.notes)
+
+
+def test_a_step_of_gpt_oss_by_hand() -> None:
+    """One token reads at least 4 of 32 experts in each of 24 layers, in blocks of 32 weights in 17 bytes."""
+    found = roofline("gpt-oss-20b@chat,text_tokens=100,new_tokens=1", on="h100-sxm")
+    width, vocabulary, layers = 2880, 201088, 24
+    expert = 3 * width * width // 32 * 17 + 2 * (2 * width + width)
+    attention = 2 * (width * (4096 + 2 * 512) + 4096 + 2 * 512 + 4096 * width + width + 64)
+    router, norms = 2 * (32 * width + 32), 2 * 2 * width
+    read = layers * (4 * expert + attention + router + norms) + 2 * width + 2 * width * vocabulary + 2 * width
+    cache = layers * 2 * 8 * 64 * 2 * (100 + 1)
+    floor = decode(found).floor.bytes
+    logits_masks_and_frequencies = 2 * vocabulary + 2 * 2 * 101 + 4 * 32
+    assert floor - read - cache == logits_masks_and_frequencies
