@@ -37,6 +37,9 @@ RUNS = {
     "deepseek-v3": f"deepseek-v3@chat,batch=2,text_tokens=24,{LATENT},value=8,q_rank=8,groups=2,best_groups=1",
     "deepseek-v3, unfused": f"deepseek-v3@chat,batch=2,text_tokens=24,{LATENT},value=6,q_rank=8,groups=2,best_groups=1",
     "deepseek-v3, eager": f"deepseek-v3@chat,batch=2,text_tokens=24,attention=eager,{LATENT},value=6,groups=2",
+    "deepseek-v2, absorbed, eager": (
+        f"deepseek-v2-lite@chat,batch=2,text_tokens=24,decoding=absorbed,attention=eager,{LATENT},value=8"
+    ),
     "deepseek-v2, absorbed": f"deepseek-v2-lite@chat,batch=2,text_tokens=24,decoding=absorbed,{LATENT},value=8",
 }
 QUICK = ("llama", "llama, eager", "mistral, window", "gpt-oss")

@@ -290,8 +290,9 @@ def test_limits_are_where_it_ends_to_fit(target: str) -> None:
     assert one.outcome == "from"
     assert one.at is not None
     for batch in (one.at - 1, one.at):
-        held = api.fits(f"{target},batch={batch}", memory=3 * whole.most_bytes)
-        assert (held.verdict == "fits") == (batch < one.at)
+        held = api.fits(f"{target},batch={batch}", memory=10**15)
+        assert held.most_bytes is not None
+        assert (held.most_bytes <= 3 * whole.most_bytes) == (batch < one.at)
 
 
 def test_of_steps_the_last_is_held() -> None:
@@ -313,12 +314,14 @@ def test_three_verdicts(llama: Fits) -> None:
         assert (found.verdict, found.exit_code) == ("does not fit", 1)
         assert why in fits_text(found)
     assert api.fits("llama-3.1-8b", memory=most).exit_code == 0
-    clip = api.fits("clip-l-336", memory=10**12)
+    # A file has no graph: between certain bytes and the bound nothing is known.
+    of = api.capture("clip-l-336", sources=("analytic",))
+    clip = api.fits(of, memory=10**12)
     for memory, verdict, code in (
         (clip.bound_bytes or 0, "fits", 0), ((clip.certain_bytes or 0) + 1, "not known", 3),
         ((clip.certain_bytes or 0) - 1, "does not fit", 1),
     ):  # fmt: skip
-        found = api.fits("clip-l-336", memory=memory)
+        found = api.fits(of, memory=memory)
         assert (found.verdict, found.exit_code) == (verdict, code)
 
 
@@ -329,6 +332,18 @@ def test_without_formulas_nothing_bounds_the_activations(memory: int, verdict: s
     assert (found.certain_bytes, found.activations_bytes, found.bound_bytes) == (238, None, None)
     assert (found.verdict, found.exit_code, found.limits) == (verdict, code, ())
     assert "Only formulas bound activations" in fits_text(found)
+
+
+def test_without_a_formula_the_graph_says_what_is_live() -> None:
+    """3 rows of 16 numbers, 192 bytes, are given back once there are 3 x 32; beside these, 384 bytes, their ReLU."""
+    found = api.fits("docs/examples/my_model.py:make", memory=3_232 + 768)
+    assert (found.weights_bytes, found.live_bytes, found.live_source) == (3_232, 768, "graph")
+    assert (found.verdict, found.exit_code) == ("fits", 0)
+    assert "the exported graph of a stage holds at once" in fits_text(found)
+    less = api.fits("docs/examples/my_model.py:make", memory=3_232 + 767)
+    assert (less.verdict, less.exit_code) == ("does not fit", 1)
+    # Weights that do not fit alone need no graph.
+    assert api.fits("docs/examples/my_model.py:make", memory=3_231).live_bytes is None
 
 
 def test_scores_that_are_written_out_are_no_small_thing() -> None:

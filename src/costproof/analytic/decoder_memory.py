@@ -457,7 +457,7 @@ class DecoderTape:
         ]
         self.tape.keep(*cache)
         if block.absorbed:
-            return self._absorbed(block, q, turned, cache)
+            return self._absorbed(block, q, turned, cache, mask)
         q = self._make(queries, q, turned)
         expanded = self._make(call.batch * keys * block.heads * (nope + block.value_dim), cache[0])
         joined = self._make(call.batch * keys * block.heads * width, expanded, cache[1])
@@ -529,18 +529,34 @@ class DecoderTape:
         tape.read(q, k, v, *held, scaled, *mask, shares, narrow)
         return result
 
-    def _absorbed(self, block: LatentBlock, q: Piece, turned: Piece, cache: Sequence[Piece]) -> Piece:
+    def _absorbed(
+        self, block: LatentBlock, q: Piece, turned: Piece, cache: Sequence[Piece], mask: Piece | None
+    ) -> Piece:
+        """Record a step whose keys and values are the latents themselves, one head for all heads of queries."""
         call, rows, keys = self.call, self.call.rows, self._keys(block)
         width, heads = block.rank + block.rope, rows * block.heads
         q = self._make(heads * width, self._make(heads * block.rank, q), turned)
         joined = self._make(call.batch * keys * width, *cache)
         if block.written_out:
-            raise Incomplete("no formula for the memory of absorbed attention that is written out")
-        core = self._unfused(block.heads, keys, (q, joined, cache[0]), (width, block.rank), 1, copied=False)
+            core = self._shared_scores(block, q, joined, cache[0], mask)
+        else:
+            core = self._unfused(block.heads, keys, (q, joined, cache[0]), (width, block.rank), 1, copied=False)
         core = self._make(heads * block.value_dim, core)
         if not self.branches.one_sequence:
             core = self._make(heads * block.value_dim, core)
         return self._make(rows * block.width, core)
+
+    def _shared_scores(self, block: LatentBlock, q: Piece, k: Piece, v: Piece, mask: Piece | None) -> Piece:
+        """Record scores and sums that are written out; products of batches repeat the shared keys and values."""
+        context = self.call.batch * block.heads * self._keys(block)
+        scores = self.call.rows * block.heads * self._keys(block)
+        copied = not (self.branches.one_sequence or self.branches.one_head)
+        copy = (self._make(context * (block.rank + block.rope), q, k),) if copied else ()
+        weights = self._make(scores, self._make(scores, q, k, *copy))
+        assert mask is not None
+        weights = self._softmax(self._make(scores, weights, mask), scores)
+        copy = (self._make(context * block.rank, weights, v),) if copied else ()
+        return self._make(self.call.rows * block.heads * block.rank, weights, v, *copy)
 
 
 def _last_two(kinds: Sequence[object]) -> set[int]:

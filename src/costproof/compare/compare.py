@@ -28,7 +28,7 @@ def compare(capture: Capture) -> Discrepancy:
     modules = [*module_findings(rows, ctx), *bound_findings(capture, ctx)]
     judges, disputed = second_judge(capture)
     of_experts = (*expert_findings(capture), *uneven_experts(capture))
-    of_sources = (*trace_findings(capture), *size_findings(capture), *silent_findings(capture))
+    of_sources = (*trace_findings(capture), *size_findings(capture), *silent_findings(capture), *peak_findings(capture))
     findings = (*sums(capture, modules), *modules, *of_experts, *of_sources, *disputed)
     incomplete = gaps(capture, findings)
     return Discrepancy(
@@ -98,6 +98,34 @@ def size_findings(capture: Capture) -> list[Finding]:
         for symbol, size in ledger.sizes.get(f"{call.stage}[{call.id}]", {}).items()
         if call.symbols.get(symbol, size) != size
     ]  # fmt: skip
+
+
+def peak_findings(capture: Capture) -> list[Finding]:
+    """Return one finding for each call whose graph peak is known by formula and by its graph."""
+    found = []
+    for call in capture.peaks:
+        if call.formula is None or call.graph is None:
+            continue
+        delta = call.formula - call.graph.bytes
+        found.append(
+            Finding(
+                id=f"{call.stage}[{call.invocation}]#graph_peak_bytes",
+                level="source",
+                stage=call.stage,
+                invocation=call.invocation,
+                module="",
+                kind="",
+                metric="graph_peak_bytes",
+                status="unexplained" if delta else "exact",
+                values={"analytic": call.formula, "static": call.graph.bytes},
+                delta=delta,
+                causes=(),
+                residual=delta,
+                reference="static",
+                deltas={"analytic-static": delta} if delta else {},
+            )
+        )
+    return found
 
 
 def _defect(kind: CauseKind, evidence: str, note: str = "") -> Cause:

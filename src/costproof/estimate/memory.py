@@ -49,7 +49,7 @@ from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, Bad
 from costproof.ledger.metrics import UNFUSED, Conventions, Metric
 from costproof.ledger.node import CostNode, exact_sum
 from costproof.ledger.schema import FileKind
-from costproof.ledger.workload import TargetInfo, Workload, cache_counted
+from costproof.ledger.workload import KV_DTYPE, TargetInfo, Workload, cache_counted
 
 FitVerdict = Literal["fits", "does not fit", "not known"]
 HeldKind = Literal["weights and cache", "weights and live peak", "weights and graph peak", "weights, cache and bound"]
@@ -75,7 +75,7 @@ class StageMemory:
     peaks_bytes: int | None = None
     """Sum of the eager peaks of all calls and parts, with arguments; ``None``: one is not known."""
     live_bytes: int | None = None
-    """Live peak of its largest call by formula: cache, arguments and results included; ``None``: no formula."""
+    """Live peak of its largest call: cache, arguments and results included; ``None``: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +135,8 @@ class Fits:
     """All registered buffers of the model, persistent or not; ``None``: not known."""
     live_bytes: int | None = None
     """The largest :attr:`StageMemory.live_bytes`; ``None``: one is not known."""
+    live_source: Literal["formula", "graph"] = "formula"
+    """Where the live peak comes from: a formula, or an exported graph where there is no formula."""
     last_logits_bytes: int | None = None
     """The same with logits of the last position only; ``None``: not known, or the run computes no others."""
     token_bytes: int | None = None
@@ -162,6 +164,11 @@ class Fits:
         )
 
     @property
+    def is_live_exact(self) -> bool:
+        """Whether the live peak is exact; with a cache in fewer bits than the run has, it is an upper bound."""
+        return KV_DTYPE not in self.workload.inputs
+
+    @property
     def certain_bytes(self) -> int | None:
         """Bytes of weights, cache, and buffers if they are known."""
         return None if self.lasting_bytes is None or self.cache_bytes is None else self.lasting_bytes + self.cache_bytes
@@ -182,7 +189,8 @@ class Fits:
         """Lower bound of the peak: weights, buffers, and the cache or the largest known peak."""
         if self.certain_bytes is None or self.lasting_bytes is None:
             return None
-        return max(self.certain_bytes, self.lasting_bytes + max(self.peak_bytes or 0, self.live_bytes or 0))
+        live = self.live_bytes if self.is_live_exact else None
+        return max(self.certain_bytes, self.lasting_bytes + max(self.peak_bytes or 0, live or 0))
 
     @property
     def peaks_bytes(self) -> int | None:

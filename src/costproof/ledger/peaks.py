@@ -104,6 +104,8 @@ class CallPeaks:
     """Part of the peak from inputs, which are alive throughout."""
     holds: tuple[str, ...] = ()
     """Path conditions of the exported graph: expressions that are all nonnegative where it is valid."""
+    formula: int | None = None
+    """Graph peak by the formula of the target; ``None``: it has none."""
 
     @property
     def gap_bytes(self) -> int | None:
@@ -147,7 +149,7 @@ class Peaks:
         return f"Peaks({self.target.name} at {self.workload.name}: {plural(len(self.calls), 'call')})"
 
 
-PEAKS: Final = FileKind(name="costproof/peaks", version=(1, 5), type=Peaks)
+PEAKS: Final = FileKind(name="costproof/peaks", version=(1, 6), type=Peaks)
 
 
 def by_stage(calls: Iterable[CallPeaks]) -> tuple[StagePeaks, ...]:

@@ -25,10 +25,10 @@ class Piece(Generic[T]):
 
     id: str
     """Name in the progress file: ``identity: page``."""
-    phase: Literal["identities", "sizes", "workloads", "draws", "runs"]
+    phase: Literal["identities", "sizes", "workloads", "draws", "runs", "peaks"]
     """Kind of the piece. An identity that holds is a claim of the certificate; pieces of other kinds are only counted.
     Workloads are exported without symbols and compared as integers. Runs are not exported: every decode step is run and
-    counted by FlopCounterMode."""
+    counted by FlopCounterMode. Of peaks, the live peak of each graph is compared."""
     target: T
     workload: Workload
     stages: tuple[str, ...] = ()

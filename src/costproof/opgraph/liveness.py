@@ -76,14 +76,18 @@ class Timeline:
         return held.index(max(held)) if held else -1
 
 
-def timeline(program: MemoryProgram) -> Timeline:
-    """Return the timeline of a graph that releases each piece as soon as nothing reads it anymore."""
-    return Timeline(program.tensors, tuple(_events(program)))
+def timeline(program: MemoryProgram, *, inputs_held: bool = True) -> Timeline:
+    """Return the timeline of a graph that releases each piece as soon as nothing reads it anymore.
+
+    Args:
+        inputs_held: whether inputs stay alive to the end, as the caller of a stage by itself holds them.
+    """
+    return Timeline(program.tensors, tuple(_events(program, inputs_held)))
 
 
-def _events(program: MemoryProgram) -> Iterator[MemoryEvent]:
+def _events(program: MemoryProgram, inputs_held: bool) -> Iterator[MemoryEvent]:
     last = {tensor: at for at, step in enumerate(program.steps) for tensor in (*step.reads, *_survivors(step.events))}
-    kept = {*program.inputs, *program.outputs}
+    kept = {*(program.inputs if inputs_held else ()), *program.outputs}
     ends: dict[int, list[int]] = {}
     for tensor, at in last.items():
         if tensor not in kept:

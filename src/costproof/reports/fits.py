@@ -23,6 +23,10 @@ LIVE: Final = (
     "The live peak is exact: a formula of the tensors that a stage holds at once, its cache included. Each is released "
     "after its last reader, as an exported graph does; a module that Python runs holds some of them longer."
 )
+OF_GRAPH: Final = (
+    "The live peak is exact: the tensors that the exported graph of a stage holds at once, its cache included. Each is "
+    "released after its last reader; a module that Python runs holds some of them longer."
+)
 UNBOUNDED: Final = "Only formulas bound activations, and here are none: a capture with --peaks says what is held."
 PEAKS_AT_ONCE: Final = "the peaks of all stages at once"
 WITH_PEAKS: Final = (
@@ -87,7 +91,8 @@ def fit_sentence(found: Fits) -> str:
     if found.most_bytes is None:
         return f"Not known whether it fits into {room}: not all of it is counted."
     if found.live_bytes is not None:
-        return f"Not known whether it fits into {room}: not if a kernel unpacks the largest matrix."
+        why = "a kernel unpacks the largest matrix" if found.is_live_exact else "it computes with a cache of its dtype"
+        return f"Not known whether it fits into {room}: not if {why}."
     more = PEAKS_AT_ONCE if peaked else "the most that activations take"
     return f"Not known whether it fits into {room}: weights and cache do, and not {more}."
 
@@ -137,7 +142,7 @@ def _head(found: Fits) -> tuple[str, ...]:
 def _scope_sentences(found: Fits) -> list[str]:
     bounded = ACTIVATIONS if found.activations_bytes is not None else UNBOUNDED
     if found.live_bytes is not None:
-        bounded = LIVE
+        bounded = LIVE if found.live_source == "formula" else OF_GRAPH
     elif found.peak_bytes is not None:
         bounded = WITH_PEAKS if found.peaks_bytes is not None else f"{SOME_PEAKS} {bounded}"
     memory = None if found.device is None else found.device.memory

@@ -37,6 +37,7 @@ MEANING: Final = (
     "Graph: a tensor is freed after its last reader. Eager: the module as written, whose variables hold more.",
 )
 FORM: Final = "graph peak in symbols"
+FORMULA: Final = "graph peak by formula"
 MOST_ROWS: Final = 10
 """Maximum number of live tensors in the text; Markdown has all."""
 _WHY: Final = {
@@ -77,18 +78,27 @@ def _call_text(call: CallPeaks) -> Iterator[Block]:
         yield Table(ALIVE, "llllr", largest, title=title, most=MOST_ROWS, noun="smaller tensor", rest="-f json")
     if call.form:
         yield f"{call_name(call)}: {FORM}: {call.form}{condition_text(call)}"
-    yield from (f"{call_name(call)}: {note}" for note in call.notes)
+    yield from (f"{call_name(call)}: {note}" for note in (*_formula_note(call), *call.notes))
 
 
 def _call_md(call: CallPeaks) -> Iterator[Block]:
     form = [(f"{FORM}: ", Code(call.form), condition_text(call))] if call.form else []
-    if call.notes or form:
-        yield Items((*call.notes, *form))
+    notes = (*_formula_note(call), *call.notes)
+    if notes or form:
+        yield Items((*notes, *form))
     if call.gap:
         yield Table(GAP, "lllr", gap_rows(call), title="The eager peak less the graph peak:")
     for which, peak in (("graph", call.graph), ("eager", call.eager)):
         if peak is not None:
             yield Details(f"Alive at the {which} peak, {peak_place(peak)}", [Table(ALIVE, "llllr", alive_rows(peak))])
+
+
+def _formula_note(call: CallPeaks) -> tuple[str, ...]:
+    """Return what the formula of the target says of the graph peak."""
+    if call.formula is None or call.graph is None:
+        return ()
+    delta = call.formula - call.graph.bytes
+    return (f"{FORMULA}: {exact(call.formula)}, " + (f"{exact(delta)} more than the graph's" if delta else "equal"),)
 
 
 def _by_size(peak: Peak) -> list[tuple[tuple[str, ...], int]]:
@@ -194,7 +204,7 @@ def _bytes(size: int | None) -> Cell:
 
 
 def _call(call: CallPeaks) -> Markup:
-    blocks: list[Block] = [*map(Note, call.notes)]
+    blocks: list[Block] = [*map(Note, (*_formula_note(call), *call.notes))]
     blocks += [(f"{FORM}: ", Code(call.form), condition_text(call))] if call.form else []
     blocks += [Markup(_curves(call) or "")]
     blocks += [_alive("as the module is written", call.eager)] if call.eager is not None else []

@@ -10,7 +10,6 @@ from fractions import Fraction
 from typing import Any, Final
 
 from costproof.algebra.crossing import FAR
-from costproof.algebra.series import CONTEXT, STEPS
 from costproof.algebra.symbols import FUNCTIONS, parse, text
 from costproof.estimate.hardware import Device, machine
 from costproof.estimate.memory import (
@@ -32,12 +31,13 @@ from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import FLOAT_BYTES, KV_DTYPE, Workload, cache_counted
-from costproof.models.target import Target, WithMemory
+from costproof.models.target import Exportable, Target, WithMemory
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import SettingCurve, Threshold
 from costproof.run.count_lock import count_lock
 from costproof.run.operand_files import OperandInput, check_whole
 from costproof.run.operands import Operand, check_counted, read_operand
+from costproof.run.peaks import graph_peaks
 from costproof.run.stored import stored_checkpoint
 from costproof.storage.checkpoint import StoredCheckpoint
 
@@ -58,7 +58,9 @@ def fits(
     rules: Files = (),
     trust_remote_code: bool = False,
 ) -> Fits:
-    """Return whether a run fits into a memory; torch is needed only for quantised weights.
+    """Return whether a run fits into a memory.
+
+    Torch is needed only for quantised weights, and for the graph of a target whose peak no formula gives or bounds.
 
     Args:
         target: a target with settings, ``"llama-3.1-8b@chat,batch=4"``, or any operand of
@@ -103,7 +105,7 @@ def fits(
     counted = not {*cache_counted(side.target, side.workload).quantised} - (set() if quantised is None else {"weights"})
     certain = None if held is None or buffers is None or not counted else held + buffers
     kept = (*activations(element), *unfused_attention(side, sizes)) if along and live is None else None
-    return Fits(
+    answer = Fits(
         side.conventions, side.target, side.workload, side.environment, device, room, name,
         weights_bytes=weights,
         stored_bytes=None if quantised is None else held,
@@ -126,6 +128,27 @@ def fits(
             *(() if quantised is None else _stored_notes(quantised)),
         ),
     )  # fmt: skip
+    return _with_graph(answer, read)
+
+
+def _with_graph(found: Fits, read: Operand) -> Fits:
+    """Return an answer that is not known with the live peaks of exported graphs, if those can be computed."""
+    target = read.exported.target if read.exported is not None else read.origin
+    undecided = found.verdict == "not known" and found.is_known and found.certain_bytes is not None
+    if not undecided or found.live_bytes is not None or not isinstance(target, Exportable):
+        return found
+    try:
+        require("trace", "the peak of a graph")
+        from costproof.tracers.peaks.calls import released_peaks  # imports torch
+
+        with count_lock():
+            peaks = released_peaks(target, found.workload)
+    except Incomplete as error:
+        return replace(found, notes=(*found.notes, f"graph peak not known: {error.line}"))
+    stages = tuple(replace(stage, live_bytes=peaks.get(stage.id)) for stage in found.stages)
+    known = [stage.live_bytes for stage in stages]
+    live = max((n for n in known if n is not None), default=None) if None not in known else None
+    return replace(found, stages=stages, live_bytes=live, live_source="graph")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +160,10 @@ class _LiveMemory:
 
     def stages(self, **changed: Any) -> dict[str, int]:
         """Return the live peak of each stage: of its largest call, and of the last of several decode steps."""
-        run = replace(self.workload, **changed)
-        tapes, config = self.target.memory(run), self.target.info().symbols
+        peaks = graph_peaks(self.target, replace(self.workload, **changed), inputs_held=False)
         found: dict[str, int] = {}
-        for call in self.target.invocations(run):
-            values = {**config, **call.symbols}
-            if CONTEXT.name in values and STEPS.name in values:
-                values[CONTEXT.name] += values[STEPS.name] - 1
-            if (call.stage, call.id) in tapes:
-                peak = tapes[call.stage, call.id].peak_bytes(values, inputs_held=False)
-                found[call.stage] = max(peak, found.get(call.stage, 0))
+        for (stage, _), peak in peaks.items():
+            found[stage] = max(peak, found.get(stage, 0))
         return found
 
     def with_last_logits(self) -> int | None:

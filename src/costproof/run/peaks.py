@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from costproof.algebra.series import CONTEXT, STEPS
 from costproof.ledger.environment import environment, require
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.peaks import CallPeaks, Peaks, by_stage
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
-from costproof.models.target import Exportable, Target, lacking
+from costproof.models.target import Exportable, Target, WithMemory, lacking, options_of
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.run.count_lock import count_lock
 from costproof.run.prepare import prepare
@@ -63,4 +65,38 @@ def measure_peaks(
     from costproof.tracers.peaks.calls import call_peaks  # imports torch
 
     with count_lock():
-        return call_peaks(model, workload, progress, eager=eager, forms=forms)
+        found = call_peaks(model, workload, progress, eager=eager, forms=forms)
+    return _with_formulas(model, workload, found)
+
+
+def _with_formulas(model: Target, workload: Workload, calls: tuple[CallPeaks, ...]) -> tuple[CallPeaks, ...]:
+    """Return the peaks of calls with those that the formulas of the target give; they count tensors on the host too."""
+    if not isinstance(model, WithMemory) or options_of(model).device == "cuda":
+        return calls
+    try:
+        known = graph_peaks(model, workload)
+    except Incomplete:
+        return calls
+    return tuple(replace(c, formula=None if c.graph is None else known.get((c.stage, c.invocation))) for c in calls)
+
+
+def graph_peaks(model: WithMemory, workload: Workload, *, inputs_held: bool = True) -> dict[tuple[str, str], int]:
+    """Return (stage, invocation) -> the live peak by formula; of several decode steps that of the last.
+
+    Args:
+        model: the target.
+        workload: the workload.
+        inputs_held: whether inputs stay alive to the end of a call.
+
+    Raises:
+        Incomplete: values of the input decide what the run allocates.
+    """
+    tapes, config = model.memory(workload), model.info().symbols
+    found = {}
+    for call in model.invocations(workload):
+        values = {**config, **call.symbols}
+        if CONTEXT.name in values and STEPS.name in values:
+            values[CONTEXT.name] += values[STEPS.name] - 1
+        if (call.stage, call.id) in tapes:
+            found[call.stage, call.id] = tapes[call.stage, call.id].peak_bytes(values, inputs_held=inputs_held)
+    return found

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -24,7 +24,7 @@ from costproof.ledger.schema import adapter
 from costproof.ledger.writing import write_texts
 from costproof.models.proof import Piece, Proof, Provable, Proves, WithProof
 from costproof.models.registry import TARGETS
-from costproof.models.target import Runnable
+from costproof.models.target import Runnable, WithMemory
 from costproof.opgraph.rules.files import Files, versions_in_force, with_rules_in_force
 from costproof.patches.flash_attention import FLASH
 from costproof.processes import Pool
@@ -46,6 +46,8 @@ RUN_STEPS: Final = (3, 2, 5, 12, 4, 7, 2, 9)
 """Decode steps of the runs of a proof. A cost that is linear in the context is a polynomial of degree 2 in N, which
 three values determine; one step is in every draw.
 """
+_PEAK_DRAWS: Final = 4
+"""Draws of a proof in which the live peak is compared, each by an export of its own."""
 
 
 def prove(
@@ -105,7 +107,8 @@ def with_runs(proof: Proof) -> Proof:
     """Return the proof with runs of the first drawn configurations, in which every decode step runs and is counted.
 
     The graph of one step and its formula are summed over N steps by the same code; these runs are an independent check.
-    Torch has no FLOP formula for FlashAttention's operators, so such draws are left out.
+    Torch has no FLOP formula for FlashAttention's operators, so such draws are left out. Where the live peak is a
+    formula, it is compared in the identities and in the first draws.
     """
     drawn = (
         p
@@ -117,7 +120,16 @@ def with_runs(proof: Proof) -> Proof:
         Piece(f"runs: {p.workload.name}, {steps} steps", "runs", p.target, replace(p.workload, new_tokens=steps))
         for p, steps in zip(drawn, RUN_STEPS, strict=False)
     )
-    return replace(proof, pieces=(*proof.pieces, *runs))
+    return replace(proof, pieces=(*proof.pieces, *runs, *_peaks(proof)))
+
+
+def _peaks(proof: Proof) -> Iterator[Piece[Provable]]:
+    """Yield the pieces that compare live peaks. A loop over experts decides by values what it allocates."""
+    known = [p for p in proof.pieces if isinstance(p.target, WithMemory) and p.workload.experts != "eager"]
+    drawn = [p for p in known if p.phase == "draws"][:_PEAK_DRAWS]
+    for piece in (*(p for p in known if p.phase == "identities"), *drawn):
+        name = piece.id.partition(": ")[2] if piece.phase == "identities" else piece.workload.name
+        yield Piece(f"peaks: {name}", "peaks", piece.target, piece.workload, sizes=piece.sizes)
 
 
 def carry_out_proof(

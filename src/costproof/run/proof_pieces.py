@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import sympy
+
 from costproof.algebra.evaluation import evaluate
 from costproof.algebra.series import CONTEXT, STEPS
-from costproof.algebra.symbols import parse
+from costproof.algebra.symbols import parse, text
 from costproof.compare.align import bound_metrics
 from costproof.compare.proof.certificate import (
     Certificate,
@@ -27,7 +29,7 @@ from costproof.ledger.environment import environment
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import FLOOR, STAGE_WIDE
-from costproof.ledger.node import Ledger
+from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import SettingValue, Workload
 from costproof.models.config import keys_of
 from costproof.models.native import Native
@@ -35,17 +37,20 @@ from costproof.models.proof import Piece, Proof, Provable
 from costproof.models.reader_check import check_reader, written
 from costproof.models.specs import ExportJob
 from costproof.models.stored_formulas import stored_formulas
-from costproof.models.target import Runnable, WithFormulas
+from costproof.models.target import Runnable, WithFormulas, WithMemory
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.processes import Say
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.exporting import with_sizes
 from costproof.tracers.guards import conditions, holds_at
+from costproof.tracers.peaks.calls import graph_timeline, symbolic_peak
 from costproof.tracers.static import exported_ledger
 from costproof.tracers.untraced_runs import count_every_step
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from costproof.analytic.memory_tape import MemoryTape
 
 
 def carry_out_piece(piece: Piece[Provable], say: Say | None = None) -> Answer:
@@ -55,6 +60,8 @@ def carry_out_piece(piece: Piece[Provable], say: Say | None = None) -> Answer:
         Incomplete: a part cannot be exported, an operator has no cost rule, or the family reads another configuration
             from a file of a drawn one.
     """
+    if piece.phase == "peaks":
+        return compare_peaks(piece)
     if piece.phase == "draws" and isinstance(piece.target, Native):
         check_reader(written(piece.target.config))
     graphs: dict[str, Exported] = {}
@@ -162,6 +169,62 @@ def count_piece(piece: Piece[Provable], graphs: dict[str, Exported]) -> CountedP
     return CountedPiece(piece, static, values, frozenset(here))
 
 
+def compare_peaks(piece: Piece[Provable]) -> Answer:
+    """Compare the live peaks by formula with those of graphs: in symbols, or at the sizes of a drawn configuration.
+
+    A graph in symbols is of two or more sequences and tokens.
+    """
+    target, workload, sizes = piece.target, piece.workload, piece.sizes
+    assert isinstance(target, WithMemory)
+    run = workload if sizes is not None else replace(workload, batch=max(2, workload.batch))
+    tapes, config = target.memory(run), target.info().symbols
+    found: dict[str, list[CostNode]] = {"analytic": [], "static": []}
+    left_out = []
+    calls = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
+    for job in target.export_jobs(target.build(workload), workload):
+        for call in job.invocations:
+            values = {**config, **calls[job.stage, call], **(sizes or {})}
+            if job.repeated:
+                values[str(CONTEXT)] += values[str(STEPS)] - 1
+            peaks = _peaks_at(tapes[job.stage, call], job, values) if sizes is not None else None
+            if peaks is None:
+                graph = symbolic_peak(job)
+                if graph.why:
+                    left_out.append(f"the live peak of {job.stage}: {graph.why}")
+                    continue
+                peaks = _peaks_in_symbols(tapes[job.stage, call], job, values), parse(graph.peak)
+            for nodes, peak in zip(found.values(), peaks, strict=True):
+                nodes.append(_peak_node(job.stage, call, peak, values))
+    stages = tuple(dict.fromkeys(n.stage for n in found["static"]))
+    analytic, static = (Ledger(source, tuple(nodes), (_PEAK,), stages) for source, nodes in found.items())
+    config = config if sizes is not None else {}
+    answer = judge(analytic, static, calls, target.info().symbols, integers=sizes is not None)
+    wrong = tuple(replace(c, found_in=piece.id, config=config) for c in answer.counterexamples)
+    claims = answer.claims if sizes is None else ()
+    return replace(answer, claims=claims, counterexamples=wrong, formulas=(), conditions=tuple(left_out))
+
+
+_PEAK: Final = "graph_peak_bytes"
+
+
+def _peaks_at(tape: MemoryTape, job: ExportJob, values: Mapping[str, int]) -> tuple[sympy.Expr, sympy.Expr]:
+    """Return the peak by formula and that of the graph at given sizes."""
+    graph = graph_timeline(with_sizes(job, values), {})
+    return sympy.Integer(tape.peak_bytes(values)), sympy.Integer(max(graph.held()))
+
+
+def _peaks_in_symbols(tape: MemoryTape, job: ExportJob, values: Mapping[str, int]) -> sympy.Expr:
+    """Return the peak by formula in the symbols of the graph; of decode steps, the last."""
+    free = {str(symbol) for size in job.sizes for symbol in parse(size.symbol).free_symbols}
+    peak = sympy.Max(*tape.peak({name: value for name, value in values.items() if name not in free}))
+    return peak.xreplace({CONTEXT: CONTEXT + STEPS - 1}) if job.repeated else peak
+
+
+def _peak_node(stage: str, call: str, peak: sympy.Expr, values: Mapping[str, int]) -> CostNode:
+    exprs = {} if peak.is_Integer else {_PEAK: text(peak)}
+    return CostNode(stage, call, "", "", {_PEAK: evaluate(peak, values)}, exprs)
+
+
 def _at(job: ExportJob, values: Mapping[tuple[str, str], Mapping[str, int]]) -> Iterator[ExportJob]:
     """Yield the job at the concrete sizes of its calls, one for each decode step, so that no formula sums steps.
 
@@ -208,7 +271,7 @@ ANY = "any"
 NOT_CLAIMED = (
     "that the graph is the model: the dynamic source traces runs, and costproof report compares it with both",
     "the kept FLOPs that bounds of time leave out (skippable_flops), and the dtype of each product",
-    "time, and peaks of memory",
+    "time, and peaks of memory other than graph peaks with a formula",
 )
 
 

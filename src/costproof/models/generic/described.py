@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from types import CodeType
@@ -365,8 +366,14 @@ def _code(kinds: Iterable[type]) -> list[str]:
         files |= {file: None for file in of_code if not _is_installed(file)}
     for file in sorted(files, key=lambda f: f.name):
         with suppress(OSError, SyntaxError, ValueError):
-            found.append(ast.unparse(ast.parse(file.read_bytes())))
+            found.append(_without_comments(file.read_bytes()))
     return found
+
+
+@lru_cache(maxsize=32)
+def _without_comments(source: bytes) -> str:
+    """Return a file of Python in one layout without comments; a module is described several times in a count."""
+    return ast.unparse(ast.parse(source))
 
 
 def _is_installed(file: Path) -> bool:

@@ -95,6 +95,25 @@ def _last_step(job: ExportJob, values: Mapping[str, int]) -> dict[str, int]:
     return {name: value + more if name == str(CONTEXT) else value for name, value in values.items()}
 
 
+def released_peaks(target: Exportable, workload: Workload) -> dict[str, int]:
+    """Return the graph peak of each stage's largest call, where each input is released after its last reader.
+
+    Raises:
+        Incomplete: a peak is unknown.
+    """
+    if missing := stages_not_exported(target):
+        stage, why = next(iter(missing.items()))
+        raise Incomplete("the graph peak is not known", where=stage, got=f"not exported: {why}")
+    found: dict[str, int] = {}
+    for _, job in calls(target, workload):
+        if job.conventions:
+            raise Incomplete("the graph peak is not known", where=job.stage, got="the export is not what runs")
+        with gc_disabled():
+            line = timeline(exported_memory(on_fake_cpu(job)).program, inputs_held=False)
+        found[job.stage] = max(found.get(job.stage, 0), *line.held(), 0)
+    return found
+
+
 class SymbolicPeak(NamedTuple):
     """A symbolic peak with its input share and validity conditions, or the reason there is none."""
 
