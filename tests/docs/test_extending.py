@@ -76,11 +76,12 @@ def test_the_page_quotes_the_packages_word_for_word() -> None:
     whole = (
         "rule/scaled_rule.py",
         "rule/pyproject.toml",
-        "layer/low_rank.py",
         "counter/weight_counter.py",
     )
     for name in whole:
         assert f"\n{(PACKAGES / name).read_text()}```\n" in page, name
+    layer = (PACKAGES / "layer" / "low_rank.py").read_text()
+    assert f"```python\n{layer[layer.index('@layer') :]}```\n" in page
     family = (PACKAGES / "family" / "adapted.py").read_text()
     model, target = re.findall(r"```python\n((?:WIDE|class Adapted).*?)```", page, flags=re.DOTALL)
     for quoted in (model, *target.split("\n\n")):

@@ -13,7 +13,7 @@ from costproof.models.native import Configured
 from costproof.storage.scheme import CheckpointLayout, UnknownFormat
 
 
-class HasFormulas(Protocol):
+class GivesFormulas(Protocol):
     """Part of a target that closed formulas need."""
 
     def formulas(self, workload: Workload) -> Ledger:
@@ -24,7 +24,7 @@ NOT_KNOWN: Final = "stored bytes are not known"
 """Beginning of the note on a checkpoint whose format has no layout."""
 
 
-def stored_formulas(target: HasFormulas, workload: Workload) -> Ledger:
+def stored_formulas(target: GivesFormulas, workload: Workload) -> Ledger:
     """Return the analytic ledger of a target in symbols, with the metrics of storage where its format is known."""
     of = attribute(target, "model", target)
     ledger = in_cache_format(target.formulas(workload), of, workload)

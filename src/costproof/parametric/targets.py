@@ -12,11 +12,11 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
-from costproof.models.stored_formulas import stored_formulas
+from costproof.models.stored_formulas import GivesFormulas, stored_formulas
 from costproof.models.target import WithKeys
 
 
-class HasFormulas(Protocol):
+class HasFormulas(GivesFormulas, Protocol):
     """The part of a target that closed formulas need."""
 
     def info(self) -> TargetInfo:
@@ -24,9 +24,6 @@ class HasFormulas(Protocol):
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the calls of the stages in one run, with the values of their symbols."""
-
-    def formulas(self, workload: Workload) -> Ledger:
-        """Return the analytic ledger in symbols."""
 
 
 class Configurable(HasFormulas, Protocol):
