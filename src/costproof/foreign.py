@@ -120,7 +120,10 @@ def contained(
         got = _text_of(failed, root)
         raise BadInput(what, where=where, expected=expected, got=got, fix=fix) from failed
     if block.left and not _command:
-        raise BadInput("code changes this process for good", where=where, got="; ".join(block.left))
+        raise BadInput(
+            "the code changes this process in a way that cannot be undone", where=where, got="; ".join(block.left),
+            fix="count it by a command, which ends with its process",
+        )  # fmt: skip
     if block.replaced:
         advice = "replace them in the forward of the module, and put them back"
         raise BadInput("code replaces functions of torch", where=where, got=", ".join(block.replaced), fix=advice)

@@ -93,7 +93,9 @@ def _run(given: Sequence[str]) -> int:
             return _fail(Incomplete("a package that this needs cannot be imported", got=first_line(error), fix=fix))
         if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
             where = "stdout" if error.filename is None else str(error.filename)
-            return _fail(BadInput("the system refuses this file", where=where, got=error.strerror))
+            return _fail(
+                BadInput("the operating system refuses to read or write this file", where=where, got=error.strerror)
+            )
         if (told := blamed(error)) is not None:
             told.__cause__ = error
             return _fail(told)

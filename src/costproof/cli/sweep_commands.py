@@ -142,7 +142,9 @@ def _product(words: Iterable[str], option: str) -> Mapping[str, str]:
     for word in words:
         name, equals, values = word.partition("=")
         if not equals or not name or not values:
-            raise BadInput("this must be a name and its values", where=option, expected="NAME=VALUES", got=word[:80])
+            raise BadInput(
+                "an axis of a sweep must be a name and its values", where=option, expected="NAME=VALUES", got=word[:80]
+            )
         if name in found:
             raise BadInput("a name is varied twice in one product", where=option, got=name)
         found[name] = values

@@ -85,7 +85,9 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def _choice(ranges: str, pattern: str) -> str:
     spans = _spans(ranges)
     if sum(map(len, spans)) > _MOST_NUMBERS:
-        raise BadInput("a pattern names too many modules", where=pattern[:200], expected=f"at most {_MOST_NUMBERS}")
+        raise BadInput(
+            "a pattern names too many modules", where=pattern[:200], expected=f"at most {_MOST_NUMBERS} numbers"
+        )
     return "(?:" + "|".join(map(str, chain.from_iterable(spans))) + ")"
 
 

@@ -112,9 +112,9 @@ def own_parts_folder(folder: Path, *, busy: str) -> Iterator[None]:
             _make(folder)
         if not _ours(folder):
             raise BadInput(
-                "the folder for the parts holds something else",
+                "the folder for the parts of this output exists, and costproof did not make it",
                 where=str(folder),
-                expected=f"a folder that this program made, with its {MARK}",
+                expected=f"no folder, or one with a file {MARK}",
                 fix="rename it, or write elsewhere",
             )
         try:

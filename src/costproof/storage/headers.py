@@ -144,8 +144,12 @@ def _safetensors(stream: IO[bytes], file: Path) -> Iterator[HeaderTensor]:
         stored = StoredTensor(name, require_dtype(dtype, f"{name[:60]} in {file.name}"), tuple(shape))
         if last - first != stored.bytes or first != end:
             got = f"bytes {first} to {last} of {name[:60]}"
-            raise BadInput("a header contradicts itself", where=str(file), expected=f"{end} and {stored.bytes} more",
-                           got=got)  # fmt: skip
+            raise BadInput(
+                "the offsets of a tensor contradict its shape, or leave a gap",
+                where=str(file),
+                expected=f"bytes {end} to {end + stored.bytes}",
+                got=got,
+            )
         end = last
         yield HeaderTensor(name, dtype, tuple(shape), stored.bytes)
 
@@ -178,8 +182,12 @@ def _gguf(stream: IO[bytes], file: Path) -> Iterator[HeaderTensor]:
             require_dtype(f"GGUF type {kind}", f"{name[:60]} in {file.name}")
         dtype, weights, size = GGUF_TYPES[kind]
         if shape and shape[0] % weights:
-            raise BadInput("a row is not a whole number of blocks", where=f"{name[:60]} in {file.name}",
-                           expected=f"a multiple of {weights} for {dtype}", got=shape[0])  # fmt: skip
+            raise BadInput(
+                "a row of a quantised tensor is not a whole number of blocks",
+                where=f"{name[:60]} in {file.name}",
+                expected=f"a multiple of {weights} for {dtype}",
+                got=shape[0],
+            )
         yield HeaderTensor(name, dtype, shape[::-1], prod(shape) // weights * size)
 
 

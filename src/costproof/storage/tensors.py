@@ -94,5 +94,10 @@ def require_dtype(dtype: str, where: str) -> str:
         Incomplete: it is not.
     """
     if dtype not in DTYPE_BITS:
-        raise Incomplete("a dtype of unknown size", where=where, expected=", ".join(DTYPE_BITS), got=dtype[:40])
+        raise Incomplete(
+            "the size of this dtype is not known",
+            where=where,
+            expected="one of " + ", ".join(DTYPE_BITS),
+            got=dtype[:40],
+        )
     return dtype

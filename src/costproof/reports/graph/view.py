@@ -240,7 +240,9 @@ def graph_view(drawn: Drawable, choice: GraphChoice | None = None) -> GraphView:
         leading = _with_callers(grouped.calls, [n.id for n in picked if costs.owns_work(n.instances)])
         picked = [n for n in picked if n.id in leading]
     if not picked:
-        raise BadInput("no module is left to show", where="costproof graph", fix="ask for less: drop an option")
+        raise BadInput(
+            "no module is left to show", where="costproof graph", fix="leave out --stage, --prefix or --heavy"
+        )
     depths = _depths(grouped.calls, [n.id for n in picked])
     deepest = _page(depths) if chosen.depth is None else chosen.depth
     shown = {i for i, depth in depths.items() if depth <= deepest}

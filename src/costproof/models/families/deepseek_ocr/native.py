@@ -85,7 +85,11 @@ def unchecked() -> AbstractContextManager[None]:
 def _fill(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
     """Set the tensors of a layer of the decoder's cache as its first ``update`` would."""
     if not hasattr(layer, "prefill_keys"):
-        raise Incomplete("the class of the decoder's cache is not known here", got=type(layer).__name__)
+        raise Incomplete(
+            "the installed transformers caches keys and values in a class that costproof cannot fill",
+            got=type(layer).__name__,
+            fix="pip install transformers==5.23.0",
+        )  # fmt: skip
     layer.prefill_keys, layer.prefill_values = keys, values
     layer.prefill_length = layer.prefill_cumulative_length = keys.shape[-2]
 
