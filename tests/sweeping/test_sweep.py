@@ -324,7 +324,7 @@ def test_graph_peaks_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     peaks[1, 7] = (1000, 606)
     made = sweep("llama", over, metrics=["graph_peak_bytes"])
     assert list(made.frame().batch) == [2, 2]
-    (one,) = (o for r, o in made.stream(lambda _: None).refused.items() if "not the one that is exported" in r)
+    (one,) = (o for r, o in made.stream(lambda _: None).refused.items() if "another peak than the one exported" in r)
     assert one["count"] == 2
     assert "got decode: 607 by the one in symbols, 606 by that one" in one["says"]
     # Calls that are not those of the run are not its graphs.

@@ -145,7 +145,7 @@ def account(
 
 
 def _avoidable_traffic(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> AvoidableTraffic | None:
-    """Return the bytes that a run need not move; ``None`` if all are needed."""
+    """Return the bytes that another implementation with the same result need not move; ``None`` if all are needed."""
     ops = costed.graph.ops
     cast = any(op.attrs.get(AUTOCAST) for op in ops)
     halved = frozenset(v.id for op in ops for v in op.outputs if v.floating) if cast else frozenset()
@@ -229,7 +229,7 @@ def cache_nodes(locate: InvocationLocator, graph: Graph, cache_inputs: Iterable[
 
 
 def _bytes_by_writer(value: Value, writer: Mapping[str, OpCall]) -> list[tuple[str, Size]]:
-    """Return (module, bytes) of the parts of a tensor; modules that append by ``cat`` have the part that they added."""
+    """Return (module, bytes) for each module that wrote a part of a tensor; with ``cat`` the part that it appended."""
     op = writer.get(value.id)
     if op is None:
         return []

@@ -28,7 +28,7 @@ from costproof.opgraph.rules.names import canonical, source_kind
 
 @dataclass(frozen=True, slots=True)
 class FvcoreCount:
-    """Count of one call of an operator in the table."""
+    """Count of one call of an operator that fvcore has a handler for."""
 
     macs: int | None
     """``None`` where fvcore fails."""
@@ -51,7 +51,7 @@ def fvcore_nodes(graph: Graph, place: StageLocator) -> tuple[CostNode, ...]:
 
 
 def fvcore_count(op: OpCall) -> FvcoreCount | None:
-    """Return the count of one call; ``None`` for operators outside the table."""
+    """Return fvcore's count of one call; ``None`` for operators that fvcore has no handler for."""
     rule = _RULES.get(_name(op))
     if rule is None:
         return None

@@ -119,7 +119,7 @@ def _fused(op: OpCall, grid: ScoreGrid, count: PairCounter) -> KeptWork:
 
 
 def _share(flops: Size, kept: Size | None, pairs: Size) -> Size | None:
-    """Return the FLOPs of the kept ones of all pairs."""
+    """Return the FLOPs of the query-key pairs that a mask leaves: flops * kept / pairs."""
     if kept is None or kept == pairs:
         return None if kept is None else flops
     if isinstance(flops, int) and isinstance(pairs, int):
@@ -131,7 +131,7 @@ def _share(flops: Size, kept: Size | None, pairs: Size) -> Size | None:
 
 @dataclass(slots=True)
 class _Scores:
-    """Masks and softmax on the way of scores from the product that computed them."""
+    """Masks and softmax applied to scores since the product that computed them."""
 
     masks: tuple[MaskUse, ...] = ()
     before: tuple[MaskUse, ...] | None = None
@@ -147,7 +147,7 @@ class UnfusedAttention:
     before: tuple[MaskUse, ...]
     """Masks that hide scores from the first product: those before a softmax, which is over all others."""
     masks: tuple[MaskUse, ...]
-    """All masks."""
+    """All masks between the two products."""
 
 
 def unfused_attention(costed: CostedGraph) -> Iterator[UnfusedAttention]:

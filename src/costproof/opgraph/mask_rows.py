@@ -352,7 +352,7 @@ def _combined(name: str, op: OpCall, parts: Sequence[Content], shape: tuple[int,
 
 
 def _intervals(name: str, first: Array, other: Array) -> Intervals | None:
-    """Return the comparison of a column with a row as intervals; ``None`` if it is none."""
+    """Return the comparison of a column with a row as intervals; ``None`` if the call does not compare these two."""
     if first.ndim == other.ndim >= 2 and first.shape[-2] == 1 and other.shape[-1] == 1 and first.shape[-1] != 1:
         turned = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}.get(name, name)
         return _intervals(turned, other, first)
@@ -399,7 +399,7 @@ def _inverted(flags: Intervals | Array) -> Array | Intervals | None:
 
 
 def _both(one: Intervals | Array, other: Intervals | Array) -> Intervals | Array | None:
-    """Return where both are true; ``None`` if that is too large."""
+    """Return the positions at which both masks are true; ``None`` if the result is too large to store."""
     if isinstance(one, Intervals) and isinstance(other, Intervals):
         return one.both(other)
     for flags, rest in ((one, other), (other, one)):

@@ -71,7 +71,7 @@ def part_of(value: Value, found: Mapping[str, ViewPart]) -> ViewPart:
 
 
 def outermost_sizes(shown: Iterable[tuple[ViewPart, Size]]) -> Iterator[Size]:
-    """Return the sizes of parts that lie in no other part; of equal parts the first."""
+    """Return the sizes of the parts that lie inside no other part; of several equal parts one is returned."""
     sizes: dict[Hashable, tuple[ViewPart, Size]] = {}
     for part, size in shown:
         sizes.setdefault(part.key, (part, size))

@@ -54,7 +54,7 @@ class BranchCondition:
 
 @dataclass(slots=True)
 class PathRecorder:
-    """Records the branches that a target takes at one point. All points that satisfy them take the same path."""
+    """Records the path conditions of a target at one point; all points that satisfy them take the same branches."""
 
     conditions: dict[BranchCondition, None] = field(default_factory=dict)
 

@@ -72,7 +72,7 @@ class Regime:
     one_of_each: list[CostNode] | None = None
     """The nodes of :func:`~costproof.estimate.sums.distinct_layers`, once they were needed."""
     graphs: tuple[CallPeaks, ...] = ()
-    """Calls with their graph peaks as expressions, if these are wanted."""
+    """Calls with their graph peaks as expressions; empty until a sweep of graph peaks requests them."""
     compared: dict[int, Incomplete | None] = field(default_factory=dict)
     """Bit mask of the sizes that are 1 -> how an export at such a point differs from :attr:`graphs`."""
 
@@ -252,7 +252,7 @@ class Evaluator(Generic[T]):
     varied: set[str] = field(default_factory=set)
     """Configuration keys that some earlier point changed. Later points set them too, to share regimes."""
     regimes: dict[Any, list[Regime]] = field(default_factory=dict)
-    """Non-numeric choices of a point -> the regimes found with them."""
+    """Non-numeric settings of a point (dtype, attention) -> regimes found for points with these settings."""
 
     @classmethod
     def of(cls, name: str, config: Path | None = None, *, trusted: bool = False) -> Evaluator[WithKeys]:

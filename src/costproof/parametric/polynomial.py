@@ -46,7 +46,7 @@ class AtomTable:
     numbers: dict[SizeAtom | FunctionAtom, int] = field(default_factory=dict)
 
     def from_atom(self, atom: SizeAtom | FunctionAtom) -> Polynomial:
-        """Return an atom as a polynomial, and add it to the table if it is new."""
+        """Return an atom (a symbol or a function) as a polynomial; number it if it is new."""
         if atom not in self.numbers:
             self.numbers[atom] = len(self.found)
             self.found.append(atom)

@@ -57,7 +57,7 @@ class BlendedTarget:
     """The run whose settings are the default."""
     head: Baseline
     kernels: bool = False
-    """Whether attention and expert kernels are those of the head."""
+    """Whether attention and expert kernels are taken from the workload of HEAD; otherwise from that of BASE."""
     without: frozenset[str] = frozenset()
     """Roles whose nodes are left out of the formulas."""
 

@@ -227,7 +227,7 @@ class SweepPoints:
         beyond = Incomplete(
             "the exported graph does not hold at these points: the model takes another branch there",
             where=SWEPT_PEAK,
-            expected="at least 0: " + ", ".join(sorted(unmet)),
+            got="below 0: " + " or ".join(sorted(unmet)),
             fix="sweep the ranges on each side of this limit in commands of their own",
         )
         refuse(left & ~regime.graphs_hold(values, shape), beyond)

@@ -399,7 +399,7 @@ class _Tensor:
         self._tensor, self._name = tensor, name
         self._before = dict(_facts(tensor))
         self._alias: torch.Tensor | None = None
-        """Tensor with the same memory and layout, assigned to ``data`` to restore them."""
+        """Tensor on the same memory with the same layout; assigning it to ``data`` restores both."""
         with suppress(Exception), torch.no_grad():  # a class of its own need not have one
             self._alias = tensor.detach()
         self._version: Any = None

@@ -184,7 +184,7 @@ class _Libraries:
         places = {id(place): place for place in (*modules, *_classes(modules))}
         self.ids = places.keys()
         self._changing: list[Any] = []
-        """Namespaces that changed before, such as those with a counter; few."""
+        """The few namespaces that changed in an earlier block, such as one with a counter."""
         self._divide(Namespace.of(place) for place in places.values())
 
     def spaces(self) -> list[Namespace]:

@@ -256,7 +256,7 @@ def _ledger_file(target: Exportable, workload: Workload) -> Path | None:
 
 
 def _is_command() -> bool:
-    """Return whether this process is a command of costproof, which runs no other code."""
+    """Return whether this process is the command ``costproof``, not a program of a user that imports it."""
     place = getattr(sys.modules.get(_MAIN[0]), "__file__", None)
     return place is not None and (Path(place).stem == _COMMAND or OWN in Path(place).resolve().parents)
 
@@ -268,7 +268,7 @@ def _package_folders() -> list[list[Any]]:
 
 
 def _loaded_files() -> dict[str, list[int]] | None:
-    """Return the files that Python has loaded, with time and size; ``None`` if one is in no installed package."""
+    """Return time and size of the files of all loaded modules; ``None`` if a module is outside installed packages."""
     found: dict[str, list[int]] = {}
     for name, module in tuple(sys.modules.items()):
         place = getattr(module, "__file__", None)

@@ -75,7 +75,7 @@ class DynamicResult:
     by_values: bool = False
     """Whether values of tensors decided a size or a branch of a run."""
     measured: Measured | None = None
-    """Times, if the options ask for them."""
+    """Measured times; ``None`` without ``--profile``."""
     chrome_trace: str = ""
 
 
@@ -246,7 +246,7 @@ def dynamic_ledger(
 
 
 def _groups(run: Run) -> Groups:
-    """Return the modules that are counted together, with the rows that each of them received."""
+    """Return the groups of modules that are counted together (experts), with the rows that each module received."""
     return {group: run.expert_tokens[group] for group in run.groups}
 
 

@@ -60,7 +60,7 @@ class _Cut:
         return ".".join(filter(None, (self.path, str(layer), rest)))
 
     def stands_for(self, layer: int) -> range:
-        """Return the layers of the whole model that a layer of the truncated one stands for."""
+        """Return the layers of the whole model that a layer of the truncated one represents."""
         if layer < self.kept - 2:
             return range(layer, layer + 1)
         last = self.layers - 1
@@ -219,7 +219,7 @@ def _grown(fewer: Ledger, more: Ledger, cuts: Sequence[_Cut]) -> dict[str, CostN
 
 
 def _same_tensors(whole: nn.Module, truncated: nn.Module, cuts: Sequence[_Cut]) -> bool:
-    """Return whether the whole model has the parameters and buffers that the truncated one stands for."""
+    """Return whether the parameters and buffers of the whole model are those that the truncated one predicts."""
 
     def tensors(model: nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
         every = (*model.named_parameters(), *model.named_buffers())
@@ -234,7 +234,7 @@ def _same_tensors(whole: nn.Module, truncated: nn.Module, cuts: Sequence[_Cut]) 
 
 
 def _same_work(fewer: ModuleWork, more: ModuleWork, whole: ModuleWork, cuts: Sequence[_Cut]) -> bool:
-    """Return whether a run of the whole model has the work in every module that those of two truncated ones give."""
+    """Return whether every module of the whole model does the work that runs of two truncated models predict."""
     layers = {cut.layers - cut.kept for cut in cuts}
     for kind in ("flops", "elements", "calls"):
         before, after, own = (Counter(getattr(work, kind)) for work in (fewer, more, whole))

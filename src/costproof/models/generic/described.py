@@ -373,7 +373,7 @@ def _code(kinds: Iterable[type]) -> list[str]:
 
 @lru_cache(maxsize=32)
 def _without_comments(source: bytes) -> str:
-    """Return a file of Python in one layout without comments; a module is described several times in a count."""
+    """Return the source of a Python file without comments, in a canonical layout; memoized."""
     return ast.unparse(ast.parse(source))
 
 

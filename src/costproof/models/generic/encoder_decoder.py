@@ -62,7 +62,7 @@ class FirstRun:
 
 
 def first_run(model: nn.Module, inputs: Mapping[str, Any]) -> FirstRun | None:
-    """Run a model once on meta, and return the findings if it is an encoder-decoder with a key/value cache."""
+    """Run a model once on meta, and return the paths and shapes if it is an encoder-decoder with a key/value cache."""
     two = attribute(attribute(model, "config", None), "is_encoder_decoder", False) and has_attribute(model, "generate")
     if not two or not inputs:
         return None

@@ -139,7 +139,7 @@ def _of_compiled(module: nn.Module, copied: nn.Module, given: dict[str, Any]) ->
 
 
 def _options(made: Given) -> RunOptions:
-    """Return the run options: the device of the tensors, or meta if any of them has no values."""
+    """Return the run options: the device of the tensors; meta if a tensor has no values."""
     import torch
     from torch.utils._pytree import tree_leaves
 

@@ -58,7 +58,7 @@ class Case:
     turned: bool = False
     """Whether to use the alternative layout: images one after another, frames before mel bins."""
     filled: int | None = None
-    """Number of placeholder tokens in each text, for models that look for them in the ids; ``None`` without."""
+    """Number of placeholder tokens in each text, if the model searches the token ids for them; else ``None``."""
 
     @property
     def config(self) -> Any:

@@ -241,7 +241,7 @@ class GenericTarget:
         return self._plan(workload).invocations()
 
     def build(self, workload: Workload) -> nn.Module:
-        """Return a module for the exports, on meta, or with its values if it runs with them."""
+        """Return a module for the exports: on meta, or with concrete values if the model runs only with them."""
         return self._built(workload).module
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:

@@ -29,7 +29,7 @@ class Stack:
     """List of layers that run one after another."""
 
     path: str
-    """Path of the list in the module."""
+    """Path of the ``ModuleList`` of layers."""
     kinds: tuple[LayerSignature, ...]
     """Kind of each layer without its index: classes of its modules, shapes of its parameters, other attributes.
     Layers with equal costs have equal kinds."""
@@ -66,7 +66,7 @@ class Stack:
         return kept + max((out.index(kind) + 1 for kind in out), default=0)
 
     def times(self, kept: int) -> tuple[int, ...]:
-        """Return how many layers each of the first ``kept`` represents; the last of a kind represents omitted ones."""
+        """Return how many layers each of the first ``kept`` represents; the last of a kind also the omitted ones."""
         out = Counter(self.kinds[kept:])
         first = self.kinds[:kept]
         return tuple(1 + (0 if kind in first[i + 1 :] else out[kind]) for i, kind in enumerate(first))
@@ -89,7 +89,7 @@ def stacks(module: nn.Module, like: Mapping[str, Stack] | None = None) -> tuple[
 
 
 def elsewhere(module: nn.Module, found: Sequence[Stack]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the parameters outside of these stacks."""
+    """Return the shapes of the parameters outside these stacks of layers."""
     inside = tuple(f"{s.path}." for s in found)
     return {n: tuple(p.shape) for n, p in module.named_parameters() if not n.startswith(inside)}
 

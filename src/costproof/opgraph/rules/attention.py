@@ -141,7 +141,7 @@ def kernel_of_torch(op: OpCall) -> OpCost:
 
 
 def _packed_grid(op: OpCall, sequences: Size, rows: Size, key_rows: Size) -> tuple[Size, Size, Size, bool]:
-    """Return sequences, their queries and keys, in packed rows, and whether these are only upper bounds."""
+    """Return the number of packed sequences, queries and keys of each, and whether these are only upper bounds."""
     if sequences == 1:
         return 1, rows, key_rows, False
     longest, longest_key = (_length(attr(op, f"max_{x}", f"max_seqlen_{x}")) for x in "qk")

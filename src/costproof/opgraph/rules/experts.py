@@ -138,15 +138,15 @@ class _DataDependent:
     """Ids of tensors whose values or number of rows depend on data."""
 
     places: set[str] = field(default_factory=set)
-    """Integers that a search found, and values computed from them."""
+    """Ids of indices that a search (``nonzero``, ``where``) found, and of values computed from them."""
     read: set[tuple[str, int]] = field(default_factory=set)
     """(module, call) whose Python code read one of these integers."""
     order: set[str] = field(default_factory=set)
-    """Integers of a sort, and values computed from them."""
+    """Ids of indices that a sort returned, and of values computed from them."""
     sorted: set[str] = field(default_factory=set)
-    """Rows in a sorted order, or joined parts of them."""
+    """Ids of tensors with rows in a sorted order, or with joined parts of such rows."""
     parts: set[str] = field(default_factory=set)
-    """Rows selected by a search or a mask, parts of sorted rows, and rowwise results of them."""
+    """Ids of rows that a search or a mask selected, of parts of sorted rows, and of their rowwise results."""
 
 
 def _data_dependent(graph: Graph) -> _DataDependent:

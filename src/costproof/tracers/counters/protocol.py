@@ -49,7 +49,7 @@ class Counter:
 
     info: CounterInfo
     count: Callable[[Positional, tuple[Tensor, ...]], Counted]
-    """Runs the tool on one forward, ``model(*args)``; an exception is its answer."""
+    """Runs the tool on one forward, ``model(*args)``; an exception is reported as the result of the tool."""
 
 
 def counted(total: int, rows: Iterable[Row], notes: tuple[str, ...] = ()) -> Counted:

@@ -104,7 +104,7 @@ def expected_cuts(
 def _with_missing(
     answered: Mapping[CutKey, CounterCall], due: Iterable[CutKey], problem: str
 ) -> dict[CutKey, CounterCall]:
-    """Return a call for every key; a call that a process did not reach has the error that ended the process."""
+    """Return a result for every requested call; a call without an answer gets the error that ended the process."""
     return {p: answered.get(p) or CounterCall(p[0], p[1], error=problem or "it gave no answer", cut=p[2]) for p in due}
 
 

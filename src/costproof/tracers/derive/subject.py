@@ -42,13 +42,13 @@ class Subject:
     stage: str
     job: ExportJob
     config: Mapping[str, int]
-    """Numbers of the configuration by name, for constants that equal one of them."""
+    """Name -> number of the configuration, to name constants of the graph that equal it."""
     fixed: Mapping[str, int] = field(default_factory=dict)
     """Symbols of the workload that are numbers in the graph."""
     steps: Mapping[str, int] = field(default_factory=dict)
     """Symbols that must be multiples of a number."""
     at: Callable[[Mapping[str, int]], ExportJob | None] = lambda sizes: None
-    """Returns the target's own job at some sizes, all of them constant; ``None`` if no workload has these symbols.
+    """Returns the target's own export job with these sizes as constants; ``None`` if no workload has these symbols.
 
         Raises:
             Problems: the target has no such run.
@@ -58,7 +58,7 @@ class Subject:
     """The conditions of the count: dtype, attention, truncation, unused keys, formats that are not counted."""
 
     def runs(self, sizes: Mapping[str, int]) -> bool:
-        """Return whether the target has a run of these sizes, as far as it reports."""
+        """Return whether the target accepts a run of these sizes; true if it does not check them."""
         try:
             self.at(sizes)
         except (BadInput, Problems):

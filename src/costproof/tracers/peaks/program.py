@@ -139,7 +139,7 @@ class FakeCpuJob:
     job: ExportJob
     mode: FakeTensorMode
     host_apart: bool = False
-    """Whether tensors of the host are told from those of the device; only the device's count then."""
+    """Whether tensors on the host are distinguished from tensors on the device; then only the latter are counted."""
 
     def counted(self, tensor: torch.Tensor) -> bool:
         """Return whether the memory of a tensor counts."""
