@@ -68,6 +68,8 @@ class DecoderTape:
             positions: positions per sequence that get logits.
             masks: whether a layer has a window -> keys of the mask that the call is given, and bytes of an element.
             capped: whether logits pass a soft cap.
+
+        Branches: layers differ by having a window, and a decoder may have a table for each of both kinds.
         """
         tape, call = self.tape, self.call
         ids = tape.give(_ID * call.rows)

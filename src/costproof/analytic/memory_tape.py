@@ -69,7 +69,10 @@ class MemoryTape:
         return tuple(map(expression_of, undominated(self._moments(known, inputs_held))))
 
     def _moments(self, known: Mapping[str, int], inputs_held: bool) -> Iterator[Terms]:
-        """Yield the live bytes after each allocation, as sums of products."""
+        """Yield the live bytes after each allocation, as sums of products.
+
+        Branches: the sign tells an allocation from a release.
+        """
         numbers = {sym(name): sympy.Integer(value) for name, value in known.items()}
         terms = [terms_of(sympy.sympify(size).xreplace(numbers)) for size in self.sizes]
         alive: dict[Factors, ExactNumber] = {}
@@ -86,6 +89,8 @@ class MemoryTape:
             values: values of all symbols.
             inputs_held: whether inputs stay alive to the end; otherwise each is released after its last reader, as a
                 run releases the cache of a layer once the extended one exists.
+
+        Branches: a peak is the largest of its moments.
         """
         sizes = [size if isinstance(size, int) else evaluate(size, values) for size in self.sizes]
         return max(accumulate((sign * sizes[piece] for piece, sign in self._events(inputs_held)), initial=0))

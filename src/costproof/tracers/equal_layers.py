@@ -206,7 +206,7 @@ def _grown(fewer: Ledger, more: Ledger, cuts: Sequence[_Cut]) -> dict[str, CostN
         (layers,) = counts
         costs: dict[Metric, int | None] = {}
         for metric in {**node.costs, **old.costs}:
-            new, first = node.costs.get(metric, 0), old.costs.get(metric, 0)
+            new, first = node.cost(metric), old.cost(metric)
             costs[metric] = None if new is None or first is None else new + layers * (new - first)
         exprs: dict[Metric, str] = {}
         for metric in {**node.exprs, **old.exprs}:
