@@ -78,7 +78,7 @@ def _converted(ledger: Ledger, factor: Fraction, symbolic: sympy.Expr) -> Ledger
     for node in ledger.nodes:
         costs, exprs = dict(node.costs), dict(node.exprs)
         for metric in _CACHE:
-            number, expr = node.costs.get(metric), node.exprs.get(metric)
+            number, expr = costs.get(metric), exprs.get(metric)
             if number is None and expr is None:
                 continue
             if number is not None:
