@@ -172,6 +172,16 @@ def test_a_mask_in_symbols() -> None:
     assert sympy.expand(found.scores - 3 * HEADS * (n * p + n * (n + 1) / 2)) == 0
 
 
+def test_a_bias_that_products_give_hides_nothing_however_it_is_viewed() -> None:
+    """The relative positions of SAM: results of an einsum, of which slices are added to the scores."""
+    n = sym("S")
+    made = Positions(n, n, 0)
+    factor = value(1, HEADS, n, n, dtype="bfloat16")
+    product = made.apply("matmul", factor, factor, like=factor, dtype="bfloat16")
+    bias = made.apply("slice", product, like=factor, dtype="bfloat16", dim=0, start=0, end=2**63 - 1)
+    assert made.kept(bias, BandMasks).scores == 3 * HEADS * n**2
+
+
 def test_long_masks_take_intervals() -> None:
     made = Positions(131_072, 131_072, 0)
     n, w, c = 131_072, 1_000, 8_192

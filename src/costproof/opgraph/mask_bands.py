@@ -258,7 +258,7 @@ class BandMasks:
     def _indexed(self, name: str, op: OpCall, first: _Content) -> _Content:
         """Return the content of a view with further dimensions, or of one that selects all."""
         if not isinstance(first, _Linear):
-            return first if name == "unsqueeze" else None
+            return first if name == "unsqueeze" or first == _ALL else None
         if first.fixed:
             return first
         before, after = len(op.tensors[0].shape), len(op.outputs[0].shape)
