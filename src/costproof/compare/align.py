@@ -19,10 +19,12 @@ from costproof.ledger.metrics import (
     EVERY_METRIC,
     KEPT_FLOPS,
     OF_BOUNDS,
+    OF_FORMATS,
     SKIPPABLE,
     SPARED,
     SPARED_AT_FLOOR,
     STAGE_WIDE,
+    UNPACKED,
     Metric,
 )
 from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum
@@ -94,9 +96,15 @@ def gives(ledger: Ledger, metric: Metric) -> bool:
     return ledger.bounds and known.get(metric, True)
 
 
-def bound_metrics(dtype: str) -> tuple[Metric, ...]:
-    """Return the metrics of time bounds that are compared: those without FLOPs in the dtype of the run."""
-    return tuple(metric for metric in OF_BOUNDS if metric != f"{dtype}_flops")
+def bound_metrics(dtype: str, ledgers: Iterable[Ledger]) -> tuple[Metric, ...]:
+    """Return the metrics of time bounds that are compared between ledgers.
+
+    FLOPs in the dtype of the run are left out, and for a quantised checkpoint what only its format decides: models run
+    unquantised, so that only formulas have its bytes and its arithmetic.
+    """
+    quantised = any(UNPACKED in node.exprs or UNPACKED in node.costs for ledger in ledgers for node in ledger.nodes)
+    left_out = {f"{dtype}_flops", *((UNPACKED, *OF_FORMATS) if quantised else ())}
+    return tuple(metric for metric in OF_BOUNDS if metric not in left_out)
 
 
 def align(ledgers: Sequence[Ledger], metrics: Collection[Metric] = EVERY_METRIC) -> list[AlignedRow]:

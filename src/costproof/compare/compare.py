@@ -51,7 +51,7 @@ def bound_findings(capture: Capture, ctx: Context) -> list[Finding]:
 
     Metrics of bounds are in no table, so those that agree are not findings.
     """
-    rows = align(capture.ledgers, bound_metrics(capture.workload.dtype))
+    rows = align(capture.ledgers, bound_metrics(capture.workload.dtype, capture.ledgers))
     return [found for found in module_findings(rows, ctx) if found.status == "unexplained"]
 
 

@@ -162,6 +162,8 @@ IN_FLOAT32: Final[Metric] = "float32_flops"
 ARITHMETIC: Final[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16", "float8", "other")
 """Dtypes of multiplications, the slowest first; ``other`` for integers and dtypes that no device file names."""
 UNPACKED: Final[Metric] = "unpacked_bytes"
+OF_FORMATS: Final[tuple[Metric, ...]] = ("float8_flops", "other_flops")
+"""FLOPs of products that a format of quantised weights may bring."""
 OF_BOUNDS: Final[dict[Metric, str]] = {
     SKIPPABLE: "kept FLOPs that another algorithm for the same result leaves out: overlapping taps of a convolution, "
     "latents whose expansion queries absorb; without kept_flops also scores that a mask hides or may hide",

@@ -118,7 +118,7 @@ class CountedPiece:
             alias={"L": "S"} if piece.workload.logits == "all" else {},
             fixed=self.fixed, only_fixed=piece.phase == "workloads",
             steps=piece.steps, integers=ran or piece.sizes is not None,
-            bounds=bound_metrics(piece.workload.dtype),
+            bounds=bound_metrics(piece.workload.dtype, [full]),
         )  # fmt: skip
 
 
