@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from costproof.compare.proof.closed_form import ClosedForm, Notation, closed_form, render
 from costproof.ledger.environment import require
@@ -14,9 +14,10 @@ from costproof.run.count_lock import count_lock
 from costproof.run.prepare import load_run_target
 from costproof.run.request import RunRequest, request
 from costproof.tracers.cache import cache_enabled
-from costproof.tracers.derive.closed import POINTS, SizeCheck
-from costproof.tracers.derive.closed import derive as derived
-from costproof.tracers.derive.subject import Subject, subject
+from costproof.tracers.derive.subject import POINTS, Subject, subject
+
+if TYPE_CHECKING:
+    from costproof.tracers.derive.closed import SizeCheck
 
 MOST_POINTS: Final = 1_000
 
@@ -64,8 +65,10 @@ def derive(target: str | RunRequest, stage: str | None = None, **choices: Any) -
     """
     asked = request(target, verb="derive", stage=stage, **choices)
     with count_lock(asked.rules), cache_enabled(not asked.no_cache):
-        points, export_subject = prepare_derivation(asked)
+        points, export_subject = prepare_derivation(asked)  # requires torch
         of = export_subject()
+        from costproof.tracers.derive.closed import derive as derived  # imports torch
+
         found = derived(of, points=points)
     form = closed_form(of.name, found.nodes, of.config, of.fixed, found.holds, of.counted)
     return Derivation(form, found.points)

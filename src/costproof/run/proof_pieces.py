@@ -43,7 +43,6 @@ from costproof.processes import Say
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.exporting import with_sizes
 from costproof.tracers.guards import conditions, holds_at
-from costproof.tracers.peaks.calls import graph_timeline, symbolic_peak
 from costproof.tracers.static import exported_ledger
 from costproof.tracers.untraced_runs import count_every_step
 
@@ -174,6 +173,8 @@ def compare_peaks(piece: Piece[Provable]) -> Answer:
 
     A graph in symbols is of two or more sequences and tokens.
     """
+    from costproof.tracers.peaks.calls import symbolic_peak  # imports torch
+
     target, workload, sizes = piece.target, piece.workload, piece.sizes
     assert isinstance(target, WithMemory)
     run = workload if sizes is not None else replace(workload, batch=max(2, workload.batch))
@@ -209,6 +210,8 @@ _PEAK: Final = "graph_peak_bytes"
 
 def _peaks_at(tape: MemoryTape, job: ExportJob, values: Mapping[str, int]) -> tuple[sympy.Expr, sympy.Expr]:
     """Return the peak by formula and that of the graph at given sizes."""
+    from costproof.tracers.peaks.calls import graph_timeline  # imports torch
+
     graph = graph_timeline(with_sizes(job, values), {})
     return sympy.Integer(tape.peak_bytes(values)), sympy.Integer(max(graph.held()))
 

@@ -33,11 +33,9 @@ from costproof.patches.modules import hooked
 from costproof.patches.patch import gc_disabled
 from costproof.tracers.cache import cached_export
 from costproof.tracers.cpu_fallback import with_numbers
-from costproof.tracers.derive.subject import SizeSampler, Subject, example_sizes, size_limits
+from costproof.tracers.derive.subject import POINTS, SizeSampler, Subject, example_sizes, size_limits
 from costproof.tracers.exporting import with_sizes
 from costproof.tracers.paths import dtype_name, plain_value, split_arguments
-
-POINTS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)

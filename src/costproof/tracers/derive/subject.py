@@ -30,6 +30,8 @@ from costproof.tracers.guards import GuardCondition, guard_conditions, holds_at
 if TYPE_CHECKING:
     from torch import nn
 
+POINTS: Final = 5
+"""Default number of random sizes at which a derived form is checked."""
 _SETTINGS: Final = {"B": "batch", "S": "text_tokens", "P": "text_tokens"}
 """Symbol -> setting of a workload that it is, if the prompt is text only."""
 
