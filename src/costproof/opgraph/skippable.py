@@ -33,19 +33,25 @@ def skippable_flops(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> Mappin
     ops, costs = costed.graph.ops, costed.costs
     found = {i: c.skippable for i, c in enumerate(costs) if isinstance(c, OpCost) and c.skippable != 0}
     writer = {v.id: i for i, op in enumerate(ops) for v in op.outputs}
+    kept_rows = {costed.roots.get(v.id, v).id for v in costed.graph.cache_outputs}
     for i, (op, cost) in enumerate(zip(ops, costs, strict=True)):
         multiplies = isinstance(cost, OpCost) and cost.role == "matmul" and cost.flops != 0
-        past = _mapped_past(op, costed, writer) if multiplies and canonical(op.name) in _LINEAR else None
-        if past is None or not op.outputs:
+        if not multiplies or canonical(op.name) not in _LINEAR or not op.outputs:
             continue
-        rank, out = past.shape[-1], op.outputs[0].shape[-1]
-        saved = found[i] = prod((2, numel(past), out))
+        past = _mapped_past(op, costed, writer)
+        latents = past or next((v for v in op.tensors if costed.roots.get(v.id, v).id in kept_rows), None)
+        if latents is None:
+            continue
+        rank, out = latents.shape[-1], op.outputs[0].shape[-1]
+        saved: Size = 0  # new latents are multiplied by the weights in either form
+        if past is not None:
+            saved = found[i] = prod((2, numel(past), out))
         outer = op.module.rpartition(".")[0]
         for at in (at for at, work in kept.items() if ops[at].module == outer and work.scores != 0):
             scores, wider = kept[at].scores, _wider(ops[at], rank, out)
             if scores is None or wider is None:
                 continue
-            if wider > 0:  # scores and sums of latents are more work than those of keys and values
+            if wider > 0 and past is not None:  # scores and sums of latents are more work than those of keys and values
                 found[i] = saved = total((saved, prod((-2, scores, wider))))
             elif wider < 0:
                 found[at] = prod((2, scores, -wider))
