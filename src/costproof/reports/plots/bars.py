@@ -126,7 +126,7 @@ def _legend(figure: object, legend: Sequence[tuple[str, str, bool]]) -> None:
 
 _LEFT_OUT: Final = ("calls", "params_active")
 """Metrics whose distribution over stages is meaningless."""
-_PIECE_UNITS: Final = {"bytes": "B", "FLOP": "FLOP", "elements": ""}
+_PIECE_UNITS: Final = {"bytes": "B", "FLOP": "FLOP", "elements": "", "scores": ""}
 _LONGEST_NAME: Final = 24
 
 
