@@ -37,7 +37,7 @@ def test_one_count_goes_on_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("costproof.models.generic.live_module.at_hand", lambda *_: nullcontext(counted()))
     monkeypatch.setattr(derive, "request", lambda *_, **__: asked)
     monkeypatch.setattr(derive, "prepare_derivation", lambda _: (5, lambda: counted()[0]))
-    monkeypatch.setattr(derive, "derived", counted)
+    monkeypatch.setattr("costproof.tracers.derive.closed.derive", counted)
     monkeypatch.setattr(derive, "closed_form", lambda *_: None)
     calls = (lambda: capture.count_sources(asked), lambda: derive.derive("x"), lambda: _refused(capture))
     threads = [threading.Thread(target=calls[i % 3]) for i in range(9)]

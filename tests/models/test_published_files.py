@@ -130,7 +130,7 @@ def test_a_text_alone_of_a_model_that_can_also_see() -> None:
     cut = _cut("Devstral-Small-2-24B-FP8")
     with pytest.raises(Problems) as caught:
         cut.workload(seq_len=64)
-    assert "--image-size 0: a text alone" in str(caught.value)
+    assert "--image-size 0, which leaves only the text" in str(caught.value)
     run = cut.workload(seq_len=64, image_size=0)
     assert (run.text_tokens, run.arguments) == (64, {"input_ids": "int64[1,64]"})
     assert [call.stage for call in cut.invocations(run)] == ["prefill", "decode"]

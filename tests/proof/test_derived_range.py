@@ -90,7 +90,7 @@ def test_rounding_of_exact_products_and_of_others() -> None:
     for point in found.points:
         assert point.derived == 72 * point.sizes["B"] * (3 * point.sizes["S"] // 2)
         assert point.equal
-    with pytest.raises(Incomplete, match="not exact"):
+    with pytest.raises(Incomplete, match="no exact form"):
         derived("inexact")
 
 

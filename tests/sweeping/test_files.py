@@ -129,7 +129,7 @@ def test_a_folder_of_the_user_stays(tmp_path: Path, content: dict[str, str]) -> 
     folder.mkdir()
     for name, text in content.items():
         (folder / name).write_text(text)
-    with pytest.raises(BadInput, match="something else"):
+    with pytest.raises(BadInput, match="costproof did not make it"):
         write(tmp_path / "x.csv")
     assert {p.name: p.read_text() for p in folder.iterdir()} == content
     assert names(tmp_path) == ["x.csv.parts"]
@@ -145,7 +145,7 @@ def test_what_is_no_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         if what == "link":
             interrupted(tmp_path / "other.csv", monkeypatch)
     before = names(tmp_path)
-    with pytest.raises(BadInput, match="something else"):
+    with pytest.raises(BadInput, match="costproof did not make it"):
         write(tmp_path / "x.csv")
     assert names(tmp_path) == before
 

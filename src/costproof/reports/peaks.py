@@ -98,7 +98,7 @@ def _formula_note(call: CallPeaks) -> tuple[str, ...]:
     if call.formula is None or call.graph is None:
         return ()
     delta = call.formula - call.graph.bytes
-    return (f"{FORMULA}: {exact(call.formula)}, " + (f"{exact(delta)} more than the graph's" if delta else "equal"),)
+    return (f"{FORMULA}: {exact(call.formula)}, " + (f"{exact(delta)} more than the graph has" if delta else "equal"),)
 
 
 def _by_size(peak: Peak) -> list[tuple[tuple[str, ...], int]]:
