@@ -157,14 +157,14 @@ def unfused_attention(costed: CostedGraph) -> Iterator[UnfusedAttention]:
     live, kept = set[str](), set[str]()
     """Ids of values computed from activations or weights; ids of parameters and buffers, also as views or copies."""
     fixed = set[str]()
-    """Ids of parameters, buffers and what is computed only from them without a product: an interpolated table."""
+    """Ids of parameters, buffers and what is computed from them alone, without a product: an interpolated table."""
     for i, (op, cost) in enumerate(zip(costed.graph.ops, costed.costs, strict=True)):
         live.update(v.id for v in op.tensors if v.floating and v.origin in ("input", "cache", "param"))
         kept.update(v.id for v in op.tensors if v.origin in _STORED)
         made = {p: state for v in op.tensors for p, state in scores.get(v.id, {}).items()}
         role = cost.role if isinstance(cost, OpCost) else "vector"
         fixed.update(v.id for v in op.tensors if v.origin in _STORED)
-        if role != "matmul" and all(v.id in fixed for v in op.tensors):
+        if role != "matmul" and op.tensors and all(v.id in fixed for v in op.tensors):
             fixed.update(v.id for v in op.outputs)
         if (role in _MOVING and any(v.id in kept for v in op.tensors)) or any(v.id in fixed for v in op.outputs):
             kept.update(v.id for v in op.outputs)
