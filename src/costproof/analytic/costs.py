@@ -81,9 +81,9 @@ class LayerCosts:
     """Bytes of the buffers that the layer's module registers, read or not, in their own dtype."""
     matrices: tuple[Matrix, ...] = ()
     """Those of the parameters that are weights and biases of linear layers or tables."""
-    kept_elements: Size = 0
+    persistent_elements: Size = 0
     """Elements of buffers that a checkpoint stores too."""
-    kept_bytes: Size = 0
+    persistent_bytes: Size = 0
     """Part of :attr:`buffer_bytes` that a checkpoint stores too."""
     weight_read_bytes: Size = _MISSING
     flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)

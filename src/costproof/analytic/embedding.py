@@ -114,6 +114,8 @@ class PositionIds:
     so ``buffers`` of them:
 
         buffer_bytes = 8 buffers entries
+
+    A checkpoint stores them if they are ``persistent``: in transformers' own classes they are not.
     """
 
     name: ClassVar[str] = "position_ids"
@@ -125,10 +127,18 @@ class PositionIds:
 
     entries: Size
     buffers: int = 1
+    persistent: bool = False
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
-        return LayerCosts(buffer_bytes=INT64 * self.buffers * self.entries, intermediate_bytes=0)
+        elements = self.buffers * self.entries
+        stored = elements if self.persistent else 0
+        return LayerCosts(
+            buffer_bytes=INT64 * elements,
+            persistent_elements=stored,
+            persistent_bytes=INT64 * stored,
+            intermediate_bytes=0,
+        )
 
 
 @layer

@@ -208,7 +208,7 @@ def _texts(
             sums = replace(sums, stored_bytes=None, stored_elements=None)
     costs = [costs_of(layer) for layer in layers]
     plain = sum(c.params for c in costs) - sum(matrix.elements for matrix, _ in quantised)
-    kept = sum(c.kept_bytes for c in costs), sum(c.kept_elements for c in costs)
+    kept = sum(c.persistent_bytes for c in costs), sum(c.persistent_elements for c in costs)
     resident: Size | None = None
     if not any({"weight_bytes", "buffer_bytes"} & c.unknown for c in costs):
         gone = sum(matrix.elements for matrix, _ in quantised) * _ITEM

@@ -110,7 +110,7 @@ def _clip_parts(structure: PageStructure, view: View) -> tuple[ModulePart, ...]:
     layer = _clip_layer(structure).parts("clip.layer", StackCall(n, tokens, b))
     return (
         ModulePart("clip"),
-        ModulePart("clip.embeddings", (positions, PositionIds(entries))),
+        ModulePart("clip.embeddings", (positions, PositionIds(entries, persistent=structure.remote))),
         *((ModulePart("clip.patches", (unused,), called=False),) if structure.remote else ()),
         ModulePart("clip.positions", (table,), called=always or not resampled),
         ModulePart("clip.norm", (LayerNorm(n * tokens, hidden, b),)),
