@@ -36,7 +36,9 @@ RUNS = {
     "qwen3-moe, batched": f"qwen3-moe@chat,batch=2,text_tokens=24,experts=batched_mm,{SMALL},config.experts=4,top_k=2",
     "deepseek-v3": f"deepseek-v3@chat,batch=2,text_tokens=24,{LATENT},value=8,q_rank=8,groups=2,best_groups=1",
     "deepseek-v3, unfused": f"deepseek-v3@chat,batch=2,text_tokens=24,{LATENT},value=6,q_rank=8,groups=2,best_groups=1",
-    "deepseek-v3, eager": f"deepseek-v3@chat,batch=2,text_tokens=24,attention=eager,{LATENT},value=6,groups=2",
+    "deepseek-v3, eager": (
+        f"deepseek-v3@chat,batch=2,text_tokens=24,attention=eager,{LATENT},value=6,groups=2,best_groups=1"
+    ),
     "deepseek-v2, absorbed, eager": (
         f"deepseek-v2-lite@chat,batch=2,text_tokens=24,decoding=absorbed,attention=eager,{LATENT},value=8"
     ),

@@ -19,9 +19,10 @@ from costproof.algebra.symbols import sym
 from costproof.analytic.attention import Attention
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import CausalMask, Graph, OpCall, Size, Value
-from costproof.opgraph.kept import KeptWork, MaskUse, kept_work
+from costproof.opgraph.kept import KeptWork, MaskUse, kept_work, unfused_attention
 from costproof.opgraph.mask_bands import BandMasks, band_pairs
 from costproof.opgraph.mask_rows import RowMasks
+from costproof.opgraph.skippable import hidden_reads
 from tests.support.opcalls import call, value
 
 HEADS, DIM = 2, 4
@@ -220,6 +221,9 @@ class Documents(nn.Module):
         scores = x @ x.transpose(-1, -2)
         if self.form == "filled":
             scores = scores.masked_fill(~allowed, float("-inf"))
+        elif self.form == "in place":
+            hidden = torch.full((13, 13), torch.finfo(x.dtype).min).masked_fill_(allowed, 0)
+            scores = scores + hidden
         elif self.form == "added":
             scores = scores + torch.zeros_like(allowed, dtype=x.dtype).masked_fill(~allowed, torch.finfo(x.dtype).min)
         else:
@@ -227,7 +231,7 @@ class Documents(nn.Module):
         return scores.softmax(-1) @ x
 
 
-@pytest.mark.parametrize("form", ["fused", "filled", "added", "where"])
+@pytest.mark.parametrize("form", ["fused", "filled", "added", "in place", "where"])
 def test_packed_documents_are_counted_from_the_mask_of_the_call(form: str) -> None:
     lengths = torch.tensor([3, 5, 1, 4])
     which = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
@@ -257,6 +261,38 @@ def test_a_table_that_is_interpolated_weighs_no_values() -> None:
     costed = cost_graph(Graph(tuple(ops), (), (), ()))
     found = kept_work(costed, _AnyBias())
     assert {i: work.scores for i, work in found.items() if work.scores} == {2: heads * rows * keys}
+
+
+def test_an_empty_cache_is_no_parameter() -> None:
+    """A cache that begins as a tensor of no elements, which an operator without inputs makes, is joined with keys."""
+    rows, heads, width = 3, 2, 4
+    query, key = (value(heads, rows, width, origin="input") for _ in range(2))
+    empty, keys, turned = value(0), value(heads, rows, width), value(heads, width, rows)
+    scores, masked, weights = (value(heads, rows, rows) for _ in range(3))
+    mask = value(rows, rows, origin="input", name="mask")
+    ops = [
+        call("aten.empty.memory_format", [], [empty]),
+        call("aten.cat.default", [empty, key], [keys]),
+        call("aten.transpose.int", [keys], [turned]),
+        call("aten.matmul.default", [query, turned], [scores]),
+        call("aten.add.Tensor", [scores, mask], [masked]),
+        call("aten.softmax.int", [masked], [weights]),
+        call("aten.matmul.default", [weights, query], [value(heads, rows, width)]),
+    ]
+    costed = cost_graph(Graph(tuple(ops), (), (), ()))
+    assert [(pair.first, pair.second) for pair in unfused_attention(costed)] == [(3, 6)]
+
+
+def test_what_is_written_into_a_tensor_that_is_read_is_read() -> None:
+    """Features of images, which a program writes into the embeddings of a text; nothing reads the result by itself."""
+    text, features = value(5, 4, origin="input", name="text"), value(3, 4, origin="input", name="features")
+    ops = [
+        call(
+            "aten.masked_scatter_.default", [text, value(5, 1, dtype="bool", origin="input"), features], [value(5, 4)]
+        ),
+        call("aten.relu.default", [text], [out := value(5, 4)]),
+    ]
+    assert not hidden_reads(cost_graph(Graph(tuple(ops), (out,), (), ())), {})
 
 
 class _AnyBias:

@@ -180,6 +180,14 @@ class RowMasks:
         if not isinstance(view, np.ndarray) or not np.shares_memory(view, whole):
             return False
         name, attrs, others = canonical(write.op.name), write.op.attrs, write.op.tensors[1:]
+        if name == "masked_fill":
+            flags = _flags(self.content(others[0]))
+            dense = flags.dense() if isinstance(flags, Intervals) else flags
+            filled = self.content(others[1]) if len(others) > 1 else attrs.get("value")
+            if dense is None or not isinstance(filled, np.ndarray | int | float):
+                return False
+            view[np.broadcast_to(dense, view.shape)] = filled
+            return True
         number = self.content(others[-1]) if others else attrs.get("value", attrs.get("2", attrs.get("other")))
         if len(others) > 1 or not isinstance(number, np.ndarray | int | float) or name not in _WRITING:
             return False

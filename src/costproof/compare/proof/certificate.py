@@ -152,11 +152,11 @@ class Certificate(NotebookRepr):
         return f"Certificate({self.target.name}: {self.verdict}, {plural(len(self.claims), 'claim')})"
 
     def mistakes(self) -> tuple[tuple[Counterexample, ...], ...]:
-        """Return the counterexamples of each quantity, the most informative one first."""
+        """Return the counterexamples of each quantity, the most informative one first, and headline FLOPs first."""
         found: dict[tuple[str, str, str, Metric], list[Counterexample]] = {}
         for c in self.counterexamples:
             found.setdefault((c.stage, c.module, c.kind, c.metric), []).append(c)
-        return tuple(map(tuple, found.values()))
+        return tuple(map(tuple, sorted(found.values(), key=lambda same: same[0].metric != "flops")))
 
     @property
     def exit_code(self) -> int:
