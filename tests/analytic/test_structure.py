@@ -40,7 +40,7 @@ def test_without_a_page_the_towers_hold_parameters_and_do_nothing() -> None:
     result = counted(PageStructure())
     towers = [n for n in result.nodes if n.stage in ("sam", "clip", "projector")]
     assert {n.invocation for n in towers} == {""}
-    assert sum(n.costs["params"] or 0 for n in towers) == 95_569_152 + 302_575_616 + 2_622_720
+    assert sum(n.costs.get("params") or 0 for n in towers) == 95_569_152 + 302_575_616 + 2_622_720
     (glue,) = (n for n in result.nodes if (n.stage, n.invocation, n.module) == ("prefill", "prompt", "model"))
     assert glue.costs == {"calls": 1}
 
@@ -56,7 +56,8 @@ def test_node_ids_are_unique() -> None:
 
 def test_zeros_are_left_out_and_costs_are_empty() -> None:
     for node in ocr_ledger(page(1024, 640)).nodes:
-        assert node.exprs, node.id
+        # An attention block holds nothing itself, but a checkpoint may store scales of its cache.
+        assert node.exprs or (node.role.endswith("attention") and not node.invocation), node.id
         assert not node.costs
         assert "0" not in node.exprs.values(), node.id
 
@@ -77,7 +78,7 @@ def test_window_and_global_layers() -> None:
 
 
 def test_every_owner_is_a_documented_layer() -> None:
-    nodes = ocr_ledger(page(1024, 640)).nodes
+    nodes = [n for n in ocr_ledger(page(1024, 640)).nodes if n.exprs]
     docs = formula_docs(nodes)
     assert set(docs) == {n.owner for n in nodes}
     for name, doc in docs.items():

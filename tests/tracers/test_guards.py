@@ -143,7 +143,7 @@ def test_a_size_that_is_a_multiple_is_a_guard() -> None:
 
 
 def test_a_guard_about_fractions_has_no_margin() -> None:
-    with pytest.raises(Incomplete, match="something other than sizes"):
+    with pytest.raises(Incomplete, match="something other than the sizes"):
         margins(job(), ("L['x'].size()[0] * 0.5 < 8",))
 
 

@@ -222,7 +222,7 @@ def test_what_is_no_module_or_no_argument() -> None:
     with pytest.raises(BadInput, match="forward does not declare its arguments"):
         costproof.count(torch.jit.script(nn.Linear(4, 6)), torch.ones(3, 4))
     lazy = nn.LazyLinear(6)
-    with pytest.raises(BadInput, match="no shape before the first call"):
+    with pytest.raises(BadInput, match="a lazy parameter has no shape yet"):
         costproof.count(lazy, torch.ones(3, 4))
     assert lazy.has_uninitialized_params()
 

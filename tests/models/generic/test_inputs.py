@@ -143,7 +143,7 @@ def test_a_text_says_where_a_sound_is_if_the_model_looks_for_it() -> None:
     assert found.verdict == "exact"
     # 12 frames of 80 numbers become 4 each, 2 FLOPs a product.
     assert [ledger.total("flops") for ledger in found.capture.ledgers] == [2 * 12 * 80 * 4] * 2
-    with pytest.raises(Problems, match="shorter than what images or sounds fill"):
+    with pytest.raises(Problems, match="shorter than the placeholder tokens"):
         target.workload(batch=2, seq_len=5)
 
 
