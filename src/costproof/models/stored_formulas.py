@@ -10,7 +10,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.cache_dtype import in_cache_format
 from costproof.models.native import Configured
-from costproof.storage.scheme import CheckpointLayout, UnknownFormat
+from costproof.storage.scheme import PLAIN, CheckpointLayout, UnknownFormat
 
 
 class GivesFormulas(Protocol):
@@ -28,8 +28,8 @@ def stored_formulas(target: GivesFormulas, workload: Workload) -> Ledger:
     """Return the analytic ledger of a target in symbols, with the metrics of storage where its format is known."""
     of = attribute(target, "model", target)
     ledger = in_cache_format(target.formulas(workload), of, workload)
-    if not isinstance(of, Configured):
-        return with_storage(ledger, None)
+    if not isinstance(of, Configured):  # as the static source: in the dtype of the run
+        return with_storage(ledger, Storage(PLAIN, workload.dtype, CheckpointLayout(), {}))
     try:
         scheme = of.stored.scheme(str(attribute(of.config, "model_type", "")))
     except UnknownFormat as error:
