@@ -15,7 +15,7 @@ from costproof.opgraph.costed import CostedGraph
 from costproof.opgraph.graph import OpCall, Size, Value
 from costproof.opgraph.kept import KeptWork
 from costproof.opgraph.rules.cost import OpCost
-from costproof.opgraph.rules.names import canonical, overwrites
+from costproof.opgraph.rules.names import canonical
 from costproof.opgraph.rules.sizes import numel, prod, total
 
 _LINEAR: Final = frozenset({"linear", "mm", "matmul", "addmm"})
@@ -105,8 +105,7 @@ def hidden_reads(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> frozenset
         role = cost.role if isinstance(cost, OpCost) else "vector"
         if role == "alias":
             continue
-        written = (*op.outputs, *(op.tensors[:1] if overwrites(op) else ()))
-        moved = role == "move" and all(root(v) not in needed for v in written)
+        moved = role == "move" and {root(v) for v in op.outputs} <= hidden - needed
         masked = i in kept and kept[i].hides_keys and not any(v.origin == "param" for v in op.tensors)
         for place, value in enumerate(op.tensors):
             (hidden if moved or (masked and place > 0) else needed).add(root(value))

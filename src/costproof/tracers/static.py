@@ -11,7 +11,7 @@ from costproof.algebra.symbols import parse
 from costproof.ledger.callgraph import OperatorLine, OperatorListing
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.metrics import FLOOR, KEPT, Metric
+from costproof.ledger.metrics import FLOOR, KEPT, SPARED, SPARED_AT_FLOOR
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RunOptions
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 InvocationValues = Mapping[tuple[str, str], Mapping[str, int]]
 """(stage, invocation) -> values of the workload's symbols."""
+_SPARED: Final = (SPARED, SPARED_AT_FLOOR)
 WITH_ONES: Final = "with ones for numbers"
 WITH_GIVEN: Final = f"with {GIVEN}"
 """Part of the note on an export in which values decide a size or a branch."""
@@ -283,21 +284,29 @@ def job_nodes(
         nodes = tuple(map(sum_all_steps, nodes))
     repeated = [replace(node, invocation=i) for i in job.invocations for node in nodes]
     if job.sizes and any(None in node.costs.values() for node in nodes):
-        repeated = _with_kept_numbers(repeated, exported, values)
+        repeated = _with_kept_numbers(repeated, exported, dtype, values)
     return repeated, found.unknown
 
 
-def _with_kept_numbers(nodes: list[CostNode], exported: Exported, values: InvocationValues) -> list[CostNode]:
-    """Return the nodes; kept scores that are unknown in symbols are counted at the sizes of each call."""
+def _with_kept_numbers(
+    nodes: list[CostNode], exported: Exported, dtype: str, values: InvocationValues
+) -> list[CostNode]:
+    """Return the nodes; what is unknown of masks in symbols is counted at the sizes of each call.
+
+    This concerns kept scores, and the bytes that a run can spare, since a mask that is not known may hide keys.
+    """
     job, found = exported.job, dict[str, CostNode]()
     for invocation in job.invocations:
         known = values[job.stage, invocation]
 
         def at(sizes: Mapping[str, int], invocation: str = invocation) -> tuple[CostNode, ...]:
             work = cost_graph(substitute_sizes(exported.graph, sizes))
-            counted = account(work, job.place, job.inside, pairs=RowMasks(work.graph, mask_inputs(job.args, job.masks)))
+            pairs = RowMasks(work.graph, mask_inputs(job.args, job.masks))
+            counted = account(work, job.place, job.inside, dtype, pairs)
             return tuple(
-                replace(n, invocation=invocation, costs={m: n.costs[m] for m in KEPT if m in n.costs}, exprs={})
+                replace(
+                    n, invocation=invocation, costs={m: n.costs[m] for m in (*KEPT, *_SPARED) if m in n.costs}, exprs={}
+                )
                 for n in counted.nodes
             )
 
@@ -308,10 +317,15 @@ def _with_kept_numbers(nodes: list[CostNode], exported: Exported, values: Invoca
             counted = at(known)
         found |= {node.id: node for node in counted}
 
-    def cost(node: CostNode, metric: Metric, known: int | None) -> int | None:
-        return found[node.id].cost(metric) if known is None and metric in KEPT and node.id in found else known
+    def in_numbers(node: CostNode) -> CostNode:
+        own = found.get(node.id)
+        if own is None:
+            return node
+        costs = {m: own.cost(m) if m in KEPT and c is None else c for m, c in node.costs.items() if m not in _SPARED}
+        costs |= {m: own.costs[m] for m in _SPARED if m in own.costs}
+        return replace(node, costs=costs, exprs={m: e for m, e in node.exprs.items() if m not in _SPARED})
 
-    return [replace(node, costs={m: cost(node, m, c) for m, c in node.costs.items()}) for node in nodes]
+    return [in_numbers(node) for node in nodes]
 
 
 def convention_nodes(exported: Exported, values: InvocationValues) -> list[CostNode]:
