@@ -66,5 +66,5 @@ class Refused(nn.Module):
 
 
 def test_what_cannot_be_exported_is_said() -> None:
-    with pytest.raises(Incomplete, match="torch.onnx cannot export the model"):
+    with pytest.raises(Incomplete, match=r"torch\.onnx cannot export the model"):
         rows(Refused(), x=torch.empty(2, 3, 3, device="meta"))

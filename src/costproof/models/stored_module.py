@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput
+from costproof.snapshots.copies import held_bytes
 from costproof.storage.formats import Format, LinearShape
 from costproof.storage.scheme import LinearModule, Scheme, UnknownFormat, in_numbered_layer
 from costproof.storage.tensors import StoredTensor
@@ -95,6 +96,7 @@ def stored_modules(model: nn.Module, scheme: Scheme, dtypes: Mapping[str, str] =
     shared = {id(p) for p in (table.parameters() if table is not None else ())}
     in_float32 = {str(n) for key in _IN_FLOAT32 for n in attribute(model, key, None) or ()}
     seen: set[int] = set()
+    held = held_bytes({**dict(model.named_parameters()), **dict(model.named_buffers())})
     if scheme.named:
         paths = {path for path, _ in model.named_modules()}
         missing = set(scheme.named) - paths - {names.module(path) for path in paths}
@@ -138,8 +140,7 @@ def stored_modules(model: nn.Module, scheme: Scheme, dtypes: Mapping[str, str] =
                 plain.append(replace(stored, dtype=as_stored(stored.dtype)))
         persistent = set(module.state_dict(keep_vars=True)) - set(dict(module.named_parameters(recurse=False)))
         for name, buffer in module.named_buffers(recurse=False):
-            if name in persistent and id(buffer) not in seen:
-                seen.add(id(buffer))
+            if name in persistent and held.get(f"{path}.{name}".lstrip("."), 0) != 0:
                 stored = replace(_plain(names.parameter(f"{path}.{name}".lstrip(".")), buffer), purpose="buffer")
                 wide = name in in_float32 and buffer.is_floating_point()
                 plain.append(replace(stored, dtype="F32") if wide else stored)

@@ -41,7 +41,7 @@ def test_what_a_layer_holds(context: int, window: int | None, held: int, *, grow
         (7, 1, (8,), ""),
         (7, 2, (8, 8), ""),
         (1, 2, (None,), ""),
-        (0, 2, (None,), "too short"),
+        (0, 2, (None,), "the prompt is empty"),
         (3, 0, (None,), ""),
     ],
 )
