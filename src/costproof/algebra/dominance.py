@@ -11,9 +11,9 @@ import sympy
 from costproof.algebra.evaluation import ExactNumber
 
 Factors = tuple[tuple[sympy.Expr, int], ...]
-"""Symbols, or other expressions, of a product with their powers."""
+"""A product as (base, power) pairs; a base is a symbol or an expression that is no product, such as a maximum."""
 Terms = Mapping[Factors, ExactNumber]
-"""Product -> its coefficient."""
+"""An expanded sum: product -> the coefficient it is multiplied by."""
 
 
 @lru_cache(maxsize=8192)
@@ -32,7 +32,7 @@ def _factors(term: sympy.Expr) -> Factors:
 
 
 def expression_of(terms: Terms) -> sympy.Expr:
-    """Return a sum as an expression."""
+    """Return the sympy expression of a mapping of products to coefficients, the inverse of :func:`terms_of`."""
     return sympy.Add(*(sympy.Rational(n.numerator, n.denominator) * _product(of) for of, n in terms.items()))
 
 

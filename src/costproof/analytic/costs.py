@@ -80,7 +80,7 @@ class LayerCosts:
     buffer_bytes: Size = _MISSING
     """Bytes of the buffers that the layer's module registers, read or not, in their own dtype."""
     matrices: tuple[Matrix, ...] = ()
-    """Those of the parameters that are weights and biases of linear layers or tables."""
+    """Weights and biases of linear layers, and embedding tables, which a quantised checkpoint may store otherwise."""
     persistent_elements: Size = 0
     """Elements of buffers that a checkpoint stores too."""
     persistent_bytes: Size = 0

@@ -176,7 +176,7 @@ class DecoderTape:
         return piece if self.branches.wide else self.tape.make(4 * elements, piece)
 
     def _narrow(self, piece: Piece, elements: Size, *reads: Piece) -> Piece:
-        """Record a cast from float32 to the dtype of the run, or to that of further pieces, which it reads."""
+        """Record the cast of a float32 tensor to the dtype of the run; without one, record that the pieces are read."""
         if not self.branches.wide:
             return self._make(elements, piece, *reads)
         self.tape.read(piece, *reads)
@@ -289,7 +289,7 @@ class DecoderTape:
         return self._narrow(share, scores)
 
     def _in_order(self, result: Piece, elements: Size) -> Piece:
-        """Record the copy that brings the results of the heads of a token together."""
+        """Record the copy that a transpose of heads and tokens forces before the output projection."""
         if self.branches.one_token or self.branches.one_head:
             return result
         return self._make(elements, result)

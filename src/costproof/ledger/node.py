@@ -59,9 +59,9 @@ class CostNode:
 _SHOWN: Final = 3
 
 NO_RULE: Final = "no rule for this operator"
-NO_FORMULA: Final = "torch has no formula for this operator"
-"""Why the second judge has no count of an operator."""
 """Reason of an unknown operator without a cost rule, which users can add."""
+NO_FORMULA: Final = "torch has no formula for this operator"
+"""Reason of an operator that torch's FLOP counter, the second judge, does not count."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Count key/value caches in another format than the run's dtype: convert the bytes of a ledger."""
+"""Convert the cache bytes of a ledger to a key/value cache format other than the dtype of the run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def with_cache_format(workload: Workload, given: Any, default: str | None) -> Wo
 
 
 def cache_problems(workload: Workload, *, latent: bool) -> list[CostproofError]:
-    """Return a problem for a format in which no engine stores the latents of MLA."""
+    """Return an error if the requested cache format has no known layout for the latents of MLA."""
     chosen = workload.inputs.get(KV_DTYPE)
     if not latent or chosen is None or chosen in LATENT_FORMATS:
         return []
@@ -72,7 +72,7 @@ def in_cache_format(ledger: Ledger, target: Target, workload: Workload) -> Ledge
 
 
 def _converted(ledger: Ledger, factor: Fraction, symbolic: sympy.Expr) -> Ledger:
-    """Return the ledger with the bytes of the cache multiplied by a factor, as a number and in symbols."""
+    """Return the ledger with cache bytes multiplied by ``factor``, and their formulas by ``symbolic``."""
     less: dict[tuple[str, str, str], tuple[int | None, sympy.Expr]] = {}
     nodes: list[CostNode] = []
     for node in ledger.nodes:
@@ -108,6 +108,6 @@ def _without(node: CostNode, less: dict[tuple[str, str, str], tuple[int | None, 
 
 
 def _whole(size: Fraction, node: CostNode) -> int:
-    """Return a size that is an integer, since a cache holds whole heads."""
+    """Return a number of elements or bytes as an integer; a fraction of one would be a mistake in a layout."""
     assert size.denominator == 1, (node.id, size)
     return int(size)

@@ -118,7 +118,7 @@ class SettingCurve(_RunFamily):
         return regime
 
     def expression(self, regime: Regime, terms: FormulaSum) -> sympy.Expr:
-        """Return a sum as an expression of the setting.
+        """Return a sum of formulas as one expression in the symbol of the setting.
 
         Raises:
             NotSolved: the target computes a size that is not a polynomial of the setting.

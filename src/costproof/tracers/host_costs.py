@@ -40,7 +40,7 @@ _CHAIN: Final = 50
 _WIDTH: Final = 512
 """Features of the mixture of kernels."""
 _PROFILES: Final = 5
-"""Profiled runs after the first; the median counts."""
+"""Number of profiled runs after the warm-up run; their median is used."""
 _BLOCKS: Final = 24
 """Blocks of the mixture, of about five kernels each."""
 

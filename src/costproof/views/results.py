@@ -112,7 +112,7 @@ GOOD: Final = frozenset({"exact", "explained", "not-executed"})
 
 
 def worst(findings: list[Finding]) -> str:
-    """Return the worst status of some findings; ``—`` without any.
+    """Return the worst status among findings, or ``—`` if there are none.
 
     A headline metric of a stage that one source alone gives is not proven, so it ranks with what is incomplete.
     Any other metric, and what only a run can tell of a module (the experts it reached), says nothing against the rest.
