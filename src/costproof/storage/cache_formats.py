@@ -67,6 +67,7 @@ def cache_tensors(name: str, width: int, rope: int = 0) -> tuple[StoredTensor, .
         width: elements of the head, or of the latent.
         rope: elements of the rotated key of a latent, which stay in 16 bits; 0 for keys and values.
     """
+    shapes: tuple[tuple[str, int], ...]
     if rope:
         shapes = (("F8_E4M3", width), ("F32", -(-width // 128)), ("BF16", rope))
     else:
