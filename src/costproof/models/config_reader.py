@@ -27,7 +27,7 @@ _CLOSE: Final = 0.85
 
 
 def shown(value: object) -> str:
-    """Return a value from a file as text for an error message."""
+    """Return the repr of a JSON value, shortened for an error message."""
     if isinstance(value, dict):
         return "an object"
     if value is None:
@@ -219,7 +219,7 @@ class Section:
 
 
 def renamed(config: object, keys: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of a configuration's fields under their keys in a file."""
+    """Return the fields of a configuration under the keys that they have in a file."""
     return {key: getattr(config, field) for field, key in keys.items()}
 
 
