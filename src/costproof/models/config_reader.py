@@ -207,7 +207,7 @@ class Section:
         return tuple(sorted(waived))
 
     def _meant(self, kind: str, key: str) -> bool:
-        """Return whether a key is probably a misspelling of a known one; prefixes and suffixes make different keys."""
+        """Return whether an unknown key is probably a misspelling of a known one, not a prefixed or suffixed name."""
         close = get_close_matches(key, self.known | config_keys.aliases(kind), n=1, cutoff=_CLOSE)
         parts = (a.startswith(f"{b}_") or a.endswith(f"_{b}") for n in close for a, b in ((key, n), (n, key)))
         return bool(close) and not any(parts)

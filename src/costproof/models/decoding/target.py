@@ -105,7 +105,7 @@ class CausalTarget(Native[C]):
         return (*common_settings, *cls.extra_settings)
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
-        """Return the configuration with only the first layers, at least one of each kind, and the truncation."""
+        """Return the configuration with only the first layers, at least one of each kind, and a note on the cut."""
         kinds = self.config.layer_kinds()
         least = max(kinds.index(kind) + 1 for kind in kinds)
         kept, cut = layers_cut("decoder", layers, least, self.config.layers)

@@ -66,7 +66,7 @@ class Qwen3MoeConfig(MixtureConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Return experts, the layers that have them, and the window of all layers if ``use_sliding_window`` is set."""
+        """Read the experts, the layers that have them, and the window of all layers if ``use_sliding_window``."""
         windows = window_of_all(top, 4096)
         return {
             **experts_of(top, cls(), "num_local_experts"),

@@ -22,7 +22,7 @@ _IN_BLOCKS: Final = "a matrix of a layer has a scale for every block of 128 x 12
 
 
 def _with_one_more(name: str, what: str, *more: TermChange, metrics: frozenset[Metric]) -> MistakeSeries:
-    """Return the mistake of counting one more layer with experts, with the given further changes."""
+    """Return the mistake of counting the next-token layer as one more layer with experts, with further changes."""
 
     def rows(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
         dense = {id(t) for t in dense_terms(terms)}
@@ -42,7 +42,7 @@ def _head_and_projection(term: ClaimTerm) -> Fraction:
 
 
 def _scales(term: ClaimTerm) -> Fraction | None:
-    """Return the number of scales per element of a matrix of a layer; ``None`` without scales."""
+    """Return the number of quantisation scales per matrix element of a term; ``None`` for a term without scales."""
     if not term.counted or not term.within("layer") or term.norm or term.part == "router":
         return None
     v = {name.removeprefix("text_"): value for name, value in term.values.items()}

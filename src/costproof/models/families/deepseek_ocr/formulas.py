@@ -47,8 +47,8 @@ EMPTY_SIDE: Final = 64
 def _projector(structure: PageStructure) -> tuple[ModulePart, ...]:
     """Return the parts that concatenate the features of both towers and project them, on (H / 4 sam_patch)² tokens.
 
-    Source: Wei et al. 2025, DeepSeek-OCR, section 3.2; ``UnlimitedOcrVisionModel`` (transformers), ``MlpProjector``
-    (vendor).
+    Source: Wei et al. 2025, DeepSeek-OCR, section 3.2; ``UnlimitedOcrVisionModel`` (transformers),
+    ``MlpProjector`` (vendor).
     """
     b, clip, sam = sym("b"), sym("clip_hidden"), sym("sam_down2")
     tokens = sym("n") * (sym("H") / (4 * sym("sam_patch"))) ** 2
@@ -280,17 +280,18 @@ class ImageTokens:
 class PageInPlace:
     """Work of the vendor's outer module: concatenate features, write image tokens into the prompt, build the mask.
 
-    1. Two branches check whether views are empty by summing their ``pixels``: one addition per element. 2. The features
-    of both towers, clip and sam wide, are concatenated for each of ``features`` tokens and passed to the projector,
-    which returns ``hidden`` wide results. 3. Newline and separator (2 hidden parameters) are inserted, and everything
-    is written into the embedded prompt in place: the prompt is an input and an output, prompt x hidden. 4. A prompt of
-    more than one token gets a mask [prompt, prompt], which has no inputs.
+    1. Two branches check whether views are empty by summing their ``pixels``: one addition per element.
+    2. The features of both towers, clip and sam wide, are concatenated for each of ``features`` tokens and
+       passed to the projector, which returns ``hidden`` wide results.
+    3. Newline and separator (2 hidden parameters) are inserted, and everything is written into the embedded
+       prompt in place: the prompt is an input and an output, prompt x hidden.
+    4. A prompt of more than one token gets a mask [prompt, prompt], which has no inputs.
 
         vector_flops = pixels
 
     The rest only moves data. Unfused, image tokens are concatenated as in :class:`ImageTokens`, then with those of
-    other pages (none), and written over the prompt: (6 tokens - 2) hidden. The newline is read for every view. The mask
-    is built in float32, which is written and read: 8 prompt² bytes.
+    other pages (none), and written over the prompt: (6 tokens - 2) hidden. The newline is read for every view. The
+    mask is built in float32, which is written and read: 8 prompt² bytes.
     """
 
     name: ClassVar[str] = "page_in_place"
