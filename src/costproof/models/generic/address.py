@@ -342,7 +342,7 @@ def _hooks_by_position(module: nn.Module, names: tuple[str, ...]) -> None:
 
 
 def _name_arguments(module: nn.Module, names: tuple[str, ...], by_position: int) -> None:
-    """Give a module a ``forward`` with these argument names, passing the first ones on by position."""
+    """Give the module a ``forward`` with these argument names; pass the first ``by_position`` on by position."""
     original = module.forward
 
     def forward(**given: Any) -> Any:

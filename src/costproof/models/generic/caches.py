@@ -314,7 +314,7 @@ class OwnCache(Decoder):
         return [(made(*layer.keys, layer), made(*layer.values, layer)) for layer in self.layers]
 
     def problems(self, workload: Workload) -> list[BadInput]:
-        """Return a problem if decode steps cross the end of a sliding window, so that their sum has no closed form."""
+        """Return an error if decode steps cross the length of a sliding window: their sum then has no closed form."""
         first, steps = workload.text_tokens, workload.new_tokens
         windows = {layer.window for layer in self.layers if layer.window is not None}
         return [

@@ -134,7 +134,7 @@ def symbolic(args: Mapping[str, Any]) -> tuple[SymbolicSize, ...]:
 
 
 def other_dtypes(case: Case) -> tuple[str, ...]:
-    """Return a note on inputs with another dtype than the parameters, which only a real run would refuse."""
+    """Return a note on each input with a dtype that no parameter has; only a real run would refuse it."""
     own = {p.dtype for p in case.module.parameters() if p.is_floating_point()}
     given = {name: e.tensor.dtype for name, e in _given(case).items() if not isinstance(e.tensor, list)}
     return tuple(
@@ -182,7 +182,7 @@ def _observed(case: Case) -> Example | None:
 
 @makes("future_values")
 def _future(case: Case) -> Example | None:
-    """Return future values: decoder inputs for models with a decoder, else the target of the loss."""
+    """Create the future values of a time series: decoder inputs, or the target of the loss."""
     if not case.needs("past_time_features"):
         return None
     return Example(case.floats(case.batch, _coming(case), *_channels(case)))

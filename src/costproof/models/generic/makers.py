@@ -77,7 +77,7 @@ class Case:
         return named and found is not None and found.default is found.empty
 
     def number(self, *names: str, default: int) -> int:
-        """Return the first of these keys in the configuration or in that of the part that takes an input."""
+        """Return the first integer among these keys in the configuration or a part of it, else ``default``."""
         inside = [attribute(self.config, f"{part}_config", None) for part in _PARTS]
         deeper = (attribute(one, f"{part}_config", None) for one in inside for part in _PARTS)
         parts = [self.config, *inside, *deeper]

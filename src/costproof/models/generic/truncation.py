@@ -26,7 +26,7 @@ LayerSignature = tuple[Hashable, frozenset[tuple[Hashable, Hashable]]]
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """List of layers that run one after another."""
+    """Stack of layers in a module, such as a ``ModuleList`` that runs in order, with the kind of each layer."""
 
     path: str
     """Path of the ``ModuleList`` of layers."""
@@ -61,7 +61,7 @@ class Stack:
         return max(self.kinds.index(kind) for kind in self.kinds) + 1
 
     def more(self, kept: int) -> int:
-        """Return the least number of layers beyond ``kept`` that adds one of every omitted kind."""
+        """Return the least number of layers, beyond ``kept``, with one of every kind that ``kept`` layers omit."""
         out = self.kinds[kept:]
         return kept + max((out.index(kind) + 1 for kind in out), default=0)
 

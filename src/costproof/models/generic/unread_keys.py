@@ -68,7 +68,7 @@ def unused(config: Any, data: Mapping[str, Any], module: nn.Module, where: str) 
 def _unused(
     config: Any, data: Mapping[str, Any], path: str, read: _Reads
 ) -> Iterator[tuple[str, str, Any, str, str | None]]:
-    """Yield path, key, value, reason, and the path of a part that has the key with another value."""
+    """Yield (path, key, value, reason, path of a part that has the key with another value) of each unused key."""
     from transformers import PretrainedConfig
 
     kind = str(getattr(config, "model_type", ""))

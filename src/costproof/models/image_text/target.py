@@ -114,7 +114,7 @@ class ImageTextTarget(Native[C]):
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
-        """Return whether the formulas describe the parts of a configuration, and its cache."""
+        """Return whether the formulas describe the parts of a configuration and the cache that it leads to."""
         default, text = cls.default().config, config.get(TEXT)
         kinds = all(is_of(config, key, part) for key, part in ((VISION, default.vision), (TEXT, default.text)))
         return kinds and default.text.caches_as(text if isinstance(text, dict) else {})

@@ -1,4 +1,4 @@
-"""Inputs, runs and export jobs of native models that read pages."""
+"""Build inputs, runs and export jobs of native page models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EMBEDDING: Final = "model.language_model.embed_tokens"
 
 @dataclass(frozen=True, slots=True)
 class PageReader:
-    """Interface of a transformers class that reads pages: its inputs, runs, and glue between projector and decoder."""
+    """Description of a page model's class in transformers: its inputs, runs, and layout of image tokens."""
 
     decoder: Decoder
     tokens: Callable[[Page | None, int], int]
@@ -103,7 +103,7 @@ class PageReader:
         return kwargs
 
     def glue_job(self, model: nn.Module, workload: Workload) -> ExportJob:
-        """Return the job of the operators between projector and decoder; concrete, because they loop over images."""
+        """Return the job that inserts image tokens into the prompt, at concrete sizes since it loops over images."""
         from costproof.models.image_text import modules
 
         page = page_of(workload)
@@ -142,7 +142,7 @@ def vision_job(
 
 
 def vision_inputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int | tuple[int, ...]]:
-    """Return the images of a forward, and the crops of each with their grid; empty without images."""
+    """Return the number of images in a forward, the crops of each, and the crop grids; empty without images."""
     views = kwargs.get("pixel_values")
     if views is None:
         return {}
