@@ -263,7 +263,7 @@ class Native(Configured[N]):
         return Decoder()
 
     def native_arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class, after a check of the file that they come from.
+        """Return the keyword arguments of the configuration class; check first that transformers reads the file alike.
 
         Raises:
             Incomplete: as :func:`~costproof.models.reader_check.check_reader`.

@@ -143,7 +143,10 @@ class SizeTranslator:
 
 
 def _linear(expr: sympy.Expr, symbol: sympy.Symbol) -> tuple[sympy.Integer | None, sympy.Integer]:
-    """Return integer factor and offset of ``factor * symbol + offset``; no factor for other expressions."""
+    """Return (factor, offset) if the expression is ``factor * symbol + offset`` in integers.
+
+    Else factor is ``None``.
+    """
     factor = expr.coeff(symbol)
     offset = sympy.expand(expr - factor * symbol)
     return (factor, offset) if factor.is_Integer and offset.is_Integer else (None, offset)

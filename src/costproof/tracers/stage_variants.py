@@ -69,7 +69,7 @@ class BoundaryCall:
 
     @contextmanager
     def stubbed(self, stub: Callable[[Sequence[Any]], Callable[..., Any]]) -> Iterator[None]:
-        """Replace ``forward`` of the modules of other stages inside it.
+        """Replace ``forward`` of nested modules of other stages by recorded outputs, while the block runs.
 
         Args:
             stub: makes a function that returns the recorded outputs in turn, for any number of calls.

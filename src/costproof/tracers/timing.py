@@ -215,7 +215,7 @@ def sleep_device(cycles: int) -> None:
 
 @contextmanager
 def watch_modules(run: Run, paths: Iterable[str], passed: Callable[[Stage, str], None]) -> Iterator[None]:
-    """Call ``passed`` with stage and path whenever execution passes to one of these modules."""
+    """Call ``passed(stage, path)`` whenever execution enters or returns to one of these modules in the block."""
     stack: list[tuple[Stage, str]] = []
     calls: Counter[nn.Module] = Counter()
     modules = {run.model.get_submodule(path): path for path in paths}

@@ -45,7 +45,7 @@ class PageReader:
         return self.tokens(page_of(workload), stride(model)) + workload.text_tokens
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """Return the export jobs: each vision stage at each view size, the glue, the prefill and a decode step."""
+        """Return the export jobs: vision stages at each view size, image-token layout, prefill and decode step."""
         jobs = [j for side, calls in sides(workload).items() for j in self.vision(model, workload, side, calls, VIEWS)]
         # The embedding belongs to the glue, which writes the vision tokens into its result.
         embeds = bool(workload.inputs)
@@ -151,7 +151,7 @@ def vision_inputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 def images_in(crops: Sequence[int], grids: Sequence[Sequence[int]]) -> dict[str, int | tuple[int, ...]]:
-    """Return, for example, ``{"images": 2, "crops": (4, 4), "columns": (2, 4), "rows": (2, 1)}``; 0 without crops.
+    """Return the image fields of a callgraph event, such as ``{"images": 2, "crops": (4, 4), "columns": (2, 4), …}``.
 
     Args:
         crops: number of crops of each image.

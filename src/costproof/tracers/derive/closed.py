@@ -209,7 +209,7 @@ _CERTAIN: Final = ("arange", "ones", "zeros", "full", "scalar_tensor", "tril_ind
 
 
 class KnownValues:
-    """Values of meta tensors that follow from shapes only: positions, and masks made of them.
+    """Dispatcher mode that also computes the values of meta tensors that depend only on shapes, such as masks.
 
     Models look at such values (is this mask all ones?), which meta lacks. Integer and boolean tensors from ``arange``,
     ``ones`` and the like are therefore also made on the CPU, and so is what is computed from them. Whatever depends on

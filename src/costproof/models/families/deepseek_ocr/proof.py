@@ -350,7 +350,7 @@ def _config(p: Mapping[str, int], rng: random.Random, deep: str) -> OcrConfig:
 
 
 def _in_rows(config: OcrConfig) -> OcrConfig:
-    """Return the configuration with widths rounded to the row size that grouped GEMMs require."""
+    """Return the configuration with widths multiplied so that rows have the alignment of grouped GEMMs."""
     text = config.text
     widths = {"hidden": GROUPED_ROW // 2 * text.hidden, "moe_intermediate": GROUPED_ROW * text.moe_intermediate}
     return replace(config, text=replace(text, **widths))
