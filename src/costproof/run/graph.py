@@ -1,4 +1,4 @@
-"""The verbs ``graph`` and ``operators``: callgraphs and operator graphs as lists and pictures."""
+"""Implement ``costproof.graph`` and ``costproof.operators``: callgraphs and operators as lists and pictures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def drawable(
     rules: Files = (),
     trust_remote_code: bool = False,
 ) -> Drawable:
-    """Return the callgraph for :func:`graph`, read from a capture or a ``callgraph.json``, or traced from a target.
+    """Return the callgraph that :func:`graph` draws: of a capture, a ``callgraph.json``, or a traced target.
 
     A target (``"hf:opt,seq-len=8"``, ``"deepseek-ocr@gundam:2x2"``) runs on the meta device.
 

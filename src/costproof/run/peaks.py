@@ -46,7 +46,7 @@ def peaks(target: str | RunRequest, *, progress: Progress = silent, **choices: A
 def measure_peaks(
     model: Target, workload: Workload, progress: Progress = silent, *, eager: bool = True, forms: bool = True
 ) -> tuple[CallPeaks, ...]:
-    """Return the peaks of every call of every stage.
+    """Return the activation peaks of every call of every stage, in the graph and in the eager module.
 
     Args:
         model: the target.
@@ -70,7 +70,7 @@ def measure_peaks(
 
 
 def _with_formulas(model: Target, workload: Workload, calls: tuple[CallPeaks, ...]) -> tuple[CallPeaks, ...]:
-    """Return the peaks of calls with those that the formulas of the target give; they count tensors on the host too."""
+    """Add the peak by the target's formula to each call; formulas count tensors on the host too."""
     if not isinstance(model, WithMemory) or options_of(model).device == "cuda":
         return calls
     try:
@@ -81,7 +81,7 @@ def _with_formulas(model: Target, workload: Workload, calls: tuple[CallPeaks, ..
 
 
 def graph_peaks(model: WithMemory, workload: Workload, *, inputs_held: bool = True) -> dict[tuple[str, str], int]:
-    """Return (stage, invocation) -> the live peak by formula; of several decode steps that of the last.
+    """Return (stage, invocation) -> live peak by formula; for decode, that of the last step.
 
     Args:
         model: the target.
