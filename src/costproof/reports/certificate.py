@@ -233,7 +233,7 @@ def _configurations(c: Certificate) -> Iterator[Block]:
 
 
 def _seen(c: Certificate) -> Iterator[Prose]:
-    """Yield the ranges of configuration keys over the drawn configurations, and the keys that never varied."""
+    """Yield a sentence for each configuration key: its range over the random draws, or that it never varied."""
     seen = c.coverage.seen
     ranges = [(k, f"{s.least:,} to {s.greatest:,}") for k, s in seen.items() if s.values > 1 and s.least is not None]
     others = [(k, f"{s.values} values") for k, s in seen.items() if s.values > 1 and s.least is None]

@@ -1,4 +1,4 @@
-"""Report claims: published numbers next to the truth, each with the causes that lead from one to the other."""
+"""Report claims: published numbers next to ours, with the mistakes and conventions that explain a difference."""
 
 from __future__ import annotations
 
