@@ -134,7 +134,7 @@ def peak_of(capture: Capture, claim: PublishedClaim) -> Peak:
 
 
 def peak_terms(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> tuple[ClaimTerm, ...]:
-    """Return terms for the tensors alive at the peak, and uncounted terms for other peaks, sums and weights."""
+    """Return the terms of a claim about a peak: live tensors, and uncounted ones for other peaks and weights."""
     known = next((capture.values(i) for i in capture.invocations if i.stage == claim.stage), {})
     blank = ClaimTerm(claim.stage, claim.invocation, "", "peak", "", Fraction(0), "", known, 1, ())
     own = _tensors(blank, peak_of(capture, claim))
@@ -164,7 +164,7 @@ def peak_terms(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> tuple
 
 
 def _instead(cause: str, what: str, name: str = "") -> Mistake:
-    """Return the mistake of reporting another quantity as the peak."""
+    """Return the mistake of reporting another quantity in place of the peak."""
     other = stands_for(name or cause)
     return Mistake(
         cause, "what", what, (left_out(_counted),), adds=other, metrics=_OF_PEAKS, if_any=other

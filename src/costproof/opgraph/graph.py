@@ -41,7 +41,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class CausalMask:
-    """Content of a mask [.., queries, keys] that is an input: the last query is aligned with the last key."""
+    """Content of a mask input [.., queries, keys]: causal or windowed, last query aligned with the last key."""
 
     window: int = 0
     """Keys that a query sees up to its own; 0 for all of them."""

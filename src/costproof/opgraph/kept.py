@@ -42,7 +42,7 @@ class PairCounter(Protocol):
     """Protocol of counters of the query-key pairs that masks leave; ``None`` means unknown."""
 
     def in_band(self, queries: Size, keys: Size, left: Size | None, right: Size | None, *, at_end: bool) -> Size | None:
-        """Count the pairs of one grid in a band around the diagonal; see :class:`.rules.cost.ScoreGrid`."""
+        """Count the pairs of one score grid inside a band, with arguments as in :class:`.rules.cost.ScoreGrid`."""
         ...
 
     def under_masks(self, masks: Sequence[MaskUse], grids: Size, queries: Size, keys: Size) -> Size | None:

@@ -53,7 +53,7 @@ def _band_pairs(
         return total((_triangle(first, facts), prod((-1, _triangle(rest, facts)))))
 
     def outside(first: Size) -> Size:
-        """Return the same with each term at most the number of keys."""
+        """Return the sum over ``queries`` rows of first, first - 1, …, each from 0 to the number of keys."""
         return total((rows(first), prod((-1, rows(total((first, prod((-1, keys)))))))))
 
     kept = prod((queries, keys))

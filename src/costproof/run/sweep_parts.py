@@ -109,7 +109,7 @@ class SweepPoints:
 
     @property
     def _workload(self) -> Workload:
-        """Return the workload of the fixed settings, or the preset if they are valid only with those that vary."""
+        """Return the workload of the fixed settings, or the preset if they are valid only with varying ones."""
         target = self.points.target
         try:
             return target.workload(self.preset, **self.settings)

@@ -114,7 +114,7 @@ def random_integers(below: int, shape: Sequence[int], seed: int, name: str) -> t
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A block of a tensor, or the part of one at its end."""
+    """A block of a tensor to fill, or the incomplete block at its end."""
 
     key: str
     into: torch.Tensor
@@ -126,7 +126,7 @@ class _Row:
 
 @dataclass(slots=True)
 class _Pace:
-    """Chooses how many blocks a pass takes.
+    """Chooses how many blocks to fill per pass, by measured speed.
 
     One block is made by one thread. Two blocks for each of torch's threads are faster, unless other work keeps some of
     them waiting. Both are tried, and the slower one again after fifty times as long.
@@ -141,7 +141,7 @@ class _Pace:
     """Nanoseconds of all passes after that."""
 
     def rows(self) -> int:
-        """Return the blocks of the next pass."""
+        """Return how many blocks the next pass fills."""
         choices = self._choices()
         untried = [rows for rows in choices if rows not in self.times]
         if len(choices) == 1 or untried:
@@ -157,7 +157,7 @@ class _Pace:
         return 1, 2 * torch.get_num_threads()
 
     def note(self, rows: int, numbers: int, took: int) -> None:
-        """Record the time of a pass; passes over fewer blocks, or over parts of blocks, are ignored."""
+        """Record the time of a pass; passes over incomplete sets of blocks are ignored."""
         if rows in self._choices() and numbers == rows * BLOCK:
             tried = len(self.times) < 2 or self.times[rows] == max(self.times.values())
             self.trial, self.since = (took, 0) if tried else (self.trial, self.since + took)
@@ -165,7 +165,7 @@ class _Pace:
 
 
 def _batches(tensors: Sequence[tuple[str, torch.Tensor]], seed: int, pace: _Pace) -> Iterator[list[_Row]]:
-    """Yield the blocks of a pass, of one dtype and device; on a CPU all of one tensor."""
+    """Yield, for each pass, blocks of the same dtype and device; on a CPU, of one tensor."""
     batch: list[_Row] = []
     for name, tensor in tensors:
         data = tensor.detach()
@@ -190,7 +190,7 @@ def _batches(tensors: Sequence[tuple[str, torch.Tensor]], seed: int, pace: _Pace
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch use one thread: for a block, waiting for others takes longer than the work."""
+    """Restrict torch to one thread while the block runs, since blocks are too small to share."""
     import torch
 
     before = torch.get_num_threads()
@@ -202,7 +202,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _fill(batch: Sequence[_Row], spread: float) -> int:
-    """Write the numbers of blocks and return how many there are."""
+    """Fill some blocks, and return how many numbers they have."""
     import torch
 
     device, dtype = batch[0].into.device, batch[0].into.dtype
@@ -233,7 +233,7 @@ def _fill(batch: Sequence[_Row], spread: float) -> int:
 def _hash_words(
     words: torch.Tensor, scratch: torch.Tensor, key: torch.Tensor | int, multiplier: torch.Tensor | int
 ) -> None:
-    """Fill words [rows, n] or [n] with the first word of the first n indices of each block.
+    """Fill ``words`` [rows, n] or [n] with the first random word of each of n indices, by block.
 
     Args:
         key: of the block, or [rows, 1].
@@ -249,7 +249,7 @@ def _hash_words(
 
 
 def _sum_lanes(words: torch.Tensor, scratch: torch.Tensor) -> None:
-    """Replace each first word by the random number in its upper half."""
+    """Replace each random word by the random number derived from it."""
     import torch
 
     torch.mul(words, _SECOND, out=scratch)
@@ -272,7 +272,7 @@ def _position_hashes(device: torch.device) -> torch.Tensor:
 
 
 def _keys(keys: Sequence[str], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | tuple[int, int]:
-    """Return keys and multipliers of blocks as [blocks, 1], or as numbers for one block."""
+    """Return the keys and multipliers of blocks as tensors [blocks, 1], or as integers for one block."""
     import torch
 
     found = [struct.unpack("<ii", hashlib.blake2b(key.encode(), digest_size=8).digest()) for key in keys]
