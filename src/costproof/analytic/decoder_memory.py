@@ -132,7 +132,7 @@ class DecoderTape:
         return tuple(map(self.tape.give, self._cache_sizes(layer, new=0)))
 
     def _cache_sizes(self, layer: TransformerLayer, new: Size | None = None) -> tuple[Size, Size]:
-        """Return the bytes of both tensors of a layer's cache, after the call or before it (``new`` is 0)."""
+        """Return the bytes of a layer's cached keys and of its cached values, after the call or before it."""
         call, block = self.call, layer.attention
         keys = self._keys(block) - (0 if new is None else call.tokens)
         if isinstance(block, LatentBlock):

@@ -298,7 +298,7 @@ def stored(data: object, path: Path | None) -> Stored:
 
 
 def _descriptions(data: object, path: Path | None) -> str:
-    """Return :attr:`Stored.described`."""
+    """Return every description of quantised weights, with its JSON path, in a configuration and its files."""
     beside = dict(_beside(path)) if path is not None else {}
     read = scheme_keys(data) if isinstance(data, dict) else {}
     return json.dumps({**read, "beside": beside})
@@ -335,7 +335,7 @@ def _describes(key: str, value: Any) -> bool:
 
 
 def _says_so(key: str, value: Any) -> bool:
-    """Return whether the value of a quantisation key means that the checkpoint is quantised."""
+    """Return whether the value of a quantisation key means that weights are quantised."""
     if key == _BEFORE:
         return bool(value)
     if key in _CACHES or value is False or value in _PLAIN_VALUES:
@@ -377,7 +377,7 @@ def _format(value: object) -> str:
 
 
 def _inside(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the nested objects that hold settings of weights: those of groups, and that of ModelOpt's file."""
+    """Yield nested objects with quantisation settings: those of groups, and of ModelOpt's file."""
     groups = value.get("config_groups")
     for group in groups.values() if isinstance(groups, dict) else ():
         if isinstance(group, dict) and isinstance(group.get("weights"), dict):
@@ -387,7 +387,7 @@ def _inside(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _cache(value: object) -> str:
-    """Return the format of keys and values that a description names, or an empty string."""
+    """Return the cache format that a quantisation description names, or an empty text."""
     if not isinstance(value, dict):
         return ""
     said = (v[k] for v in (value, *_inside(value)) for k in _CACHES if v.get(k) and v[k] not in _PLAIN_VALUES)
@@ -405,7 +405,7 @@ def _caches(data: object, path: str) -> Iterator[str]:
 
 
 def _recipe(folder: Path) -> dict[str, list[str]]:
-    """Return the formats in a recipe of llm-compressor: ``weights`` or ``cache`` -> a list of one format."""
+    """Return ``weights`` or ``cache`` -> [format] as an llm-compressor recipe states it."""
     if not is_there(folder / _RECIPE):
         return {}
     from costproof.ledger.document import read_source
@@ -422,7 +422,7 @@ def _recipe(folder: Path) -> dict[str, list[str]]:
 
 
 def _signs(folder: Path) -> dict[str, list[str]]:
-    """Return the first evidence that ``weights`` and ``cache`` are quantised: a tensor, a size, or a file."""
+    """Return the first evidence, in tensor headers and files, that ``weights`` or ``cache`` are quantised."""
     found: dict[str, list[str]] = {}
     for file, name, part in _tensors(folder):
         found.setdefault(part, [f"{name[-60:]} in {file}"])
@@ -435,7 +435,7 @@ def _signs(folder: Path) -> dict[str, list[str]]:
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield the tensors that only a quantised checkpoint has: file, name, and ``weights`` or ``cache``."""
+    """Yield (file, name, ``weights`` or ``cache``) of tensors that only quantised checkpoints have."""
     for index in filter(is_there, islice(sorted(folder.glob(_INDICES)), _MOST_FILES)):
         for name in sorted(_index(index)[0]):
             if part := _sign(name):
@@ -455,7 +455,7 @@ def _sign(name: str, dtype: str = "") -> str:
 
 
 def _index(file: Path) -> tuple[dict[str, str], int | None]:
-    """Return the file of each tensor, and the total size in bytes, as an index states them."""
+    """Return (tensor -> file, total size in bytes) of a checkpoint's index."""
     data = read_json(file, what="index of the weights")
     names = data.get("weight_map") if isinstance(data, dict) else None
     metadata = data.get("metadata") if isinstance(data, dict) else None
