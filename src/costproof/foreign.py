@@ -122,7 +122,7 @@ def contained(
     if block.left and not _command:
         raise BadInput(
             "the code changes this process in a way that cannot be undone", where=where, got="; ".join(block.left),
-            fix="count it by a command, which ends with its process",
+            fix="count it with the costproof command, whose process ends afterwards",
         )  # fmt: skip
     if block.replaced:
         advice = "replace them in the forward of the module, and put them back"

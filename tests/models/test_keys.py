@@ -403,7 +403,9 @@ def test_a_null_section_is_one_that_is_left_out(tmp_path: Path) -> None:
 
 def test_heads_without_a_width_are_refused(tmp_path: Path) -> None:
     narrow = {**LLAMA, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 2}
-    with pytest.raises(Problems, match="rotation needs pairs"):
+    with pytest.raises(
+        Problems, match="a head must have an even width, since rotary embedding rotates pairs of elements"
+    ):
         _target(tmp_path, narrow)
 
 

@@ -109,7 +109,9 @@ def module_of(part: ModulePart, names: Mapping[str, str]) -> str:
     """
     path = names.get(part.role)
     if path is None:
-        raise BadInput("an implementation does not name a part of the model", where=part.role, expected="a module path")
+        raise BadInput(
+            "the names of an implementation lack a role of the formulas", where=part.role, expected="a module path"
+        )
     return path.replace("{i}", str(part.i))
 
 

@@ -97,9 +97,9 @@ def judge_claim(case: ClaimCase) -> Judgement:
     truth = case.once("truth", lambda: _truth(case))
     if truth is None:
         raise Incomplete(
-            "the truth is unknown here, so no claim can be checked against it",
+            "our own count is unknown here, so the claim cannot be checked",
             where=f"{claim.where}: {claim.stage}, {claim.metric}",
-            fix="costproof ops CAPTURE",
+            fix="costproof ops --capture CAPTURE lists operators without a rule",
         )
     if isinstance(claim.value, Formula):
         value = formula_value(claim.value, case)

@@ -124,7 +124,7 @@ def peak_of(capture: Capture, claim: PublishedClaim) -> Peak:
     found = _largest(calls, claim.metric)
     if found is None:
         raise Incomplete(
-            "the peak is unknown here, so no claim can be checked against it",
+            "the peak is unknown here, so the claim cannot be checked",
             where=f"{claim.where}: {claim.stage}, {claim.metric}",
             expected="a capture with the peaks of all calls of the stage",
             got="; ".join(n for c in calls for n in c.notes) or "no peak",

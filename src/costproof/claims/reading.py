@@ -149,7 +149,9 @@ class Reader:
         elif not (folder / name).resolve().is_relative_to(folder.resolve()):
             self.problem("a table lies outside the folder of the claims file", f"{where}.file", got=name)
         elif "stage" not in columns:
-            self.problem("no column says what a row is about", f"{where}.columns", expected="stage: COLUMN")
+            self.problem(
+                "columns must name the column that holds the stage", f"{where}.columns", expected="stage: COLUMN"
+            )
         else:
             for row in self.read(folder / name, tuple(columns.values())):
                 claim: dict[str, YamlValue] = {k: row.cells[c] for k, c in columns.items() if c in row.cells}

@@ -264,7 +264,7 @@ def _wrong(key: str, now: Any, value: Any) -> BadInput | None:
         absent = now == 0 and name not in _MAY_BE_0
         if absent and value != 0:
             fix = "--config FILE of a model with this part"
-            what = "this part cannot be added: the model has none"
+            what = "this part cannot be added, since the model was configured without it"
             return BadInput(what, where=where, expected=0, got=shown(value), fix=fix)
         least = 0 if now == 0 or name in _MAY_BE_0 else 1
         most = MOST_LAYERS if name.endswith("layers") else LARGEST

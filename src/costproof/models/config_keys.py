@@ -136,7 +136,7 @@ def contradiction(kind: str, key: str, value: object, where: str) -> BadInput | 
         return None
     expected = json.dumps(implied[key])
     return BadInput(
-        "the class of transformers ignores this key and does something else",
+        "the class of transformers ignores this key and behaves as with another value",
         where=where,
         expected=expected,
         got=json.dumps(value)[:60],

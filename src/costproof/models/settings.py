@@ -111,7 +111,7 @@ def device_problems(workload: Workload, options: RunOptions) -> list[CostproofEr
     if workload.experts == "eager" and not options.real:
         found.append(
             BadInput(
-                "a loop over the experts that received tokens needs their numbers",
+                "a loop over the experts that received tokens needs real routing, which meta does not have",
                 where="--experts eager",
                 expected="grouped_mm or batched_mm on meta",
                 fix="leave --experts out, or count a real run: costproof report … --run cpu",

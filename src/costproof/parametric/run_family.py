@@ -203,7 +203,7 @@ class SettingCurve(_RunFamily):
             if end is None or end > FAR:
                 return
             low = end
-        raise NotSolved(f"other formulas hold at each of many {self.setting}")
+        raise NotSolved(f"the formulas change at too many values of {self.setting}")
 
     def depends(self, terms: FormulaSum) -> bool:
         """Return whether a sum changes with the setting, or may change because its expression is not known."""

@@ -100,7 +100,7 @@ def check_report_folder(folder: Path) -> None:
         with suppress(OSError):
             if b'"schema": "costproof/' not in first_bytes(path, _HEADER_BYTES):
                 raise BadInput(
-                    "a file of this name is not ours",
+                    "a file of this name exists, and costproof did not write it",
                     where=str(path),
                     expected="a file that costproof wrote, or none",
                     fix="choose another folder with -o",

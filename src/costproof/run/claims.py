@@ -123,12 +123,13 @@ def _read_agreed_capture(path: Path, target: str, choices: Mapping[str, Any]) ->
     check_whole(fold_capture(found))
     if len([x for x in found.ledgers if x.source in DEFAULT_SOURCES]) < 2:
         raise Incomplete(
-            "a capture of one source cannot be the truth", where=str(path),
+            "a capture with a single source is not verified, so claims cannot be checked against it", where=str(path),
             expected="analytic beside static or dynamic",
             fix="costproof capture " + target,
         )  # fmt: skip
     verdict = Report(found).verdict
     if verdict not in ("exact", "explained"):
-        raise Incomplete("the sources of the capture do not agree, so it cannot be the truth", where=str(path),
-                         expected="exact or explained", got=verdict, fix=f"costproof compare {path}")  # fmt: skip
+        raise Incomplete("the sources of the capture do not agree, so claims cannot be checked against it",
+                         where=str(path), expected="exact or explained", got=verdict,
+                         fix=f"costproof compare {path}")  # fmt: skip
     return found

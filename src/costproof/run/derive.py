@@ -98,5 +98,9 @@ def prepare_derivation(asked: RunRequest) -> tuple[int, Callable[[], Subject]]:
             fix=did_you_mean(str(stage or ""), stages),
         )
     if not isinstance(model, Exportable):
-        raise BadInput("no graph to derive a formula from", where=target, got=lacking(model, ["static"])["static"])
+        raise BadInput(
+            "this target has no graph from which a formula can be derived",
+            where=target,
+            got=lacking(model, ["static"])["static"],
+        )
     return points, lambda: subject(model, str(stage), model.name if len(stages) == 1 else f"{model.name} {stage}")

@@ -210,7 +210,9 @@ def _reserve(reserve: int | str | None, whole: int) -> int:
         found = parse_size(reserve, "--reserve")
     if not 0 <= found < whole:
         expected = f"less than the memory, {whole:,} B, or a fraction such as 0.1"
-        raise BadInput("nothing is left of the memory", where="--reserve", expected=expected, got=f"{found:,} B")
+        raise BadInput(
+            "the reserve is not smaller than the memory", where="--reserve", expected=expected, got=f"{found:,} B"
+        )
     return found
 
 
@@ -292,7 +294,11 @@ def _memory_limit(device: Device | None, memory: int | str | None) -> int:
     if memory is not None:
         return memory
     if device is None:
-        raise BadInput("no memory to fit into", where="costproof fits", expected="--on DEVICE or --memory SIZE")
+        raise BadInput(
+            "neither a device nor a memory size is given",
+            where="costproof fits",
+            expected="--on DEVICE or --memory SIZE",
+        )
     if device.memory is None:
         raise BadInput("the memory of this device is not known", where=device.name, fix="--memory SIZE")
     return device.memory.value

@@ -60,7 +60,11 @@ def measure_peaks(
         Incomplete: torch is not installed.
     """
     if not isinstance(model, Exportable):
-        raise BadInput("no graph to find a peak in", where=model.name, got=lacking(model, ["static"])["static"])
+        raise BadInput(
+            "this target has no graph in which a peak can be found",
+            where=model.name,
+            got=lacking(model, ["static"])["static"],
+        )
     require("trace", "a peak of a graph or of a run")
     from costproof.tracers.peaks.calls import call_peaks  # imports torch
 

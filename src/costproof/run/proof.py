@@ -277,7 +277,7 @@ class ProofCheckpoint:
         try:
             if self.path.is_symlink() or (self.path.exists() and not self._ours()):
                 raise BadInput(
-                    "a file of this name is not ours",
+                    "a file of this name exists, and costproof did not write it",
                     where=str(self.path),
                     expected="the answers of an interrupted proof, or no file",
                     fix="choose another folder with -o",

@@ -220,7 +220,10 @@ def _first_valid_point(swept: SweepPoints) -> tuple[tuple[GridAxis, ...], tuple[
             first = {name: values[0] for name, values in part.varied.items() if values is not None}
             return axes, tuple(_index(axis, first) for axis in axes)
     raise BadInput(
-        "nothing to draw", where="the sweep", got="all points were refused", fix="--dry-run lists the reasons"
+        "the sweep has no valid point to draw",
+        where="the sweep",
+        got="all points were refused",
+        fix="--dry-run lists the reasons",
     )
 
 

@@ -85,7 +85,9 @@ def read_checkpoint(folder: Path) -> dict[str, tuple[HeaderTensor, ...]]:
         index = read_json(indices[0], what="index of the weights")
         names = index.get("weight_map") if isinstance(index, dict) else None
         if not isinstance(names, dict):
-            raise BadInput("this is not an index of a checkpoint", where=str(indices[0]), expected="a weight_map")
+            raise BadInput(
+                "this is not the index of a safetensors checkpoint", where=str(indices[0]), expected="a weight_map"
+            )
         files = [folder / name for name in sorted({Path(str(name)).name for name in names.values()})]
     else:
         files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf"))

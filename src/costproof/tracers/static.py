@@ -209,7 +209,7 @@ def cost_job(
             if broken := first_broken_guard(
                 exported, [p for i in job.invocations for p in job_points(job, values[job.stage, i])]
             ):
-                raise Incomplete("at these sizes the model takes another branch than its graph in symbols", got=broken)
+                raise Incomplete("at this workload the model takes another branch than its symbolic graph", got=broken)
         notes.update(dict.fromkeys(f"export {job.id}: {note}" for note in exported.notes))
         found, missing = job_nodes(exported, work, dtype, values)
         if with_convention:

@@ -252,7 +252,9 @@ def shards(folder: Path, problems: list[CostproofError]) -> dict[Path, set[str] 
             assert listed is not None
             listed.add(name)
     except (KeyError, TypeError, AttributeError) as error:
-        raise BadInput("this is not an index of a checkpoint", where=str(index), expected="a weight_map") from error
+        raise BadInput(
+            "this is not the index of a safetensors checkpoint", where=str(index), expected="a weight_map"
+        ) from error
     if found and not any(s.is_file() for s in found):
         raise BadInput(
             "the folder holds the index of a checkpoint and none of its shards",

@@ -211,7 +211,14 @@ class DecoderConfig(NativeConfig):
         ]
         if self.head_dim % 2 or not self.head_dim:
             where = f"$.{keys['head_dim']}"
-            found.append(BadInput("rotation needs pairs", where=where, expected="an even width", got=self.head_dim))
+            found.append(
+                BadInput(
+                    "a head must have an even width, since rotary embedding rotates pairs of elements",
+                    where=where,
+                    expected="an even width",
+                    got=self.head_dim,
+                )
+            )
         return found
 
 
@@ -257,7 +264,7 @@ def rotation(top: Section) -> list[Any]:
             found.append(one)
             kind = one.get("rope_type", one.get("type", "default")) if isinstance(one, dict) else one
             if kind not in _ROPES:
-                what = "this rotation is not described by the formulas"
+                what = "the formulas do not describe this type of RoPE scaling"
                 top.problem(what, key, expected=" or ".join(_ROPES), got=shown(kind))
             elif isinstance(one, dict):
                 _check_scaling(top, key, kind, one)
@@ -274,7 +281,7 @@ def _check_scaling(top: Section, key: str, kind: str, scaling: Mapping[str, Any]
             top.problem(what, f"{key}.{name}", expected="a number", got=got)
     part = scaling.get("partial_rotary_factor", top.data.get("partial_rotary_factor", 1))
     if kind != "default" and part not in (None, 1):
-        what = "the class rotates whole heads, and has angles for a part"
+        what = "the class rotates whole heads, but this factor gives angles for a part of each"
         top.problem(what, f"{key}.partial_rotary_factor", expected="1", got=shown(part))
 
 
@@ -326,7 +333,7 @@ def _check_kinds(top: Section, layers: int) -> None:
     """Check that ``layer_types``, if the class ignores it, has one entry for each layer, as transformers requires."""
     types = top.data.get("layer_types")
     if "layer_types" not in top.known and isinstance(types, list) and len(types) != layers:
-        what = "transformers requires a kind of attention for each layer"
+        what = "transformers requires one kind of attention for each layer"
         top.problem(what, "layer_types", expected=f"{layers} kinds", got=len(types))
 
 
@@ -445,7 +452,12 @@ class MixtureConfig(WindowedConfig):
         if self.top_k > self.experts:
             where, expected = f"$.{self.keys['top_k']}", f"at most {self.experts}, the experts of a layer"
             found.append(
-                BadInput("a token cannot pass so many experts", where=where, expected=expected, got=self.top_k)
+                BadInput(
+                    "a token cannot be routed to more experts than a layer has",
+                    where=where,
+                    expected=expected,
+                    got=self.top_k,
+                )
             )
         return found
 

@@ -185,7 +185,9 @@ class VisionConfig(EncoderConfig):
         found = EncoderConfig.contradictions(self)
         if self.image < self.patch:
             expected = f"at least a patch, {self.patch}"
-            found.append(BadInput("the image has no patch", where="$.image_size", expected=expected, got=self.image))
+            found.append(
+                BadInput("the image is smaller than one patch", where="$.image_size", expected=expected, got=self.image)
+            )
         return found
 
 

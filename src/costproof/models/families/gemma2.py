@@ -57,7 +57,7 @@ class Gemma2Config(WindowedConfig):
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
         """Read the window and which layers have it."""
-        why = "the formulas describe attention to what came before alone"
+        why = "the formulas describe only causal attention"
         top.fixed("use_bidirectional_attention", None, False, why=why)
         window = top.integer("sliding_window", 4096)
         return {"window": window, "pattern": pattern_of(top, sizes["layers"], "wf")}

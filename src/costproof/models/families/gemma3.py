@@ -56,7 +56,7 @@ class Gemma3Config(WindowedConfig):
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
         """Read the window and which layers have it; every ``sliding_window_pattern``-th layer has full attention."""
-        why = "the formulas describe attention to what came before alone"
+        why = "the formulas describe only causal attention"
         top.fixed("use_bidirectional_attention", False, None, why=why)
         every = top.integer("sliding_window_pattern", 6)
         window = top.integer("sliding_window", 4096)

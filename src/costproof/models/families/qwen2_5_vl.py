@@ -125,7 +125,14 @@ class Qwen25VlVisionConfig(PatchConfig):
         found = PatchConfig.contradictions(self)
         if self.units < 1:
             expected = f"at least {self.step}"
-            found.append(BadInput("a window holds no token", where="$.window_size", expected=expected, got=self.window))
+            found.append(
+                BadInput(
+                    "the attention window is smaller than one image token",
+                    where="$.window_size",
+                    expected=expected,
+                    got=self.window,
+                )
+            )
         return found
 
 

@@ -165,7 +165,12 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
             return []
         expected = f"a multiple of {self.config.step}, at most {_LARGEST}"
         return [
-            BadInput("the side of the image is not whole tokens", where="--image-size", expected=expected, got=side)
+            BadInput(
+                "the side of the image is not a whole number of image tokens",
+                where="--image-size",
+                expected=expected,
+                got=side,
+            )
         ]
 
     def values(self, workload: Workload) -> dict[str, int]:

@@ -148,7 +148,11 @@ class T5Config(NativeConfig):
         if self.buckets >= _LEAST_BUCKETS:
             return []
         where, expected = "$.relative_attention_num_buckets", f"at least {_LEAST_BUCKETS}"
-        return [BadInput("too few buckets", where=where, expected=expected, got=self.buckets)]
+        return [
+            BadInput(
+                "there are too few buckets of relative positions", where=where, expected=expected, got=self.buckets
+            )
+        ]
 
 
 @dataclass(frozen=True, slots=True)

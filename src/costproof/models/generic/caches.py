@@ -126,7 +126,7 @@ class HeldCache:
             return []
         return [
             BadInput(
-                "the cache does not grow by the same in every step: they have no sum in closed form",
+                "the cache does not grow by the same bytes in each decode step, so steps have no sum in closed form",
                 where="--new-tokens",
                 expected="1",
                 got=steps,
@@ -319,7 +319,7 @@ class OwnCache(Decoder):
         windows = {layer.window for layer in self.layers if layer.window is not None}
         return [
             BadInput(
-                "the steps pass the end of a sliding window: they have no sum in closed form",
+                "decode steps cross the end of a sliding window, so they have no sum in closed form",
                 where="--seq-len, --new-tokens",
                 expected=f"at most {window - 1} tokens in the prompt and the steps, or a longer prompt",
                 got=f"{first} + {steps} = {first + steps}",

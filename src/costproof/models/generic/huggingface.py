@@ -197,7 +197,10 @@ class HuggingFace:
                 if attribute(own.config, "_attn_implementation", None) == attention:
                     return Made(own, notes=notes, waived=self._waived(own))
                 raise BadInput(
-                    "the model does not have this attention", where="--attention", expected="eager", got=attention
+                    "the model does not support this attention implementation",
+                    where="--attention",
+                    expected="eager",
+                    got=attention,
                 ) from error
             raise Incomplete(
                 "transformers cannot build this model on meta", where=self.where, got=first_line(error)
@@ -303,7 +306,7 @@ def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
     for name, place in data["auto_map"].items() if isinstance(data["auto_map"], dict) else ():
         if "--" in str(place):
             raise BadInput(
-                "this code is not beside the configuration, and nothing is downloaded",
+                "the configuration names code of another repository, and nothing is downloaded",
                 where=f"$.auto_map.{name} in {file}",
                 expected="MODULE.CLASS of a file in the same folder",
                 got=str(place)[:80],
@@ -311,7 +314,7 @@ def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
             )
     if missing:
         raise BadInput(
-            "the code that the configuration names is not there",
+            "the code that the configuration names is missing",
             where=f"$.auto_map in {file}",
             expected=f"a file {missing[0]} beside it",
         )

@@ -155,7 +155,7 @@ def _given(case: Case) -> dict[str, Example]:
         dtype = attribute(torch, read["dtype"], None) if read and read["dtype"] else None
         if read is None or (read["dtype"] and not isinstance(dtype, torch.dtype)):
             raise BadInput(
-                "this is not an input",
+                "cannot read this shape of an input",
                 where="--input",
                 expected="NAME=SHAPE[:DTYPE], such as x=3x224x224:float32",
                 got=text,

@@ -158,7 +158,7 @@ class GenericTarget:
         if wrong:
             where = ", ".join("--" + name.replace("_", "-") for name in wrong)
             expected = ", ".join("--" + s.name.replace("_", "-") for s in SETTINGS if s.name in takes) or "no setting"
-            raise BadInput("this model does not take this setting", where=where, expected=expected)
+            raise BadInput("this setting has no effect on this model", where=where, expected=expected)
         if "new_tokens" in takes:
             steps = given.get("new_tokens", 1)
             room = plain.text_tokens if most is None or "seq_len" in given else min(plain.text_tokens, most - steps)

@@ -337,10 +337,10 @@ def _begins(known: Mapping[str, Stack], now: Sequence[Stack]) -> None:
         BadInput: it does not.
     """
     if missing := sorted(known.keys() - {s.path for s in now}):
-        raise _refused(f"fewer layers leave no {missing[0]}")
+        raise _refused(f"with fewer layers, the model has no {missing[0]}")
     for stack in now:
         if not stack.begins(known[stack.path]):
-            raise _refused(f"with fewer layers, those of {stack.path} are others")
+            raise _refused(f"with fewer layers, the layers that remain in {stack.path} change")
 
 
 def _stretch(whole: nn.Module, known: Mapping[str, Stack], cut: nn.Module) -> Truncation:
@@ -352,10 +352,15 @@ def _stretch(whole: nn.Module, known: Mapping[str, Stack], cut: nn.Module) -> Tr
     now = {s.path: s for s in stacks(cut)}
     was, rest = (elsewhere(m, tuple(known.values())) for m in (whole, cut))
     if other := sorted(name for name in was.keys() | rest.keys() if was.get(name) != rest.get(name)):
-        raise _refused(f"with fewer layers, {other[0]} is another")
+        raise _refused(f"with fewer layers, {other[0]} changes its shape")
     times = ((path, s.times(len(now[path].kinds))) for path, s in known.items() if len(s.kinds) > len(now[path].kinds))
     return Truncation(sum(p.numel() for p in whole.parameters()), tuple(times))
 
 
 def _refused(why: str) -> BadInput:
-    return BadInput("this model cannot be cut", where="--layers", got=why, fix="fewer layers in its configuration")
+    return BadInput(
+        "this model cannot be cut to fewer layers",
+        where="--layers",
+        got=why,
+        fix="leave out --layers, or set fewer layers in the configuration",
+    )

@@ -79,7 +79,7 @@ class ImageTextConfig(NativeConfig):
         found = [_within(key, problem) for key, part in parts.items() for problem in part.contradictions()]
         if self.image_token >= self.text.vocab:
             expected = f"an id below the vocabulary's {self.text.vocab}"
-            what = "the token of an image has no row in the table"
+            what = "the id of the image token is not in the vocabulary"
             found.append(BadInput(what, where="$.image_token_index", expected=expected, got=self.image_token))
         return found
 

@@ -97,7 +97,12 @@ class PageModes:
         preset = self.presets[common.known_preset(head, self.presets)]
         if colon and not (preset.page and preset.page.grid):
             cut = next(n for n, p in self.presets.items() if p.page and p.page.grid)
-            raise BadInput("this mode has no crops", where=f"--preset {head}", got=tail[:80], fix=f"choose {cut}:2x3")
+            raise BadInput(
+                "this preset has no crops, so it takes no grid",
+                where=f"--preset {head}",
+                got=tail[:80],
+                fix=f"choose {cut}:2x3",
+            )
         return head, preset, tail if colon else None
 
 

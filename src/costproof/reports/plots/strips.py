@@ -246,7 +246,7 @@ def strips(table: SweepTable) -> tuple[tuple[Strip, ...], str]:
     """
     if not table.rows:
         raise BadInput(
-            "nothing to draw: the sweep has no row", got="all points were refused",
+            "the sweep has no valid point to draw", got="all points were refused",
             fix="costproof sweep … --dry-run lists the reasons",
         )  # fmt: skip
     base = table.rows[0]

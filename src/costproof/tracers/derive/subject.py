@@ -81,7 +81,7 @@ def subject(target: Exportable, stage: str, name: str = "") -> Subject:
     picked = next((j for j in jobs if stage in j.stages and j.sizes), None)
     if picked is None:
         raise Incomplete(
-            "no size of this model can be a symbol",
+            "no input size of this stage can be symbolic in an export",
             where=f"{target.name} {stage}",
             expected="an input with a batch or a sequence of at least 2",
             fix="count a call with a larger batch or sequence",

@@ -103,11 +103,15 @@ def released_peaks(target: Exportable, workload: Workload) -> dict[str, int]:
     """
     if missing := stages_not_exported(target):
         stage, why = next(iter(missing.items()))
-        raise Incomplete("the graph peak is not known", where=stage, got=f"not exported: {why}")
+        raise Incomplete("the graph peak cannot be computed", where=stage, got=f"not exported: {why}")
     found: dict[str, int] = {}
     for _, job in calls(target, workload):
         if job.conventions:
-            raise Incomplete("the graph peak is not known", where=job.stage, got="the export is not what runs")
+            raise Incomplete(
+                "the graph peak cannot be computed",
+                where=job.stage,
+                got="the exported graph differs from what runs, by its conventions",
+            )
         with gc_disabled():
             line = timeline(exported_memory(on_fake_cpu(job)).program, inputs_held=False)
         found[job.stage] = max(found.get(job.stage, 0), *line.held(), 0)

@@ -157,7 +157,11 @@ class RemoteCodeOcr(Configured[OcrConfig]):
             )
         if not found and sequence_length(self.config, workload, MODES) < 2:
             found.append(
-                BadInput("a prompt of one token runs like a decode step", where="--text-tokens", expected="at least 2")
+                BadInput(
+                    "the vendor's code runs a prompt of one token like a decode step",
+                    where="--text-tokens",
+                    expected="at least 2",
+                )
             )
         return found
 
@@ -197,7 +201,7 @@ class RemoteCodeOcr(Configured[OcrConfig]):
 def _unlike(chosen: Mapping[str, object]) -> list[CostproofError]:
     """Return an error for each chosen setting that the vendor's code does not support."""
     return [
-        BadInput("the vendor's code cannot do this", where=f"--{k}", expected=_FIXED[k], got=str(v)[:40])
+        BadInput("the vendor's code does not support this setting", where=f"--{k}", expected=_FIXED[k], got=str(v)[:40])
         for k, v in chosen.items()
         if v != _FIXED[k]
     ]

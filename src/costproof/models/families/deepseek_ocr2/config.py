@@ -131,7 +131,7 @@ def _encoder(section: Section) -> QueryEncoderConfig:
     sizes = section.sizes(ENCODER_KEYS, CLASS_ENCODER)
     kinds = section.take("layer_types", None)
     if kinds is not None and kinds != ["full_attention"] * sizes["layers"]:
-        what = "only layers that see all are described by the formulas"
+        what = "the formulas describe only layers with full attention"
         section.problem(what, "layer_types", expected=f"{sizes['layers']} of 'full_attention'", got=shown(kinds))
     return QueryEncoderConfig(**sizes)
 
