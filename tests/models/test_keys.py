@@ -207,7 +207,7 @@ def test_the_class_of_transformers_is_counted_though_a_file_names_code(tmp_path:
     with pytest.raises(BadInput, match="transformers has no class") as caught:
         _target(tmp_path, {**PHI3, **code, "model_type": "nowhere", "architectures": ["NowhereForCausalLM"]})
     assert "put configuration_x.py beside it" in str(caught.value)
-    with pytest.raises(BadInput, match="is not there"):
+    with pytest.raises(BadInput, match="names is missing"):
         load_target(f"hf:{tmp_path / 'config.json'}", trusted=True)
 
 

@@ -11,7 +11,7 @@ import sympy
 from costproof.algebra.evaluation import ExactNumber
 
 Factors = tuple[tuple[sympy.Expr, int], ...]
-"""A product as (base, power) pairs; a base is a symbol or an expression that is no product, such as a maximum."""
+"""A product as (base, power) pairs; a base is a symbol or an expression that is not a product, such as a maximum."""
 Terms = Mapping[Factors, ExactNumber]
 """An expanded sum: product -> the coefficient it is multiplied by."""
 

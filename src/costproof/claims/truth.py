@@ -142,7 +142,7 @@ class ClaimCase:
         return all(self.claim.metric in n.exprs for n in self.nodes)
 
     def moved(self, change: Callable[[Invocation], Mapping[str, int]]) -> ClaimCase | None:
-        """Return the case at other values of the workload's symbols; ``None`` if a cost is no integer there.
+        """Return the case at other values of the workload's symbols; ``None`` if a cost is not an integer there.
 
         Args:
             change: invocation -> the symbols that change, with their new values.

@@ -147,7 +147,7 @@ def _finding(
     metric: str = "calls",
     level: Level = "source",
 ) -> Finding:
-    """Return a finding that is no comparison of two numbers, such as a defect."""
+    """Return a finding that does not compare two numbers, such as a defect."""
     return Finding(
         id=id_,
         level=level,

@@ -317,7 +317,7 @@ class CheckpointNames:
     def layers_of(self, stack: str) -> tuple[str, ...]:
         """Return the names of an expert's linear layers that a stacked parameter is split into.
 
-        Empty if it is no stack.
+        Empty if it is not a stack.
         """
         return (self.stacks or {}).get(stack) or _STACKS.get(stack, ())
 

@@ -90,7 +90,7 @@ def _tokens(entering: Iterable[Value], widths: Iterable[Size]) -> Size | None:
 
 
 def _share(elements: Size, rows: Size, tokens: Size, experts: Size) -> int | None:
-    """Return the elements of a stack that one token uses; ``None`` if it is no integer or exceeds the stack."""
+    """Return the elements of a stack that one token uses; ``None`` if not an integer or above the stack."""
     share = sympy.cancel(sympy.sympify(elements) * rows / (tokens * experts))
     whole = share.is_Integer and not bool(sympy.sympify(elements) < share)
     return int(share) if whole else None

@@ -89,7 +89,7 @@ def _delta(j: Judgement) -> str:
 
 
 def _word(j: Judgement) -> str:
-    """Return the verdict under which a claim is counted; a fit that is no evidence has a word of its own."""
+    """Return the verdict under which a claim is counted; a fit that is not evidence has a word of its own."""
     return f"{j.status} (fits, not evidence)" if j.status == "undetermined" and j.explanations else j.status
 
 

@@ -405,7 +405,7 @@ def uncompared_peaks(found: Diff) -> list[str]:
 
 
 def _named(name: str) -> str:
-    """Return the description of a change that is no configuration key, by its name."""
+    """Return the description of a change other than a configuration key, by its name."""
     return " with ".join(_APART.get(part, part) for part in name.split(" + "))
 
 

@@ -181,7 +181,7 @@ def request_from(
 
 
 def _section(given: YamlValue, where: str, problems: list[CostproofError]) -> dict[str, YamlValue]:
-    """Return the keys with a value in a section of the file; report a section that is no mapping."""
+    """Return the keys with a value in a section of the file; report a section that is not a mapping."""
     if isinstance(given, dict):
         return {key: value for key, value in given.items() if not _is_null(value)}
     problems.append(BadInput("this must be a map", where=where, expected="NAME: VALUE lines", got=type(given).__name__))

@@ -126,7 +126,7 @@ def provides(ledger: Ledger, metric: Metric, stage: str | None = None) -> bool:
 
 
 def whole(capture: Capture, ledger: Ledger) -> bool:
-    """Return whether a source covers every stage, without which its sum is no total."""
+    """Return whether a source covers every stage, without which its sum is not a total."""
     return set(capture.target.stages) <= set(ledger.stages)
 
 
