@@ -187,7 +187,7 @@ def test_configurations_that_are_none(data: dict[str, Any], said: str, tmp_path:
 
 def test_what_a_model_does_not_take_is_told_with_what_it_takes(tmp_path: Path) -> None:
     found = load_target(written(tmp_path, ERNIE))
-    with pytest.raises(BadInput, match="does not take this setting") as caught:
+    with pytest.raises(BadInput, match="has no effect on this model") as caught:
         found.workload(image_size=224, new_tokens=3)
     assert caught.value.where == "--new-tokens, --image-size" or caught.value.where == "--image-size, --new-tokens"
     assert caught.value.expected == "--batch, --seq-len, --dtype, --attention, --input"
