@@ -114,12 +114,13 @@ def test_a_mistake_in_a_format_or_its_conversion_is_a_finding(tmp_path: Path, mo
     target = config(tmp_path)
     workload = target.workload(text_tokens=6, new_tokens=1, kv_dtype="int8")
 
-    def verdict() -> str:
-        return count_sources(Prepared(target, workload, ("analytic", "static"), no_cache=True)).discrepancy.verdict
+    def wrong() -> set[str]:
+        found = count_sources(Prepared(target, workload, ("analytic", "static"), no_cache=True)).discrepancy
+        return {f.metric for f in found.select(level="total", status="unexplained")}
 
-    assert verdict() == "exact"
+    assert wrong() == set()
     monkeypatch.setitem(CACHE_FORMATS, "int8", replace(CACHE_FORMATS["int8"], scale_bytes=2))
-    assert verdict() == "unexplained"
+    assert wrong() == {"kv_read_bytes", "kv_cache_bytes", "unfused_bytes", "floor_bytes"}
     monkeypatch.undo()
     monkeypatch.setattr("costproof.models.cache_dtype._CACHE", ("kv_cache_bytes",))
-    assert verdict() == "unexplained"
+    assert wrong() == {"kv_read_bytes", "unfused_bytes", "floor_bytes"}
