@@ -247,7 +247,7 @@ def with_cache(op: OpCall) -> OpCost:
 def third_version(op: OpCall) -> OpCost:
     """One operator for (B, S, H, D), packed rows and caches; a second query q_v adds 2*B*H_q*S_q*S_k*D_v."""
     if not op.names:
-        raise Uncountable("an operator with many optional tensors, and none of them named")
+        raise Uncountable("an attention operator whose optional tensors are not named in the graph")
     query, key, value = tensor(op, "q", 0), tensor(op, "k", 1), tensor(op, "v", 2)
     if _named(op, "page_table", "kv_batch_idx"):
         raise Uncountable("a paged cache: the lengths are in a tensor's values")

@@ -96,7 +96,7 @@ def add(op: OpCall) -> Size:
     """1 per output element, complex 2; a scale ``alpha`` other than 1 adds a multiplication."""
     scale = scaling(op, attr(op, "alpha", default=1))
     if scale and is_complex(op) and complex_operands(op) < 2:
-        raise Uncountable("complex addition with a scale of what may be real")
+        raise Uncountable("a complex addition with a scale, whose operands may be real")
     return prod((addition(op) + scale, out_elements(op)))
 
 

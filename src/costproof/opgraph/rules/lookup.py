@@ -187,4 +187,4 @@ def _indexed_elements(op: OpCall) -> Size:
     rows = there.index(True)
     if len(indices) == 1 and len(values.shape) == len(rest) + 1 and values.shape[rows] != 1:
         return prod((values.shape[rows], *rest))
-    raise Uncountable("which elements a mask names is in its values")
+    raise Uncountable("how many elements a mask selects depends on its values")

@@ -264,7 +264,7 @@ def multi_dot(op: OpCall) -> OpCost:
     ends = [first[1], *(shape[1] for shape in shapes[1:-1])]
     known = [size for size in sizes if isinstance(size, int)]
     if len(known) < len(sizes) or ends != sizes[1:-1]:
-        raise Uncountable("which order is best depends on sizes")
+        raise Uncountable("the best order of the products depends on symbolic sizes")
     best = {(i, i): 0 for i in range(len(shapes))}
     for length in range(1, len(shapes)):
         for i in range(len(shapes) - length):
@@ -313,7 +313,7 @@ def _input_matrices(matrices: Sequence[Value], state: Sequence[Value]) -> Sequen
     """
     group = 3 if len(state) == 2 and state[0].shape[-1] != state[1].shape[-1] else 2
     if not matrices or len(matrices) % group:
-        raise Uncountable("weights of a recurrent layer that come in no groups")
+        raise Uncountable("the weights of a recurrent layer do not form whole groups")
     return matrices[::group]
 
 
