@@ -290,7 +290,10 @@ def _looped(side: SourcePair, ctx: Context) -> Adjustment | None:
 def _unexecuted(side: SourcePair, ctx: Context) -> Adjustment | None:
     if side.row.metric not in STAGE_WIDE or side.value != 0:
         return None
-    blind = side.source not in ("analytic", "checkpoint", "headers") and (side.source, side.row.stage) not in ctx.sees_parameters
+    blind = (
+        side.source not in ("analytic", "checkpoint", "headers")
+        and (side.source, side.row.stage) not in ctx.sees_parameters
+    )
     if side.row.stage not in ctx.running and blind:
         return "unexecuted_parameters", side.target, "sees only what runs, and the stage does not run here"
     holders = [s for s, c in side.row.cells.items() if c.value != 0]

@@ -17,7 +17,7 @@ from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import ALL_SOURCES, GRAPH_SOURCES
-from costproof.ledger.workload import Invocation
+from costproof.ledger.workload import Invocation, Workload
 from costproof.models.cache_dtype import in_cache_format
 from costproof.models.known import recorded
 from costproof.models.target import (

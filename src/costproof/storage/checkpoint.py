@@ -140,7 +140,7 @@ def compare_headers(
                 first, other = (min(one.key for one in of) for of in (missing, extra))
                 differences.append(HeaderDifference(name, first, other, count, 0))
             continue
-        stated = (f"{count} x {text}" if text else "" for text in (expected, got))
-        differences.append(HeaderDifference(name, *stated, count, sum(one.bytes for one in same), cause))
+        before, after = (f"{count} x {text}" if text else "" for text in (expected, got))
+        differences.append(HeaderDifference(name, before, after, count, sum(one.bytes for one in same), cause))
     differences.sort(key=lambda d: (-abs(d.bytes), d.name, d.cause))
     return HeaderTotals(len(files), len(every), sum(t.bytes for t in every), tuple(differences))

@@ -96,9 +96,7 @@ def headers_ledger(target: Target, workload: Workload) -> Ledger:
     )
 
 
-def _stated(
-    found: Iterable[HeaderMismatch], places: _Places, left_out: set[str]
-) -> tuple[StatedDifference, ...]:
+def _stated(found: Iterable[HeaderMismatch], places: _Places, left_out: set[str]) -> tuple[StatedDifference, ...]:
     """Return the amounts of the mismatches with a known cause, by module, metric and cause."""
     amounts: Counter[tuple[str, Metric, str]] = Counter()
     for one in found:
