@@ -322,8 +322,8 @@ def _with_kept_numbers(
         if own is None:
             return node
         costs = {m: own.cost(m) if m in KEPT and c is None else c for m, c in node.costs.items() if m not in _SPARED}
-        costs |= {m: own.costs[m] for m in _SPARED if m in own.costs}
-        return replace(node, costs=costs, exprs={m: e for m, e in node.exprs.items() if m not in _SPARED})
+        spared = {m: c for m, c in own.costs.items() if m in _SPARED}
+        return replace(node, costs=costs | spared, exprs={m: e for m, e in node.exprs.items() if m not in _SPARED})
 
     return [in_numbers(node) for node in nodes]
 
