@@ -1,4 +1,4 @@
-"""Cost the stored and resident bytes of modules: the formulas of layers under the storage scheme of a checkpoint."""
+"""Cost the stored and resident bytes of modules under the quantisation scheme of a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RUNS_CACHE: Final = ".self_attn"
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How a checkpoint stores the modules of a target with formulas."""
+    """How a checkpoint stores the modules of a target with formulas: scheme, dtype and tied tensors."""
 
     scheme: Scheme
     dtype: Dtype
@@ -40,14 +40,14 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """Sums of a module; ``None`` is unknown."""
+    """Stored and resident bytes of a module; ``None`` is unknown."""
 
     stored_bytes: Size | None = 0
     stored_elements: Size | None = 0
     resident_bytes: Size | None = 0
 
     def plus(self, *tensors: StoredTensor) -> _Sum:
-        """Return the sums with tensors of a quantised matrix added."""
+        """Return the sums with the tensors of one quantised matrix added."""
         resident = [t.bytes for t in tensors if t.is_held]
         return _Sum(
             _added(self.stored_bytes, sum(t.bytes for t in tensors)),
@@ -61,7 +61,7 @@ def _added(a: Size | None, b: Size | None) -> Size | None:
 
 
 def with_storage(ledger: Ledger, storage: Storage | None, why: str = "") -> Ledger:
-    """Return an analytic ledger with the metrics of storage in symbols.
+    """Return the analytic ledger with storage metrics added, as formulas.
 
     Args:
         storage: ``None``: the format of the checkpoint is not known, or there is none.
@@ -85,12 +85,12 @@ def with_storage(ledger: Ledger, storage: Storage | None, why: str = "") -> Ledg
 
 
 def _with_costs(nodes: Iterable[CostNode]) -> tuple[CostNode, ...]:
-    """Return the nodes, without stage-wide ones that turned out to have no costs."""
+    """Return the nodes without stage-wide nodes that have no costs."""
     return tuple(node for node in nodes if node.invocation or node.exprs or node.costs)
 
 
 def _as_run(ledger: Ledger, nodes: Iterable[CostNode], storage: Storage) -> Iterator[CostNode]:
-    """Yield the nodes with the bytes that stored weights are less than those read, and FLOPs by dtype of products.
+    """Yield the nodes with metrics of time bounds for quantised weights: bytes read less, and FLOPs by dtype.
 
     What is read of a quantised table, of a module with several formats, or of the weights of another module may be all
     of it, which a bound then leaves out.
@@ -120,7 +120,7 @@ _ALL: Final = (sympy.Integer(1), sympy.Integer(1))
 def _read_share(
     quantised: tuple[tuple[Matrix, Format], ...], costs: list[LayerCosts], dtype: Dtype
 ) -> tuple[sympy.Expr, sympy.Expr]:
-    """Return the bytes that a call of a module reads less in its formats, and those that it reads unpacked."""
+    """Return (bytes that a call reads less in the stored formats, bytes that it reads unpacked) of a module."""
     matrices = [matrix for c in costs for matrix in c.matrices]
     if not quantised:
         params = sum(c.params for c in costs)
@@ -140,12 +140,12 @@ def _read_share(
 
 @lru_cache(maxsize=8192)
 def _of_read(read: str, less: sympy.Expr, of: sympy.Expr) -> str:
-    """Return the bytes that all calls read less: as many times ``less`` as they read ``of``."""
+    """Return the bytes that all calls together read less, scaled by how often they read the weights."""
     return text(sympy.expand(sympy.cancel(parse(read) / of) * less))
 
 
 def _held_bytes(matrix: Matrix, of: Format, dtype: Dtype) -> Size:
-    """Return the bytes that a loaded matrix occupies in its format."""
+    """Return the bytes that a loaded matrix occupies in its stored format."""
     linear = LinearShape(matrix.rows, matrix.columns, matrix.bias, STORED_AS[dtype])
     found: Size = matrix.count * sum(t.bytes for t in of.tensors(linear) if t.is_held)
     return found
@@ -165,7 +165,7 @@ def _plain_node(node: CostNode) -> CostNode:
 
 
 def _costed(node: HeldNode, storage: Storage) -> CostNode:
-    """Return the node of a module with its storage; a metric that is not known is ``None``."""
+    """Return a module's node with its storage metrics; an unknown one is ``None``."""
     quantised = _quantised(node, storage)
     scales = storage.scheme.cache_scales if node.module.endswith(_RUNS_CACHE) else ()
     in_float32 = storage.scheme.float32 and storage.layout.loads_in_float32(node.module)
@@ -177,7 +177,7 @@ def _costed(node: HeldNode, storage: Storage) -> CostNode:
 
 
 def _quantised(node: HeldNode, storage: Storage) -> tuple[tuple[Matrix, Format], ...]:
-    """Return the matrices of a module that are quantised, with their formats."""
+    """Return (matrix, format) of the quantised matrices of a module."""
     return tuple(
         (part, of)
         for layer in node.layers
@@ -194,7 +194,7 @@ def _texts(
     scales: tuple[StoredTensor, ...],
     dtype: Dtype,
 ) -> tuple[tuple[Metric, str | None], ...]:
-    """Return the metrics of storage of a module as canonical text; memoized, so that equal modules are computed once.
+    """Return the storage metrics of a module as canonical formula text, memoized for equal modules.
 
     Args:
         quantised: its matrices that are quantised.
@@ -224,7 +224,7 @@ def _texts(
 
 
 def _formats(path: str, matrix: Matrix, storage: Storage, *, is_head: bool) -> Iterator[tuple[Format | None, Matrix]]:
-    """Yield the format of each part of a matrix: itself, or for a stack the projections of its experts."""
+    """Yield (format or ``None``, part) for the parts of a matrix: itself, or the projections of each expert."""
     scheme, layout = storage.scheme, storage.layout
     if not scheme.rules:
         return

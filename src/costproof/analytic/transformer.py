@@ -18,7 +18,7 @@ from costproof.analytic.rotary import RotaryTable
 
 @dataclass(frozen=True, slots=True)
 class TransformerLayer:
-    """x + attention(norm(x)), then the same for cross attention, if any, and for an MLP or a mixture of experts.
+    """Transformer layer: x + attention(norm(x)), then optional cross-attention, then an MLP or mixture, likewise.
 
     A dense decoder layer has an :class:`Mlp`, gated or not, one of a mixture of experts a :class:`Mixture`;
     an encoder layer (ViT, CLIP) layer norms, biases, an MLP, no rotation and no cache. A norm after
@@ -76,7 +76,7 @@ class TransformerLayer:
 
 @dataclass(frozen=True, slots=True)
 class DecoderStack:
-    """From token ids to logits: embedding, layers, last norm, output projection.
+    """Decoder from token ids to logits: embedding, layers, last norm, output projection.
 
     Roles: ``.embedding``, ``.rotary``, ``.layer``, ``.norm`` below its own, and ``lm_head``.
     """

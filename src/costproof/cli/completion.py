@@ -44,7 +44,7 @@ _SOURCE: Final = """\
 
 
 class _Bash(BashComplete):
-    """Click's bash completion, with words as the program receives them."""
+    """Click's completion for bash, with words as the program receives them."""
 
     source_template = _SOURCE
 

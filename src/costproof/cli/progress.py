@@ -65,7 +65,7 @@ def show_progress(mode: str) -> Iterator[Progress]:
 
 
 def _lines(*, every: bool = False) -> Progress:
-    """Return a callback that prints a line per phase, and steps of long phases or, with ``every``, of all."""
+    """Return a callback that prints a line per phase, and, for long phases or with ``every``, per step."""
     began: dict[str, float] = {}
     said: dict[str, float] = {}
 

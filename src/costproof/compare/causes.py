@@ -28,7 +28,7 @@ Call = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Lookup tables of one capture for the rules that explain differences."""
+    """Lookup tables of one capture, which the rules that find causes use."""
 
     common: Conventions
     """The conventions of the capture, to which all numbers are converted."""
@@ -59,7 +59,7 @@ class Context:
     def binding(
         self, row: AlignedRow
     ) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, str], ...], frozenset[str]]:
-        """Return the arguments of an identity test: fixed symbols with values, aliases, and the free symbols."""
+        """Return the arguments of an identity test: values of fixed symbols, aliases, and free symbols."""
         call = (row.stage, row.invocation)
         values = self.values.get(call, self.values[("", "")])
         free = self.free.get(call, frozenset())
@@ -140,7 +140,7 @@ class SourcePair:
         return self.value - self.target
 
     def turned(self) -> SourcePair:
-        """Return the pair with the sources exchanged."""
+        """Return the pair with its two sources exchanged."""
         return SourcePair(self.row, self.other, self.target, self.source, self.value)
 
 
@@ -151,7 +151,7 @@ CauseRule = Callable[[SourcePair, Context], Adjustment | None]
 
 
 def causes_of(pair: SourcePair, ctx: Context) -> tuple[Cause, ...]:
-    """Return the accepted causes of a difference; their amounts add up to the explained part."""
+    """Return the accepted causes of a difference; their amounts sum to its explained part."""
     causes: list[Cause] = []
     if pair.delta == 0:
         return ()
@@ -224,7 +224,7 @@ def _dtype(side: SourcePair, ctx: Context) -> Adjustment | None:
 
 
 def _padding(side: SourcePair, ctx: Context) -> Adjustment | None:
-    """Explain a source that does not count the padding of windows.
+    """Explain a difference by a source that does not count the padding of attention windows.
 
     Evidence is a formula that rounds up to whole windows: without the rounding it must give the source's value.
     """
@@ -263,7 +263,7 @@ def _uncounted(side: SourcePair, ctx: Context) -> Adjustment | None:
 
 
 def other_calls(pair: SourcePair, ctx: Context) -> str | None:
-    """Explain a difference by different numbers of calls of the module; the reason for these remains open."""
+    """Return a sentence if sources counted different numbers of calls of the module, whose reason stays open."""
     calls = ctx.calls.get((pair.row.stage, pair.row.invocation, pair.row.module), {})
     a, b = calls.get(pair.source), calls.get(pair.other)
     if pair.row.metric in STAGE_WIDE or not a or not b or a == b or pair.value * b != pair.target * a:
@@ -273,7 +273,7 @@ def other_calls(pair: SourcePair, ctx: Context) -> str | None:
 
 
 def _looped(side: SourcePair, ctx: Context) -> Adjustment | None:
-    """Explain the number of calls inside a loop over experts: one for each expert that received a token."""
+    """Explain a different number of calls by a loop over experts: one call for each expert that received a token."""
     if side.row.metric != "calls" or ctx.conventions[side.source].expert_kernel != "eager":
         return None
     experts = _symbol(side.row, ctx, f"{side.row.tower}_experts")

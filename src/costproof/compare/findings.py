@@ -147,7 +147,7 @@ class SourceCoverage:
 
 @dataclass(frozen=True, slots=True)
 class GivenBy:
-    """The number of quantities that exactly these sources give."""
+    """The number of quantities that exactly this set of sources gives."""
 
     sources: tuple[str, ...]
     quantities: int
@@ -156,7 +156,7 @@ class GivenBy:
 
 @dataclass(frozen=True, slots=True)
 class Judges:
-    """The result of comparing the dynamic source with a second judge: torch's own FLOP formulas, at the dispatcher."""
+    """Result of comparing the dynamic source with the second judge: torch's own FLOP formulas at the dispatcher."""
 
     agreed: int
     """Number of quantities (stage, invocation, module, operator) on which both judges agree."""
@@ -170,7 +170,7 @@ class Judges:
 
 @dataclass(frozen=True, slots=True)
 class CounterFinding:
-    """A third-party counter compared with the truth, on one invocation of one stage."""
+    """A third-party counter compared with our own count, for one call of a stage."""
 
     counter: str
     stage: str
@@ -211,7 +211,7 @@ class CounterTool:
 
 @dataclass(frozen=True, slots=True)
 class CounterComparison:
-    """Third-party counters compared with costproof's count; they do not affect the verdict."""
+    """Third-party counters compared with our own count; they do not affect the verdict."""
 
     tools: tuple[CounterTool, ...]
     totals: tuple[CounterFinding, ...]

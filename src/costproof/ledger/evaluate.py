@@ -1,4 +1,4 @@
-"""Evaluate a symbolic ledger at one workload, in exact integers.
+"""Evaluate the formulas of a ledger at one workload, in exact integers.
 
 Equal layers have equal expressions: a ledger of a thousand nodes has a few dozen distinct ones, and each is computed
 once for every call of a stage.

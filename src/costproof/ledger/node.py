@@ -1,4 +1,4 @@
-"""Define cost nodes and ledgers, the counts of one source line by line.
+"""Define cost nodes and ledgers, the counts of one source.
 
 A ledger is a flat list of nodes; the tree is in their ids. Totals are sums over the nodes, so a total can never
 disagree with its rows.
@@ -18,7 +18,7 @@ from costproof.ledger.plural import plural
 
 @dataclass(frozen=True, slots=True)
 class CostNode:
-    """A line of a ledger: the costs of a module, or of one operator kind in it.
+    """One row of a ledger: the costs of a module, or of one operator kind in it.
 
     Metrics of the whole module (parameters, calls, bytes) are on the node with an empty ``kind``; FLOPs are on one node
     per operator kind, named as the source names it (``linear``, ``aten.linear``, ``scaled_dot_product_attention``).
@@ -47,7 +47,7 @@ class CostNode:
 
     @property
     def id(self) -> str:
-        """Return the identity across sources, except for the kind: ``stage[invocation]/module:kind``."""
+        """Return the id ``stage[invocation]/module:kind``, equal in all sources except for the kind."""
         call = f"[{self.invocation}]" if self.invocation else ""
         return f"{self.stage}{call}/{self.module or '(root)'}{':' + self.kind if self.kind else ''}"
 
@@ -66,7 +66,7 @@ NO_FORMULA: Final = "torch has no formula for this operator"
 
 @dataclass(frozen=True, slots=True)
 class UnknownOp:
-    """An operator that computes and has no known cost, which makes a capture incomplete."""
+    """An operator that computes but whose cost is unknown, which makes a capture incomplete."""
 
     op: str
     stage: str
@@ -140,7 +140,7 @@ class Ledger(NotebookRepr):
         return f"Ledger({self.source}: {plural(len(self.nodes), 'node')}, {plural(len(self.stages), 'stage')})"
 
     def without(self, left: Collection[Metric]) -> Ledger:
-        """Return the ledger without these metrics."""
+        """Return the ledger without some metrics."""
 
         def kept(node: CostNode) -> CostNode:
             costs = {m: cost for m, cost in node.costs.items() if m not in left}
@@ -150,7 +150,7 @@ class Ledger(NotebookRepr):
         return replace(self, nodes=tuple(map(kept, self.nodes)), metrics=metrics)
 
     def hides(self, metric: Metric, stage: str | None = None) -> bool:
-        """Return whether an unknown operator, in any stage or in one, makes a sum of the metric unknown."""
+        """Return whether an unknown operator makes a metric's sum unknown, in one stage or in any."""
         of_operators = metric != "calls" and metric not in STAGE_WIDE
         return of_operators and any(stage in (None, op.stage) for op in self.unknown_ops)
 

@@ -1,4 +1,4 @@
-"""Report the size of a checkpoint on disk: totals, tensors by part, and differences from the headers of its files."""
+"""Report the size of a checkpoint on disk: totals, tensors by part, and differences from file headers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEANING: Final = (
 
 
 def document(found: StoredCheckpoint, form: Form) -> Document:
-    """Return the report; texts show the largest parts."""
+    """Return the report of a checkpoint; plain text lists only the largest parts."""
     rows = [(Code(p.name), p.dtype, str(list(p.shape)), exact(p.tensors), _number(p.bytes)) for p in found.parts]
     most = None if form == "html" else MOST
     body: list[Block] = [

@@ -1,4 +1,4 @@
-"""Implement ``costproof.stored``: compute a checkpoint's tensors from its configuration, and read them from headers."""
+"""Implement ``costproof.stored``: derive a checkpoint's tensors from its configuration, or read file headers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def stored(
 
 
 def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = None) -> StoredCheckpoint:
-    """Return :func:`stored` of a target that is there.
+    """Return the stored tensors of a target that is already loaded; see :func:`stored`.
 
     Raises:
         BadInput: the target has no checkpoint, or not so many modules for further tokens.
@@ -108,7 +108,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
 
 
 def _require_comparable(files: Mapping[str, Sequence[HeaderTensor]]) -> None:
-    """Check that the headers have names and dtypes that a configuration can state, which those of GGUF have not.
+    """Check that headers have the names and dtypes that a configuration decides; those of GGUF files have not.
 
     Raises:
         Incomplete: a file is in GGUF; its bytes are in the message.

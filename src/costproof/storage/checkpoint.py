@@ -16,7 +16,7 @@ from costproof.storage.tensors import StoredTensor, StoredTotals
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """Equal tensors of modules that differ only in numbers."""
+    """Tensors of equal shape and dtype, of modules that differ only in numbers."""
 
     name: str
     """``model.layers.*.mlp.down_proj.weight``."""
@@ -30,7 +30,7 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class HeaderDifference:
-    """Tensors of one name pattern whose headers differ from the computed layout."""
+    """Tensors of one name pattern whose headers differ from the layout that was computed."""
 
     name: str
     expected: str

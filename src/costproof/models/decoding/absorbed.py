@@ -102,7 +102,7 @@ def _step(
 
 
 def _rotated(modeling: Any, queries: torch.Tensor, keys: torch.Tensor, positions: Any) -> Any:
-    """Return queries and keys, rotated by the function of the class."""
+    """Return queries and keys after the rotary embedding, applied by the modelling code of the class."""
     if hasattr(modeling, "apply_rotary_emb"):
         return modeling.apply_rotary_emb(queries, keys, positions.to(queries.device))
     return modeling.apply_rotary_pos_emb_interleave(queries, keys, *positions)

@@ -43,7 +43,7 @@ class Llama(CausalTarget[LlamaConfig]):
     model_types: ClassVar[tuple[str, ...]] = ("llama",)
 
     def style(self) -> DecoderStyle:
-        """Return the differences of the layers from the default decoder."""
+        """Return how the layers differ from those of the default decoder."""
         return DecoderStyle(bias=ALL_PROJECTIONS if self.config.attention_bias else (), mlp_bias=self.config.mlp_bias)
 
 

@@ -41,7 +41,7 @@ class MixtralConfig(MixtureConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Return experts and window."""
+        """Read the experts and the window."""
         return {**experts_of(top, cls(), "num_experts"), **window_of_all(top)}
 
 
@@ -61,7 +61,7 @@ class Mixtral(CausalTarget[MixtralConfig]):
     extra_settings: ClassVar[tuple[Setting, ...]] = (settings.EXPERTS,)
 
     def style(self) -> DecoderStyle:
-        """Return the differences of the layers from the default decoder."""
+        """Return how the layers differ from those of the default decoder."""
         return DecoderStyle(routing=RoutingRule(normalised=True, scaled=False, upcast=False))
 
 

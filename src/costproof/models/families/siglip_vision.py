@@ -1,4 +1,4 @@
-"""SigLIP's vision tower: encoder of image patches, pooled by attention, no class token (transformers' native class)."""
+"""SigLIP's vision tower: encoder of image patches with attention pooling, no class token (native class)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""XLM-RoBERTa: RoBERTa with words of a hundred languages (transformers' native class)."""
+"""XLM-RoBERTa: RoBERTa with a multilingual vocabulary (transformers' native class)."""
 
 from __future__ import annotations
 
