@@ -61,7 +61,7 @@ commands name with its bytes; any other difference is a finding (exit code 1):
 
 | cause | evidence |
 |---|---|
-| biases of zeros | a bias of a packed layer that the model does not have, or that a file lacks (AutoGPTQ writes it, GPTQModel does not) |
+| biases of zeros | a bias of a packed layer that the model does not have; AutoGPTQ writes it, GPTQModel does not |
 | the group of each column | `g_idx`, `weight_g_idx` of a packed layer |
 | another dtype of scales, zero points, shapes | same name, same shape |
 | modules for further tokens | names after the last layer that the configuration counts, or below `mtp.` |
