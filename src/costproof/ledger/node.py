@@ -108,6 +108,17 @@ def rule_wanted(ops: Iterable[UnknownOp]) -> str | None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class StatedDifference:
+    """An amount in which a source differs from others in a module for a reason that it states."""
+
+    module: str
+    metric: Metric
+    why: str
+    amount: int
+    """Value of the source minus that of the others."""
+
+
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Ledger(NotebookRepr):
     """All counts of one source for one target and workload."""
@@ -127,6 +138,8 @@ class Ledger(NotebookRepr):
     """``stage[invocation]`` -> symbol -> value from the shapes of the inputs, independent of formulas."""
     bounds: bool = False
     """Whether nodes have the metrics of :data:`~costproof.ledger.metrics.OF_BOUNDS` where they are not 0."""
+    differences: tuple[StatedDifference, ...] = ()
+    """Amounts that headers of a checkpoint have unlike its layout, for known reasons; empty for other sources."""
 
     def __repr__(self) -> str:
         """Return one line, since a notebook must not print a thousand nodes."""
