@@ -26,6 +26,7 @@ TITLES = {
     "whole model": "counting more layers, for the whole model",
     "all layers": "running all layers as shapes",
     **{source.name: source.doing for source in SOURCES},
+    "headers": "reading the headers of the checkpoint",
     "identities": "comparing expressions",
     "sizes": "enumerating sizes",
     "workloads": "enumerating workloads",

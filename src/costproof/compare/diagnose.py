@@ -24,7 +24,7 @@ from costproof.ledger.node import exact_sum
 from costproof.ledger.run import ALL_SOURCES, GRAPH_SOURCES
 
 _LABELS = 4
-_ONLY = {source: cast(FindingStatus, f"{source}-only") for source in ALL_SOURCES}
+_ONLY = {source: cast(FindingStatus, f"{source}-only") for source in (*ALL_SOURCES, "headers")}
 
 
 @dataclass(frozen=True, slots=True)

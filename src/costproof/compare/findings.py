@@ -21,6 +21,7 @@ FindingStatus = Literal[
     "static-only",
     "dynamic-only",
     "isolated-only",
+    "headers-only",
     "unsupported",
     "not-executed",
 ]
@@ -41,6 +42,7 @@ CauseKind = Literal[
     "expert_kernel",
     "vector_counted",
     "double_counting",
+    "checkpoint_contents",
     "call_count",
     "formula_term",
     "source_disagreement",
@@ -60,6 +62,7 @@ CAUSES: Final[dict[CauseKind, str]] = {
     "expert_kernel": "the sources execute the experts with different kernels",
     "vector_counted": "a counter adds norms, biases or elementwise work to its products",
     "double_counting": "a counter counts an operator, and again the operators that it is made of",
+    "checkpoint_contents": "the files of the checkpoint have more, or less, than its configuration states",
     "call_count": "the sources run the module a different number of times, at the same cost per call",
     "formula_term": "a closed formula lacks a term, has one too many, or has a wrong factor",
     "source_disagreement": "two sources that should see the same work do not",
@@ -280,4 +283,4 @@ class Discrepancy:
         return known[finding_id]
 
 
-DISCREPANCY: Final = FileKind(name="costproof/discrepancy", version=(2, 5), type=Discrepancy)
+DISCREPANCY: Final = FileKind(name="costproof/discrepancy", version=(2, 6), type=Discrepancy)

@@ -150,7 +150,7 @@ FAILED: Final = "failed: "
 SECONDS: Final = 60
 """Processor seconds allowed for reading a capture; a model with 61 layers takes three."""
 
-CAPTURE: Final = FileKind(name="costproof/capture", version=(4, 1), type=Capture)
+CAPTURE: Final = FileKind(name="costproof/capture", version=(4, 2), type=Capture)
 
 
 def read_capture(path: Path) -> Capture:

@@ -11,6 +11,8 @@ from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput
 from costproof.snapshots.copies import held_bytes
 from costproof.storage.formats import Format, LinearShape
+from costproof.storage.headers import HeaderTensor
+from costproof.storage.mismatches import ModelNames
 from costproof.storage.scheme import LinearModule, Scheme, UnknownFormat, in_numbered_layer
 from costproof.storage.tensors import StoredTensor
 
@@ -48,6 +50,47 @@ def model_facts(model: nn.Module) -> ModelFacts:
     modules = attribute(config, NEXT_TOKEN, 0)
     params = sum(p.numel() for p in model.parameters())
     return ModelFacts(str(attribute(config, "model_type", "")), params, modules if type(modules) is int else 0)
+
+
+def model_names(model: nn.Module) -> ModelNames:
+    """Return what the class of a model knows of the names in its checkpoint."""
+    names, seen = checkpoint_names(model), set[int]()
+    parameters: set[str] = set()
+    tied: dict[str, tuple[int, ...]] = {}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        name = names.parameter(path)
+        parameters.add(name)
+        if id(parameter) in seen:
+            tied[name] = tuple(parameter.shape)
+        seen.add(id(parameter))
+    ignored = [str(pattern) for pattern in attribute(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    if any(path.endswith("position_ids") for path, _ in model.named_buffers()):
+        ignored.append(r"(^|\.)position_ids$")  # as on loading in transformers
+    modules = model_facts(model).next_token_modules
+    layers = attribute(attribute(model, "config"), "num_hidden_layers", 0)
+    further = [f"model.layers.{layers + i}." for i in range(modules)] if type(layers) is int else []
+    return ModelNames(frozenset(parameters), tied, tuple(ignored), (*further, "mtp.", "model.mtp."))
+
+
+def named_as_class(headers: Iterable[HeaderTensor], model: nn.Module) -> tuple[HeaderTensor, ...]:
+    """Return tensors of headers by the names that the class of the model has in its checkpoints.
+
+    As on loading in transformers, the prefix of the base model (``transformer.`` of GPT-2) is added where the file was
+    saved from the base model, and removed where the model is one.
+    """
+    prefix, names = str(attribute(model, "base_model_prefix", "")), checkpoint_names(model)
+    held = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
+    known = {names.parameter(path) for path, _ in held}
+    tops = {name.partition(".")[0] for name in known}
+    inside = {name.split(".")[1] for name in known if name.startswith(f"{prefix}.")}
+
+    def renamed(name: str) -> str:
+        top, _, rest = name.partition(".")
+        if not prefix or top in tops:
+            return name
+        return f"{prefix}.{name}" if top in inside else rest if top == prefix and rest else name
+
+    return tuple(replace(tensor, name=renamed(tensor.name)) for tensor in headers)
 
 
 @dataclass(frozen=True, slots=True)

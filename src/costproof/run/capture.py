@@ -17,12 +17,13 @@ from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import ALL_SOURCES, GRAPH_SOURCES
-from costproof.ledger.workload import Invocation
+from costproof.ledger.workload import Invocation, Workload
 from costproof.models.cache_dtype import in_cache_format
 from costproof.models.known import recorded
 from costproof.models.target import (
     InProcess,
     Runnable,
+    Target,
     WithCheckpoint,
     WithFormulas,
     WithModules,
@@ -37,6 +38,7 @@ from costproof.run.count_lock import count_lock, count_then_restore
 from costproof.run.prepare import Prepared
 from costproof.tracers.cache import cache_enabled, check_configuration_file
 from costproof.tracers.dynamic import DynamicResult
+from costproof.tracers.headers import HEADERS, has_headers, headers_ledger
 from costproof.tracers.sources import trace_source, trace_sources
 from costproof.tracers.static import WITH_GIVEN, WITH_ONES
 
@@ -133,6 +135,8 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
     checkpoint = target.checkpoint() if isinstance(target, WithCheckpoint) else None
     if checkpoint is not None:
         ledgers["checkpoint"] = checkpoint
+    elif has_headers(target) and {*GRAPH_SOURCES} & {*found}:  # the others need no torch
+        ledgers |= _headers(target, workload, missing, progress)
     info, calls = target.info(), target.invocations(workload)
     kept = _called_stages(info.stages, calls, ledgers.values())
     if kept != info.stages:
@@ -167,6 +171,20 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
         flops=_stage_flops(dynamic.forwards),
     )
     return Report(capture, profile, dynamic.chrome_trace)
+
+
+def _headers(target: Target, workload: Workload, missing: dict[str, str], progress: Progress) -> dict[str, Ledger]:
+    """Count by the headers of the checkpoint beside the configuration; add the reason to ``missing`` if that fails."""
+    progress(HEADERS, 0, 1)
+    try:
+        return {HEADERS: _run_source(HEADERS, partial(headers_ledger, target, workload))}
+    except BadInput as error:  # a folder without all of its shards, or with pointers to them, can still be counted
+        missing[HEADERS] = error.line
+    except Incomplete as error:
+        missing[HEADERS] = FAILED + error.line
+    finally:
+        progress(HEADERS, 1, 1)
+    return {}
 
 
 def _called_stages(stages: tuple[str, ...], calls: Iterable[Invocation], ledgers: Iterable[Ledger]) -> tuple[str, ...]:

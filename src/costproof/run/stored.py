@@ -57,6 +57,8 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         NEXT_TOKEN,
         assumed_of_experts,
         model_facts,
+        model_names,
+        named_as_class,
         next_token_tensors,
         stored_tensors,
     )
@@ -86,7 +88,8 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     if files is not None:
         there = {files.name: read_header(files)} if files.is_file() else read_checkpoint(files)
         _require_comparable(there)
-        headers = compare_headers(tensors, there, undetermined)
+        named = {name: named_as_class(found, model) for name, found in there.items()}
+        headers = compare_headers(tensors, named, undetermined, model_names(model))
     return StoredCheckpoint(
         target.info().title,
         scheme.method,

@@ -42,6 +42,11 @@ class HeaderTensor:
     bytes: int
     """Bytes of its data: in safetensors the difference of its offsets, in GGUF its blocks."""
 
+    @property
+    def elements(self) -> int:
+        """Return the number of elements; a word of packed integers is one."""
+        return prod(self.shape)
+
 
 def read_header(file: Path) -> tuple[HeaderTensor, ...]:
     """Return the tensors of a safetensors or GGUF file, without its data; a file that ends after its header will do.

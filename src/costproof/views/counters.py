@@ -60,7 +60,7 @@ class CounterReport(NotebookRepr):
         return EXIT_FINDINGS if open_ or any(not o.settled for o in self.own) else EXIT_OK
 
 
-COUNTERS: Final = FileKind(name="costproof/counters", version=(2, 3), type=CounterReport)
+COUNTERS: Final = FileKind(name="costproof/counters", version=(2, 4), type=CounterReport)
 
 
 def counter_report(capture: Capture, found: Discrepancy, spent: dict[str, CounterUsage]) -> CounterReport:

@@ -105,7 +105,7 @@ def _frame(value: object) -> pd.DataFrame:
 
 _OPEN: Final = ("unexplained", "unsupported")
 _SETTLED: Final = ("explained", "exact")
-_ONE_SOURCE: Final = ("analytic-only", "static-only", "dynamic-only", "isolated-only")
+_ONE_SOURCE: Final = ("analytic-only", "static-only", "dynamic-only", "isolated-only", "headers-only")
 _MOST_METRICS: Final = 2
 GOOD: Final = frozenset({"exact", "explained", "not-executed"})
 """Statuses without an open difference."""
