@@ -371,7 +371,7 @@ def _autocast(torch: Any, device: str) -> ProcessSetting:
 
 
 def _global_hooks() -> list[Any]:
-    """Return the global module hooks: dicts as lists of entries, and one flag."""
+    """Return torch's global module hooks as lists of entries, with the flag that belongs to them."""
     held = vars(sys.modules[_GLOBAL_HOOKS])
     return [
         (name, list(value.items()) if isinstance(value, dict) else value)

@@ -1,4 +1,4 @@
-"""Build the findings for stages and the total: sums of rows, with the causes of their rows.
+"""Build the findings on stages and the total; their numbers and causes are sums over the findings of modules.
 
 Errors of opposite sign may cancel in a sum, so the status of a sum is never better than that of its worst row.
 """

@@ -168,7 +168,7 @@ def uniform_experts(experts: int, top_k: int, tokens: int) -> Fraction:
 
 
 def uniform_text(experts: int, top_k: int, tokens: int) -> str:
-    """Return :func:`uniform_experts` as a closed form: the digits of its value grow with the tokens."""
+    """Return :func:`uniform_experts` as an expression, since its exact value has as many digits as tokens."""
     left = Fraction(experts - top_k, experts)
     return f"{experts}*(1 - ({left})**{tokens})"
 

@@ -234,7 +234,7 @@ def weights_counted(target: TargetInfo) -> TargetInfo:
 
 
 def cache_counted(target: TargetInfo, workload: Workload) -> TargetInfo:
-    """Return the target without its cache format, for workloads that count the cache in a format of their own."""
+    """Drop the cache format from the target if the workload counts the cache in a format of its own."""
     if KV_DTYPE not in workload.inputs:
         return target
     return replace(target, quantised={part: text for part, text in target.quantised.items() if part != "cache"})

@@ -185,7 +185,7 @@ class _PipeWriter(RawIOBase):
 
 
 def _descriptor(path: Path) -> int | None:
-    """Return the descriptor of this process that a path such as ``/dev/stdout`` names."""
+    """Return the open file descriptor that a path such as ``/dev/stdout`` names."""
     found = os.path.abspath(path)
     for _ in range(40):  # links, as many as the system follows
         folder, name = os.path.split(found)

@@ -169,7 +169,7 @@ class Section:
         return section
 
     def finish(self, *, strict: bool = False) -> tuple[tuple[str, str], ...]:
-        """Return every key here and below that affects no cost or that nothing read, with the reason.
+        """Return (path, reason) of every key, here and in subsections, that affects no cost or was not read.
 
         A key that only a section below reads, with a different value there, is a problem: it is probably misplaced.
 

@@ -58,7 +58,7 @@ class StateSnapshot:
                     self._value(value, own_function=True)
 
     def _value(self, held: Any, *, own_function: bool = False) -> None:
-        """Snapshot a container, a function, or an object of the code that is searched.
+        """Record a container, a function, or an object whose class is defined in a searched Python module.
 
         Args:
             own_function: a function belongs to the model, whatever module defines it.

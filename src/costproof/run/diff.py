@@ -73,7 +73,7 @@ def diff(
 
 
 def levers(base: Operand, head: Operand) -> Levers | None:
-    """Return the formulas as functions of which settings are base's and which head's; ``None`` without formulas."""
+    """Return the formulas, to be evaluated with some settings of base and the others of head; else ``None``."""
     if base.target is None or head.target is None:
         return None
     old, new = base.baseline, head.baseline

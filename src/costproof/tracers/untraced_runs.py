@@ -50,7 +50,7 @@ class ModuleWork:
 
 
 def module_work(target: Runnable, workload: Workload, place: str) -> list[ModuleWork]:
-    """Return the work of each run of a target.
+    """Execute the runs of a target; return the FLOPs, result elements and calls of every module in each.
 
     Args:
         place: one of :data:`PLACES`.

@@ -1,4 +1,4 @@
-"""Latent attention with absorbed decode steps: a forward of costproof on the modules of the library's class.
+"""Latent attention with absorbed decode steps: our own ``forward``, run on the modules of a transformers model.
 
 Servers decode like this (FlashMLA), transformers does not. The prompt runs as in the class of transformers: its keys
 and values are expanded once. Importing this module imports transformers.

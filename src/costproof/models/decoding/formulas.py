@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from costproof.algebra.series import CONTEXT
@@ -195,10 +196,24 @@ def decoder_tapes(
             one_key=one_token and call.past == 0,
             wide_heads=config.head_dim > _WIDEST_SHARED,
         )
-        masks = _given_masks(config, workload, call)
-        record = DecoderTape(call, branches)
-        found[name] = record.record(stack(call), _windows(config), _positions(workload, call), masks, capped=capped)
+        masks = tuple(_given_masks(config, workload, call).items())
+        layers, windows = stack(call), tuple(_windows(config))
+        found[name] = _recorded_tape(call, branches, layers, windows, _positions(workload, call), masks, capped)
     return found
+
+
+@lru_cache(maxsize=64)
+def _recorded_tape(
+    call: StackCall,
+    branches: CopyBranches,
+    stack: DecoderStack,
+    windows: tuple[int, ...],
+    positions: Size,
+    masks: tuple[tuple[bool, tuple[Size, Size]], ...],
+    capped: bool,
+) -> MemoryTape:
+    """Return the memory tape of a call, memoized: calls that differ in sizes alone have the same one."""
+    return DecoderTape(call, branches).record(stack, windows, positions, dict(masks), capped=capped)
 
 
 def _given_masks(config: DecoderConfig, workload: Workload, call: StackCall) -> dict[bool, tuple[Size, Size]]:

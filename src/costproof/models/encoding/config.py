@@ -77,7 +77,7 @@ class EncoderConfig(NativeConfig):
 
     @classmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
-        """Return the configuration in the parsed content of a file."""
+        """Parse the JSON value of a configuration file; append every error to ``problems``."""
         top = Section(data, "$", problems)
         top.waive(cls.unused_keys)
         check_type(top, cls.model_type)

@@ -90,7 +90,7 @@ class BertConfig(TextEncoderConfig):
 
 @dataclass(frozen=True, slots=True)
 class Bert(TextTarget[BertConfig]):
-    """``BertModel``, or a class with a head, with one configuration.
+    """Target: ``BertModel``, or a class with a head, with one configuration.
 
     Source: Devlin et al. 2018, BERT; ``BertModel``, ``BertForMaskedLM``, ``BertForSequenceClassification``
     (transformers).

@@ -114,7 +114,7 @@ class ClipVisionConfig(VisionConfig):
 
 @dataclass(frozen=True, slots=True)
 class ClipVision(VisionTarget[ClipVisionConfig]):
-    """``CLIPVisionModel``, or the class with a projection, with one configuration.
+    """Target: ``CLIPVisionModel``, or the class with a projection, with one configuration.
 
     Source: Radford et al. 2021, CLIP; ``CLIPVisionModel``, ``CLIPVisionModelWithProjection`` (transformers).
     """

@@ -95,7 +95,7 @@ class DeepseekV2Config(LatentConfig):
 
 @dataclass(frozen=True, slots=True)
 class DeepseekV2(LatentTarget[DeepseekV2Config]):
-    """``DeepseekV2ForCausalLM`` with one configuration.
+    """Target: ``DeepseekV2ForCausalLM`` with one configuration.
 
     Source: DeepSeek-AI 2024, DeepSeek-V2; ``DeepseekV2ForCausalLM`` (transformers).
     """

@@ -77,7 +77,7 @@ class DeepseekV3Config(LatentConfig):
 
 @dataclass(frozen=True, slots=True)
 class DeepseekV3(LatentTarget[DeepseekV3Config]):
-    """``DeepseekV3ForCausalLM`` with one configuration.
+    """Target: ``DeepseekV3ForCausalLM`` with one configuration.
 
     Source: DeepSeek-AI 2024, DeepSeek-V3 Technical Report; ``DeepseekV3ForCausalLM`` (transformers).
     """

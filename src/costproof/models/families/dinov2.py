@@ -111,7 +111,7 @@ class Dinov2Config(VisionConfig):
 
 @dataclass(frozen=True, slots=True)
 class Dinov2(VisionTarget[Dinov2Config]):
-    """``Dinov2Model`` with one configuration.
+    """Target: ``Dinov2Model`` with one configuration.
 
     Source: Oquab et al. 2023, DINOv2; ``Dinov2Model`` (transformers).
     """

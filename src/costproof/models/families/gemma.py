@@ -53,7 +53,7 @@ class GemmaConfig(DecoderConfig):
 
 @dataclass(frozen=True, slots=True)
 class Gemma(CausalTarget[GemmaConfig]):
-    """``GemmaForCausalLM`` with one configuration.
+    """Target: ``GemmaForCausalLM`` with one configuration.
 
     Source: Gemma Team 2024, Gemma: Open Models Based on Gemini Research and Technology; ``GemmaForCausalLM``
     (transformers).

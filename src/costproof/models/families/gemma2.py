@@ -65,7 +65,7 @@ class Gemma2Config(WindowedConfig):
 
 @dataclass(frozen=True, slots=True)
 class Gemma2(CausalTarget[Gemma2Config]):
-    """``Gemma2ForCausalLM`` with one configuration.
+    """Target: ``Gemma2ForCausalLM`` with one configuration.
 
     Source: Gemma Team 2024, Gemma 2: Improving Open Language Models at a Practical Size; ``Gemma2ForCausalLM``
     (transformers).

@@ -65,7 +65,7 @@ class Gemma3Config(WindowedConfig):
 
 @dataclass(frozen=True, slots=True)
 class Gemma3(CausalTarget[Gemma3Config]):
-    """``Gemma3ForCausalLM`` with one configuration.
+    """Target: ``Gemma3ForCausalLM`` with one configuration.
 
     Source: Gemma Team 2025, Gemma 3 Technical Report; ``Gemma3ForCausalLM`` (transformers).
     """

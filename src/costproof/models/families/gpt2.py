@@ -126,7 +126,7 @@ class Gpt2Config(DecoderConfig):
 
 @dataclass(frozen=True, slots=True)
 class Gpt2(CausalTarget[Gpt2Config]):
-    """``GPT2LMHeadModel`` with one configuration.
+    """Target: ``GPT2LMHeadModel`` with one configuration.
 
     Source: Radford et al. 2019, Language Models are Unsupervised Multitask Learners; ``GPT2LMHeadModel``
     (transformers).

@@ -64,7 +64,7 @@ class GptOssConfig(MixtureConfig):
 
 @dataclass(frozen=True, slots=True)
 class GptOss(CausalTarget[GptOssConfig]):
-    """``GptOssForCausalLM`` with one configuration.
+    """Target: ``GptOssForCausalLM`` with one configuration.
 
     Source: OpenAI 2025, gpt-oss-120b and gpt-oss-20b model card; ``GptOssForCausalLM`` (transformers).
     """

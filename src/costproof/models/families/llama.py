@@ -32,7 +32,7 @@ class LlamaConfig(DecoderConfig):
 
 @dataclass(frozen=True, slots=True)
 class Llama(CausalTarget[LlamaConfig]):
-    """``LlamaForCausalLM`` with one configuration.
+    """Target: ``LlamaForCausalLM`` with one configuration.
 
     Source: Touvron et al. 2023, LLaMA; Grattafiori et al. 2024, The Llama 3 Herd of Models;
     ``LlamaForCausalLM`` (transformers).

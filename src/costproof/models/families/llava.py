@@ -149,7 +149,7 @@ class LlavaConfig(ImageTextConfig):
 
 @dataclass(frozen=True, slots=True)
 class Llava(ImageTextTarget[LlavaConfig]):
-    """``LlavaForConditionalGeneration`` with one configuration.
+    """Target: ``LlavaForConditionalGeneration`` with one configuration.
 
     Source: Liu et al. 2023, Visual Instruction Tuning; Liu et al. 2023, Improved Baselines with Visual Instruction
     Tuning; ``LlavaForConditionalGeneration`` (transformers).

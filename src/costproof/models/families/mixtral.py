@@ -47,7 +47,7 @@ class MixtralConfig(MixtureConfig):
 
 @dataclass(frozen=True, slots=True)
 class Mixtral(CausalTarget[MixtralConfig]):
-    """``MixtralForCausalLM`` with one configuration.
+    """Target: ``MixtralForCausalLM`` with one configuration.
 
     Source: Jiang et al. 2024, Mixtral of Experts; ``MixtralForCausalLM`` (transformers).
     """

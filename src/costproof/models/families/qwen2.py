@@ -32,7 +32,7 @@ class Qwen2Config(LateWindowedConfig):
 
 @dataclass(frozen=True, slots=True)
 class Qwen2(CausalTarget[Qwen2Config]):
-    """``Qwen2ForCausalLM`` with one configuration.
+    """Target: ``Qwen2ForCausalLM`` with one configuration.
 
     Source: Qwen Team 2024, Qwen2.5 Technical Report; ``Qwen2ForCausalLM`` (transformers).
     """

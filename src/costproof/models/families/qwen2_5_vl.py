@@ -272,7 +272,7 @@ def _tower(config: Qwen25VlConfig, patches: Size, tokens: Size, *, eager: bool) 
 
 @dataclass(frozen=True, slots=True)
 class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
-    """``Qwen2_5_VLForConditionalGeneration`` with one configuration; its inputs are square images cut into patches.
+    """Target: ``Qwen2_5_VLForConditionalGeneration`` with one configuration, on square images cut into patches.
 
     Source: Bai et al. 2025, Qwen2.5-VL Technical Report; ``Qwen2_5_VLForConditionalGeneration`` (transformers).
     """

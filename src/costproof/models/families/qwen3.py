@@ -33,7 +33,7 @@ class Qwen3Config(LateWindowedConfig):
 
 @dataclass(frozen=True, slots=True)
 class Qwen3(CausalTarget[Qwen3Config]):
-    """``Qwen3ForCausalLM`` with one configuration.
+    """Target: ``Qwen3ForCausalLM`` with one configuration.
 
     Source: Qwen Team 2025, Qwen3 Technical Report; ``Qwen3ForCausalLM`` (transformers).
     """

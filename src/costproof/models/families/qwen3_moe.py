@@ -101,7 +101,7 @@ def _kinds(top: Section, layers: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Qwen3Moe(CausalTarget[Qwen3MoeConfig]):
-    """``Qwen3MoeForCausalLM`` with one configuration.
+    """Target: ``Qwen3MoeForCausalLM`` with one configuration.
 
     Source: Qwen Team 2025, Qwen3 Technical Report; ``Qwen3MoeForCausalLM`` (transformers).
     """

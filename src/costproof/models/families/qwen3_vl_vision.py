@@ -101,7 +101,7 @@ _OWN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
-    """``Qwen3VLVisionModel`` with one configuration, on one image that is already cut into patches.
+    """Target: ``Qwen3VLVisionModel`` with one configuration, on one image that is already cut into patches.
 
     Source: Bai et al. 2025, Qwen3-VL; ``Qwen3VLVisionModel`` (transformers).
     """

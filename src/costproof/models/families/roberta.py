@@ -71,7 +71,7 @@ _PADDINGS: Final = range(10)
 
 @dataclass(frozen=True, slots=True)
 class Roberta(TextTarget[RobertaConfig]):
-    """``RobertaModel``, or a class with a head, with one configuration.
+    """Target: ``RobertaModel``, or a class with a head, with one configuration.
 
     Source: Liu et al. 2019, RoBERTa; ``RobertaModel``, ``RobertaForMaskedLM``, ``RobertaForSequenceClassification``
     (transformers).

@@ -74,7 +74,7 @@ class SiglipVisionConfig(VisionConfig):
 
 @dataclass(frozen=True, slots=True)
 class SiglipVision(VisionTarget[SiglipVisionConfig]):
-    """``SiglipVisionModel`` with one configuration.
+    """Target: ``SiglipVisionModel`` with one configuration.
 
     Source: Zhai et al. 2023, Sigmoid Loss for Language Image Pre-Training; ``SiglipVisionModel`` (transformers).
     """

@@ -157,7 +157,7 @@ class T5Config(NativeConfig):
 
 @dataclass(frozen=True, slots=True)
 class T5(Native[T5Config]):
-    """``T5ForConditionalGeneration`` with one configuration; the decoder starts with one token."""
+    """Target: ``T5ForConditionalGeneration`` with one configuration; the decoder starts with one token."""
 
     config: T5Config = field(default_factory=T5Config)
     name: str = "t5"

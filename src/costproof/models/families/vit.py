@@ -97,7 +97,7 @@ class VitConfig(VisionConfig):
 
 @dataclass(frozen=True, slots=True)
 class Vit(VisionTarget[VitConfig]):
-    """``ViTForImageClassification`` or ``ViTModel`` with one configuration.
+    """Target: ``ViTForImageClassification`` or ``ViTModel`` with one configuration.
 
     Source: Dosovitskiy et al. 2020, An Image is Worth 16x16 Words; ``ViTForImageClassification``, ``ViTModel``
     (transformers).

@@ -56,7 +56,7 @@ class ImageTextConfig(NativeConfig):
 
     @classmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
-        """Return the configuration in the parsed content of a file."""
+        """Parse the JSON value of a configuration file; append every error to ``problems``."""
         top = Section(data, "$", problems)
         top.waive(cls.unused_keys)
         top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)

@@ -48,7 +48,7 @@ _DEFAULTS: Final = (("stride", 1), ("padding", 0), ("dilation", 1))
 
 
 def _needed_taps(op: OpCall, kernel: tuple[Any, ...]) -> list[int] | None:
-    """Return the minimum of products per result in each direction; ``None`` if a result may need no product."""
+    """Return the fewest products that a result needs in each dimension; ``None`` if it may need none."""
     if not all(isinstance(size, int) for size in kernel):
         return None
     needed = []

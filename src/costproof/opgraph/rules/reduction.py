@@ -117,7 +117,7 @@ def histogram(op: OpCall) -> OpCost:
 
 @graph_transform
 def counted_integers(graph: Graph) -> Graph:
-    """Let ``histc`` read the integers that were cast to floating point for it.
+    """Return the graph in which ``histc`` reads integers directly instead of their cast to floating point.
 
     Its kernel for processors takes no integers, that for GPUs does: the same work is counted the same on both.
     """

@@ -204,7 +204,7 @@ class _FlowOrder:
     """Reachability and levels of siblings in the data flow between them."""
 
     def __init__(self, forward: Mapping[Slot, Sequence[Slot]]) -> None:
-        """Take slot -> slots that read what it made, all of them later in the mapping."""
+        """Compute both from slot -> slots that read its output; readers come later in the mapping."""
         self.forward = forward
         self.reach: dict[Slot, frozenset[Slot]] = {}
         for name in reversed(list(forward)):

@@ -90,7 +90,7 @@ class Ocr2Config(PageConfig):
 
     @classmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
-        """Return the configuration in the parsed content of a file."""
+        """Parse the JSON value of a configuration file; append every error to ``problems``."""
         top = Section(data, "$", problems)
         top.waive(WAIVED)
         top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)

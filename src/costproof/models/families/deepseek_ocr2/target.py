@@ -80,7 +80,7 @@ READER: Final = PageReader(DECODER, vision_tokens, queries, _vision, _unchecked,
 
 @dataclass(frozen=True, slots=True)
 class DeepseekOcr2(PageTarget[Ocr2Config]):
-    """``DeepseekOcr2ForConditionalGeneration`` with one configuration."""
+    """Target: ``DeepseekOcr2ForConditionalGeneration`` with one configuration."""
 
     config: Ocr2Config = field(default_factory=Ocr2Config)
     name: str = "deepseek-ocr2"
