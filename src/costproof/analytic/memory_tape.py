@@ -92,7 +92,8 @@ class MemoryTape:
 
         Branches: a peak is the largest of its moments.
         """
-        sizes = [size if isinstance(size, int) else evaluate(size, values) for size in self.sizes]
+        known = {size: size if isinstance(size, int) else evaluate(size, values) for size in {*self.sizes}}
+        sizes = [known[size] for size in self.sizes]
         return max(accumulate((sign * sizes[piece] for piece, sign in self._events(inputs_held)), initial=0))
 
     def _events(self, inputs_held: bool) -> Iterator[tuple[Piece, int]]:

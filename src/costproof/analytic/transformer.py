@@ -106,10 +106,11 @@ class DecoderStack:
         b, rows = call.item_bytes, call.rows
         table = self.table_kind(rows if self.own_positions else call.tokens, self.table, b)
         embedding = Embedding(rows, self.vocabulary, self.width, b, self.scaled, read_whole=self.tied)
+        of_layer = {x: x.parts(f"{role}.layer", call) for x in {*self.layers}}
         return (
             ModulePart(f"{role}.embedding", (embedding,)),
             *((ModulePart(f"{role}.rotary", (table,) * self.tables, times=self.tables),) if self.table != 0 else ()),
-            *(p for i, x in enumerate(self.layers) for p in in_layer(i, x.parts(f"{role}.layer", call))),
+            *(p for i, x in enumerate(self.layers) for p in in_layer(i, of_layer[x])),
             ModulePart(f"{role}.norm", (NORMS[self.norm](rows, self.width, b),)),
             ModulePart("lm_head", (LmHead(call.batch, positions, self.width, self.vocabulary, b, self.tied),)),
         )

@@ -49,5 +49,5 @@ def evaluate_ledger(
                     error.where = f"{node.id}, {metric}: {error.where}"
                     raise
             costs[metric] = done[source]
-        nodes.append(replace(node, costs=costs))
+        nodes.append(node.with_costs(costs, node.exprs))
     return replace(ledger, nodes=tuple(nodes))

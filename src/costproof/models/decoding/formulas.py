@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from costproof.algebra.series import CONTEXT
@@ -23,6 +24,7 @@ from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
+from costproof.models.cache_dtype import cache_share
 from costproof.models.decoding.config import DecoderConfig, MixtureConfig
 from costproof.models.decoding.names import STAGES, decoder_names, latent_names, mixture_names, sandwich_names
 
@@ -94,7 +96,8 @@ def decoder_ledger(config: DecoderConfig, workload: Workload, style: DecoderStyl
         return logits_and_masks(workload, call, _windows(config))
 
     parts, decode = decoder_parts(config, workload, style), workload.new_tokens > 0
-    nodes = prefill_and_decode(parts, style.names(), border=border, decode=decode)
+    cache = cache_share(workload, latent=style.latent is not None)
+    nodes = prefill_and_decode(parts, style.names(), border=border, decode=decode, cache=cache)
     # A loop over experts calls the activation once for each expert that receives tokens; the formulas call it once.
     stands_for = {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
     return analytic_ledger(nodes, STAGES, stands_for)
@@ -195,10 +198,24 @@ def decoder_tapes(
             one_key=one_token and call.past == 0,
             wide_heads=config.head_dim > _WIDEST_SHARED,
         )
-        masks = _given_masks(config, workload, call)
-        record = DecoderTape(call, branches)
-        found[name] = record.record(stack(call), _windows(config), _positions(workload, call), masks, capped=capped)
+        masks = tuple(_given_masks(config, workload, call).items())
+        layers, windows = stack(call), tuple(_windows(config))
+        found[name] = _recorded_tape(call, branches, layers, windows, _positions(workload, call), masks, capped)
     return found
+
+
+@lru_cache(maxsize=64)
+def _recorded_tape(
+    call: StackCall,
+    branches: CopyBranches,
+    stack: DecoderStack,
+    windows: tuple[int, ...],
+    positions: Size,
+    masks: tuple[tuple[bool, tuple[Size, Size]], ...],
+    capped: bool,
+) -> MemoryTape:
+    """Return the memory tape of a call, memoized: calls that differ in sizes alone have the same one."""
+    return DecoderTape(call, branches).record(stack, windows, positions, dict(masks), capped=capped)
 
 
 def _given_masks(config: DecoderConfig, workload: Workload, call: StackCall) -> dict[bool, tuple[Size, Size]]:
