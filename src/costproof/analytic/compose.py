@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 import sympy
 
-from costproof.algebra.series import CONTEXT, STEPS, sum_over_steps
+from costproof.algebra.series import CACHED, CONTEXT, STEPS, sum_over_steps
 from costproof.algebra.symbols import sym, text
 from costproof.analytic.costs import Layer, LayerCosts, Size, costs_of, layer
 from costproof.ledger.errors import BadInput
@@ -243,6 +243,7 @@ def prefill_and_decode(
     *,
     border: Callable[[StackCall], Size | None] = lambda call: None,
     decode: bool = True,
+    cached: bool = False,
 ) -> Iterator[CostNode]:
     """Yield the nodes of ``prefill``, a prompt of S tokens, and ``decode``, N steps at contexts P to P + N - 1.
 
@@ -251,8 +252,9 @@ def prefill_and_decode(
         names: see :func:`module_of`.
         border: bytes across the boundary of a call; see :func:`invocation_nodes`.
         decode: whether there are decode steps; their stage owns its parameters in any case.
+        cached: whether C tokens are in the cache before the prompt.
     """
-    first = StackCall(sym("B"), sym("S"), sym("b"))
+    first = prompt_call(cached=cached)
     prompt = parts(first)
     yield from stage_nodes("prefill", prompt, names)
     yield from invocation_nodes("prefill", "prompt", prompt, names, border=border(first))
@@ -263,6 +265,11 @@ def prefill_and_decode(
         yield from invocation_nodes(
             "decode", "steps", step, names, border=border(one), calls=STEPS, summed=sum_over_steps
         )
+
+
+def prompt_call(*, cached: bool) -> StackCall:
+    """Return the sizes of a prefill of S tokens; ``cached`` is as for :func:`prefill_and_decode`."""
+    return StackCall(sym("B"), sym("S"), sym("b"), past=CACHED if cached else 0)
 
 
 def analytic_ledger(

@@ -142,7 +142,7 @@ class DecoderTape:
 
     def _keys(self, block: AttentionBlock | LatentBlock) -> Size:
         """Return the keys per sequence after the call; a window that is full keeps one key less than it has."""
-        if isinstance(block, AttentionBlock) and block.window != 0 and self.call.past != 0:
+        if isinstance(block, AttentionBlock) and block.window != 0 and self.call.past != 0 and not block.filling:
             return block.window - 1 + self.call.tokens
         return self.call.past + self.call.tokens
 
