@@ -24,42 +24,48 @@ from costproof.models.families.mistral import Mistral
 from costproof.parametric.targets import evaluate_formulas
 from costproof.run.peaks import measure_peaks
 from costproof.views.describe import workload_line
-from tests.models.test_families import GPT2, MIXED, SIZES, SOURCES, TARGETS, exact
+from tests.models.test_families import GPT2, SIZES, SOURCES, TARGETS, exact
 from tests.models.test_latents import GROUPS, V2, V3
 from tests.models.test_mixtures import GPT_OSS, MIXTRAL, QWEN3, read
 from tests.support.variants import with_variants
 
 ONE: Final = {"num_hidden_layers": 1}
-TWO: Final = {**MIXED, "num_hidden_layers": 2, "layer_types": MIXED["layer_types"][:2]}
+KINDS: Final = ["sliding_attention", "full_attention"]
+TWO: Final[dict[str, Any]] = {"sliding_window": 8, "num_hidden_layers": 2, "layer_types": KINDS}
 """A layer with a window of 8 keys and one without."""
+MISTRAL: Final[dict[str, Any]] = {"model_type": "mistral", **SIZES, **ONE, "sliding_window": 9}
+LLAMA: Final[dict[str, Any]] = {"model_type": "llama", **SIZES, **ONE}
+V2_GROUPS: Final[dict[str, Any]] = {**V2, **GROUPS, "topk_method": "group_limited_greedy", "q_lora_rank": 5}
 
 # The file, and the run: 20 tokens behind 12, and 2 steps, unless it says else.
 CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
-    "llama": ({"model_type": "llama", **SIZES, **ONE}, {"batch": 2}),
-    "llama, eager": ({"model_type": "llama", **SIZES, **ONE}, {"attention": "eager", "logits": "last"}),
-    "llama, one token": ({"model_type": "llama", **SIZES, **ONE}, {"text_tokens": 1, "dtype": "float32"}),
-    "llama, as many as before": ({"model_type": "llama", **SIZES, **ONE}, {"past": 20, "batch": 20}),
-    "llama, behind one token": ({"model_type": "llama", **SIZES, **ONE}, {"past": 1}),
+    "llama": (LLAMA, {"batch": 2}),
+    "llama, eager": (LLAMA, {"attention": "eager", "logits": "last"}),
+    "llama, one token": (LLAMA, {"text_tokens": 1, "dtype": "float32"}),
+    "llama, as many as before": (LLAMA, {"past": 20, "batch": 20}),
+    "llama, behind one token": (LLAMA, {"past": 1}),
     "qwen2": ({"model_type": "qwen2", **SIZES, **ONE}, {"logits": "last"}),
-    "qwen2, window, eager": ({"model_type": "qwen2", **SIZES, **TWO, "use_sliding_window": True}, {"attention": "eager"}),
-    "qwen3": ({"model_type": "qwen3", **SIZES, **ONE}, {"batch": 2}),
-    "mistral, no window": ({"model_type": "mistral", **SIZES, **ONE, "sliding_window": None}, {}),
-    "mistral, full window": ({"model_type": "mistral", **SIZES, **ONE, "sliding_window": 9}, {"batch": 2}),
-    "mistral, full window, one token": ({"model_type": "mistral", **SIZES, **ONE, "sliding_window": 9}, {"text_tokens": 1}),
-    "mistral, full window, eager": (
-        {"model_type": "mistral", **SIZES, **ONE, "sliding_window": 9}, {"attention": "eager", "logits": "last"},
+    "qwen2, window, eager": (
+        {"model_type": "qwen2", **SIZES, **TWO, "use_sliding_window": True}, {"attention": "eager"},
     ),
-    "mistral, filled by the prompt": ({"model_type": "mistral", **SIZES, **ONE, "sliding_window": 16}, {"batch": 2}),
-    "mistral, filled by the prompt to the last": ({"model_type": "mistral", **SIZES, **ONE, "sliding_window": 33}, {}),
+    "qwen3": ({"model_type": "qwen3", **SIZES, **ONE}, {"batch": 2}),
+    "mistral, no window": ({**MISTRAL, "sliding_window": None}, {}),
+    "mistral, full window": (MISTRAL, {"batch": 2}),
+    "mistral, full window, one token": (MISTRAL, {"text_tokens": 1}),
+    "mistral, full window, eager": (
+        MISTRAL, {"attention": "eager", "logits": "last"},
+    ),
+    "mistral, filled by the prompt": ({**MISTRAL, "sliding_window": 16}, {"batch": 2}),
+    "mistral, filled by the prompt to the last": ({**MISTRAL, "sliding_window": 33}, {}),
     "mistral, filled by one token": (
-        {"model_type": "mistral", **SIZES, **ONE, "sliding_window": 14}, {"text_tokens": 1},
+        {**MISTRAL, "sliding_window": 14}, {"text_tokens": 1},
     ),
     "mistral, filled by the prompt, eager": (
-        {"model_type": "mistral", **SIZES, **ONE, "sliding_window": 16}, {"attention": "eager"},
+        {**MISTRAL, "sliding_window": 16}, {"attention": "eager"},
     ),
-    "mistral, window not filled": ({"model_type": "mistral", **SIZES, **ONE, "sliding_window": 64}, {"batch": 2}),
+    "mistral, window not filled": ({**MISTRAL, "sliding_window": 64}, {"batch": 2}),
     "mistral, window not filled, short": (
-        {"model_type": "mistral", **SIZES, **ONE, "sliding_window": 9}, {"past": 2, "text_tokens": 3, "batch": 3},
+        MISTRAL, {"past": 2, "text_tokens": 3, "batch": 3},
     ),
     "gemma": ({"model_type": "gemma", **SIZES, **ONE}, {"batch": 2}),
     "gemma2": ({"model_type": "gemma2", **SIZES, **TWO}, {"batch": 2}),
@@ -75,7 +81,7 @@ CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "gpt_oss": ({**GPT_OSS, **TWO}, {"batch": 2}),
     "gpt_oss, filled by the prompt": ({**GPT_OSS, **TWO, "sliding_window": 16}, {}),
     "deepseek_v2": ({**V2, **ONE, "first_k_dense_replace": 0}, {"batch": 2}),
-    "deepseek_v2, eager": ({**V2, **GROUPS, "topk_method": "group_limited_greedy", "q_lora_rank": 5}, {"attention": "eager"}),
+    "deepseek_v2, eager": (V2_GROUPS, {"attention": "eager"}),
     "deepseek_v3": ({**V3, **ONE, "first_k_dense_replace": 0}, {"batch": 2, "logits": "last"}),
     "deepseek_v3, few tokens": ({**V3, **ONE}, {"text_tokens": 2, "past": 40}),
     "deepseek_v3, absorbed": ({**V3, **ONE}, {"decoding": "absorbed"}),

@@ -269,7 +269,8 @@ def _of_graph(read: Operand, held: int, room: int) -> Iterator[MemoryLimit]:
 def given_cache(side: Baseline, folded: Folded) -> int | None:
     """Return the bytes of the cache that a run is given as input, or 0 if it builds its own.
 
-    A prefill behind a past reads all of it. If only one stage uses a cache and runs once, everything that it reads of it was there before.
+    A prefill behind a past reads all of it. If only one stage uses a cache and runs once, everything that it reads of
+    it was there before.
     """
     if side.workload.past:
         return folded.total("kv_read_bytes", _PREFILL) if "kv_read_bytes" in folded.metrics else None

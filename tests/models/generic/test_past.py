@@ -12,7 +12,6 @@ from costproof.models.families.qwen3 import Qwen3, Qwen3Config
 from costproof.parametric.targets import evaluate_formulas
 from costproof.tracers import sources as tracing
 from tests.models.generic.test_stages import HEAD, LAYER, PER_PAIR, QWEN3, counted, generic
-from tests.models.test_mixtures import read
 from tests.support.pools import Here
 
 ONE: Final = {**QWEN3, "num_hidden_layers": 1}
@@ -50,7 +49,7 @@ def test_a_chunk_by_hand() -> None:
 def test_windows_as_formulas_count_them(past: int, tokens: int) -> None:
     """Full before the prompt, filled by it, and not filled."""
     found = counted(WINDOW, sources=("static",), seq_len=tokens, past=past, new_tokens=1)
-    family = Qwen3(read(Qwen3Config, WINDOW))
+    family = Qwen3(Qwen3Config.read(WINDOW, []))
     formulas = evaluate_formulas(family, family.workload(text_tokens=tokens, past=past, new_tokens=1))
     for metric in ("flops", KEPT_SCORES, "kv_read_bytes", "kv_cache_bytes"):
         for stage in ("prefill", "decode"):

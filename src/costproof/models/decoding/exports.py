@@ -163,7 +163,9 @@ def _chunk_example(workload: Workload, decoder: Decoder) -> tuple[int, int]:
         return (1, window - 2) if length == 1 else (window + _LENGTH, min(_CONTEXT, window - 2))
     if length + _CONTEXT <= window - 2:
         return length, _CONTEXT
-    small = ((n, c) for n in ((1,) if length == 1 else (4, 3, 2)) for c in (5, 4, 3, 2) if n != c and n + c < window - 1)
+    small = (
+        (n, c) for n in ((1,) if length == 1 else (4, 3, 2)) for c in (5, 4, 3, 2) if n != c and n + c < window - 1
+    )
     return next(small, (workload.text_tokens, workload.past))
 
 

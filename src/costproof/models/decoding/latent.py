@@ -226,8 +226,8 @@ def latent_style(
         table: the layer that computes cosines and sines.
         as_complex: whether pairs of elements are rotated by a complex product.
 
-    Branches: the lower bound depends on which of the two ways of decoding is less work at these widths; one token behind
-    a past is read as a step is.
+    Branches: the lower bound depends on which of the two ways of decoding is less work at these widths; a call of one
+    token behind a past is a step.
     """
 
     def attention(workload: Workload, call: StackCall) -> LatentBlock:

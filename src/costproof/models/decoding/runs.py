@@ -36,9 +36,7 @@ def prompt_inputs(workload: Workload, decoder: Decoder, length: int) -> dict[str
     }
 
 
-def behind_past(
-    model: nn.Module, workload: Workload, decoder: Decoder, prompt: Mapping[str, Any]
-) -> dict[str, Any]:
+def behind_past(model: nn.Module, workload: Workload, decoder: Decoder, prompt: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keyword arguments of a prefill on the meta device, with the past of the workload in its cache."""
     if not workload.past:
         return dict(prompt)
