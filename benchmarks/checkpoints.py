@@ -24,8 +24,8 @@ HEAD: Final = """\
 
 `costproof stored TARGET` states the tensors and bytes of a checkpoint from its configuration; no weights are read.
 With `--files` the layout is compared, tensor by tensor, with the headers of safetensors files (the first bytes of each
-are enough), and every difference is listed with its bytes. Of GGUF files only the number of tensors and bytes is read.
-This page is made by `python -m benchmarks.checkpoints`.
+are enough), and every difference is listed with its bytes and its cause. Of GGUF files only the number of tensors and
+bytes is read. This page is made by `python -m benchmarks.checkpoints`.
 
 ```sh
 costproof stored deepseek-v3 --mtp 1                                # 688,574,839,360 bytes
@@ -51,6 +51,22 @@ A format or a key outside of this is exit code 3 with its name, and no number. W
 the dtype of block scales (float32; bfloat16 for Qwen3), biases of zeros that AutoGPTQ writes, the dtype of the shapes
 of packed matrices. The JSON descriptions that bitsandbytes stores for nested maxima contain a number from the weights;
 their size is open. Modules for further tokens (MTP) count with `--mtp N`, for models built like DeepSeek-V3.
+
+## Headers against the layout
+
+`costproof report hf:FOLDER` reads the headers of safetensors files beside the configuration as a source of its own
+(`headers`), and compares stored bytes and elements with formulas and layout, module by module; `costproof stored
+--files` compares tensor by tensor. Shards may end after their headers. These differences have a known cause, which both
+commands name with its bytes; any other difference is a finding (exit code 1):
+
+| cause | evidence |
+|---|---|
+| biases of zeros | a bias of a packed layer that the model does not have; AutoGPTQ writes it, GPTQModel does not |
+| the group of each column | `g_idx`, `weight_g_idx` of a packed layer |
+| another dtype of scales, zero points, shapes | same name, same shape |
+| modules for further tokens | names after the last layer that the configuration counts, or below `mtp.` |
+| a copy of a tied tensor | the name and shape of a tied parameter |
+| rotary frequencies; tensors that the class ignores | `rotary_emb.inv_freq`; patterns of the class in transformers |
 
 ## Published totals
 

@@ -1,4 +1,4 @@
-"""Compose layers into cost nodes: assign formulas to modules, and evaluate them for each call of each stage."""
+"""Compose layers into cost nodes: assign formulas to modules, and evaluate them for each call of a stage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from costproof.ledger.node import CostNode, Ledger
 
 @layer
 class Container:
-    """A module without operators of its own: it is called, and everything it costs is in its children."""
+    """Layer of a module that runs no operators itself; all costs are in its child modules."""
 
     name: ClassVar[str] = "container"
     title: ClassVar[str] = "Module that only calls others"
@@ -48,7 +48,7 @@ CONTAINER: Final = Container()
 
 @dataclass(frozen=True, slots=True)
 class StackCall:
-    """Sizes of one call of a stack of layers."""
+    """Sizes of one call of a stack of layers: batch, new tokens, cached tokens."""
 
     batch: Size
     """Number of sequences."""
@@ -64,13 +64,13 @@ class StackCall:
 
     @property
     def rows(self) -> Size:
-        """Return the tokens of all sequences."""
+        """Return the tokens of all sequences, batch x tokens."""
         return self.batch * self.tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ModulePart:
-    """A module and the formulas of its own operators; child modules are separate parts."""
+    """A module, by role, and the formulas of its own operators; child modules are separate parts."""
 
     role: str
     """Name of the module's function in the model, independent of implementations: ``text.layer.mlp.gate``."""
@@ -94,7 +94,7 @@ def _one_call(expr: sympy.Expr) -> sympy.Expr:
 
 
 def in_layer(i: int, parts: Iterable[ModulePart]) -> tuple[ModulePart, ...]:
-    """Return the parts with the layer number ``i``."""
+    """Return the parts with ``i`` as the number of their layer."""
     return tuple(replace(part, i=i) for part in parts)
 
 
@@ -109,7 +109,9 @@ def module_of(part: ModulePart, names: Mapping[str, str]) -> str:
     """
     path = names.get(part.role)
     if path is None:
-        raise BadInput("an implementation does not name a part of the model", where=part.role, expected="a module path")
+        raise BadInput(
+            "the names of an implementation lack a role of the formulas", where=part.role, expected="a module path"
+        )
     return path.replace("{i}", str(part.i))
 
 
@@ -119,13 +121,13 @@ _ATTENTION: Final = ".attention"
 
 @dataclass(frozen=True, slots=True)
 class HeldNode(CostNode):
-    """Stage-wide costs of a module, with the layers that they are from; their storage is not costed yet."""
+    """Stage-wide costs of a module with the layers that they come from, before its storage is costed."""
 
     layers: tuple[Layer, ...] = ()
 
 
 def stage_nodes(stage: str, parts: Iterable[ModulePart], names: Mapping[str, str]) -> Iterator[CostNode]:
-    """Yield the stage-wide costs of modules, parameters and buffers; names as in :func:`module_of`."""
+    """Yield stage-wide nodes: the parameters and buffers that each module owns; names as in :func:`module_of`."""
     for part in parts:
         owner, exprs, unknown = _held_costs(part.layers)
         if exprs or part.role.endswith(_ATTENTION):
@@ -174,7 +176,7 @@ def invocation_nodes(
 
 
 def _lasting_bytes(parts: Iterable[ModulePart]) -> sympy.Expr:
-    """Return the bytes of parameters, buffers and the cache that the modules read and write."""
+    """Return the bytes of parameters, buffers and cache that the modules read or write in a call."""
     number = Counter(part.layers for part in parts)
     return sum_sizes(n * costs_of(x).lasting_bytes for layers, n in number.items() for x in layers)
 
@@ -184,7 +186,7 @@ _Texts = dict[Metric, str]
 
 @lru_cache(maxsize=8192)
 def _held_costs(layers: tuple[Layer, ...]) -> tuple[str, _Texts, frozenset[Metric]]:
-    """Return the owning formula of a module's parameters or buffers, their costs, and unknown metrics.
+    """Return the layer that owns a module's parameters, the parameter and buffer costs, and unknown metrics.
 
     Memoized, so that equal modules are computed once.
     """
@@ -201,7 +203,7 @@ def _held_costs(layers: tuple[Layer, ...]) -> tuple[str, _Texts, frozenset[Metri
 
 
 def _unknown_metrics(costs: Iterable[LayerCosts]) -> frozenset[Metric]:
-    """Return the metrics that one of the layers does not give."""
+    """Return the metrics that at least one of the layers does not give."""
     return frozenset[Metric]().union(*(c.unknown for c in costs))
 
 
@@ -209,7 +211,7 @@ def _unknown_metrics(costs: Iterable[LayerCosts]) -> frozenset[Metric]:
 def _module_costs(
     layers: tuple[Layer, ...], summed: Callable[[sympy.Expr], sympy.Expr]
 ) -> tuple[_Texts, tuple[tuple[str, str, _Texts], ...], frozenset[Metric]]:
-    """Return the bytes of a module, (kind, formula, FLOPs) of its operators, and unknown metrics.
+    """Return a module's bytes, (kind, layer, FLOPs) of its operators, and its unknown metrics.
 
     Memoized, so that equal modules are computed once.
     """
@@ -245,7 +247,7 @@ def prefill_and_decode(
     decode: bool = True,
     cached: bool = False,
 ) -> Iterator[CostNode]:
-    """Yield the nodes of ``prefill``, a prompt of S tokens, and ``decode``, N steps at contexts P to P + N - 1.
+    """Yield the nodes of ``prefill``, a prompt of S tokens, and of ``decode``, N steps at contexts P to P + N - 1.
 
     Args:
         parts: returns the modules of one call of the decoder.
@@ -275,7 +277,7 @@ def prompt_call(*, cached: bool) -> StackCall:
 def analytic_ledger(
     nodes: Iterable[CostNode], stages: tuple[str, ...], conventions: Mapping[str, str] | None = None
 ) -> Ledger:
-    """Return the analytic ledger of these nodes, without a metric that is unknown in one of them.
+    """Return the analytic ledger of these nodes, without metrics that are unknown in one of them.
 
     The metrics of storage are left to :func:`~costproof.analytic.storage.with_storage`.
     """
@@ -292,5 +294,5 @@ def sum_sizes(sizes: Iterable[Size]) -> sympy.Expr:
 
 
 def _texts(*metrics: tuple[Metric, Size]) -> dict[Metric, str]:
-    """Return the metrics that are not zero as canonical text."""
+    """Return the metrics that are not zero as canonical formula text."""
     return {metric: text(sympy.sympify(size)) for metric, size in metrics if size != 0}

@@ -47,7 +47,7 @@ def compare(capture: Capture) -> Discrepancy:
 
 
 def bound_findings(capture: Capture, ctx: Context) -> list[Finding]:
-    """Return one finding for each module in which sources differ in a metric of time bounds.
+    """Return a finding for each module in which sources differ in a metric of time bounds.
 
     Metrics of bounds are in no table, so those that agree are not findings.
     """
@@ -69,7 +69,7 @@ def trace_findings(capture: Capture) -> list[Finding]:
 
 
 def silent_findings(capture: Capture) -> list[Finding]:
-    """Return one finding for each metric that a source must give according to the target's record, but does not."""
+    """Return a finding for each metric that, by the target's record, a source should give but does not."""
     return [
         _finding(
             f"{ledger.source}#{metric}", _defect("silent_source", ledger.source),
@@ -82,7 +82,7 @@ def silent_findings(capture: Capture) -> list[Finding]:
 
 
 def size_findings(capture: Capture) -> list[Finding]:
-    """Return one finding for each size of a call that differs from the shapes of the inputs of a graph.
+    """Return a finding for each size of a call that contradicts the shapes of a graph's inputs.
 
     The costs of all sources in symbols are evaluated at the sizes of the calls, so no cost shows that these are wrong.
     """
@@ -101,7 +101,7 @@ def size_findings(capture: Capture) -> list[Finding]:
 
 
 def peak_findings(capture: Capture) -> list[Finding]:
-    """Return one finding for each call whose graph peak is known by formula and by its graph."""
+    """Return a finding for each call whose live peak is known both by formula and by graph."""
     found = []
     for call in capture.peaks:
         if call.formula is None or call.graph is None:
@@ -129,7 +129,7 @@ def peak_findings(capture: Capture) -> list[Finding]:
 
 
 def _defect(kind: CauseKind, evidence: str, note: str = "") -> Cause:
-    """Return a cause that explains no part of a number.
+    """Return a cause of a defect, which explains no part of a number.
 
     Args:
         note: the meaning of the kind, unless given.
@@ -147,7 +147,7 @@ def _finding(
     metric: str = "calls",
     level: Level = "source",
 ) -> Finding:
-    """Return a finding that does not compare two numbers."""
+    """Return a finding that does not compare two numbers, such as a defect."""
     return Finding(
         id=id_,
         level=level,
@@ -204,13 +204,13 @@ def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
 
 
 def _alone(name: str, calls: Sequence[UnknownOp]) -> str:
-    """Return the clause on the calls of an operator that the second judge could not count."""
+    """Return a clause on the calls of an operator that the second judge (torch's formulas) could not count."""
     reasons = sorted({call.why for call in calls} - {NO_FORMULA})
     return "; ".join((f"operator {name}: {unknown_clause(calls)}", *reasons))
 
 
 def _merged(rows: Iterable[AlignedRow]) -> Iterator[tuple[AlignedRow, str, int]]:
-    """Group equal rows of modules whose paths differ only in numbers: yield one row, the pattern, and the row count."""
+    """Yield (row, path pattern, number of rows) for groups of equal rows whose paths differ only in numbers."""
     alike: dict[Hashable, list[AlignedRow]] = {}
     for row in rows:
         cells = tuple((s, c.value, c.kinds) for s, c in row.cells.items())
@@ -221,7 +221,7 @@ def _merged(rows: Iterable[AlignedRow]) -> Iterator[tuple[AlignedRow, str, int]]
 
 
 def _apart(rows: Sequence[AlignedRow], unjudged: Sequence[str]) -> tuple[list[AlignedRow], list[AlignedRow]]:
-    """Split differing rows of a module into those explained by operators that torch has no formula for, and the rest.
+    """Split differing rows into those that operators without a torch formula explain, and the rest.
 
     An operator without a formula does work that torch's count lacks: all work of a kind that only our rules name, or
     part of its own kind. Apart from it both sides must have equal sums, since a composite operator of one side may be
@@ -270,7 +270,7 @@ def _without_rule(row: AlignedRow, pattern: str, count: int) -> str:
 
 
 def _beyond(row: AlignedRow) -> bool:
-    """Whether torch counts more than the rules."""
+    """Return whether torch counts more in this row than the operator rules."""
     mine, other = _said(row)
     return (other or 0) > (mine or 0)
 

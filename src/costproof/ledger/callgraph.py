@@ -147,7 +147,7 @@ class OperatorLine:
 
 @dataclass(frozen=True, slots=True)
 class ReuseBytes:
-    """Bytes that a stage moves: weights, activations and cache, read and written."""
+    """Bytes that a stage moves, read and written, under three models of reuse."""
 
     floor: int
     """Compulsory traffic: each tensor once, whatever is fused."""
@@ -159,7 +159,7 @@ class ReuseBytes:
 
 @dataclass(frozen=True, slots=True)
 class OperatorListing:
-    """An export at the sizes of one call; the first of several decode steps."""
+    """The operators of an export at the sizes of one call; for decode, of the first step."""
 
     stage: str
     invocation: str

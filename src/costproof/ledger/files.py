@@ -128,7 +128,7 @@ def first_bytes(path: Path, count: int, *, regular: bool = False) -> bytes:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open without blocking until a pipe has a writer."""
+    """Open a file without waiting for a writer of a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 

@@ -11,7 +11,7 @@ display: Callable[[object, DisplayFormat], str] | None = None
 
 
 class NotebookRepr:
-    """A result that notebooks display as HTML."""
+    """Base class of results that notebooks display as HTML."""
 
     __slots__ = ()
 
@@ -21,7 +21,7 @@ class NotebookRepr:
 
 
 class ReportRepr(NotebookRepr):
-    """A result whose ``repr`` is the text report of its command, with Markdown for viewers that request it."""
+    """Base class of results whose ``repr`` is the text report of their command."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Convert the cache bytes of a ledger to a key/value cache format other than the dtype of the run."""
+"""Replace the key/value cache bytes of a ledger, counted in the dtype of the run, by those of another cache format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CACHE: Final[tuple[Metric, ...]] = ("kv_read_bytes", "kv_cache_bytes")
 
 
 def with_cache_format(workload: Workload, given: Any, default: str | None) -> Workload:
-    """Return the workload with the format of its cache: the given one, else that of the configuration.
+    """Return the workload with the format of its key/value cache: the requested one, else that of the configuration.
 
     Args:
         given: value of the setting, ``None`` without one.
@@ -49,10 +49,10 @@ def cache_problems(workload: Workload, *, latent: bool) -> list[CostproofError]:
 
 
 def in_cache_format(ledger: Ledger, target: Target, workload: Workload) -> Ledger:
-    """Return a ledger with cache bytes in the format of the workload.
+    """Return the ledger with cache bytes counted in the cache format that the workload requests.
 
-    What is read from the cache, what is appended, and their part of the floor and of unfused bytes change; elements of
-    a cache do not. The source counts them in the run's dtype.
+    The sources count cache bytes in the dtype of the run. Bytes read from and appended to the cache change, and with
+    them ``floor_bytes`` and unfused bytes; the number of cached elements does not.
     """
     chosen = workload.inputs.get(KV_DTYPE)
     if chosen is None:
@@ -96,7 +96,7 @@ def _converted(ledger: Ledger, factor: Fraction, symbolic: sympy.Expr) -> Ledger
 
 
 def _without(node: CostNode, less: dict[tuple[str, str, str], tuple[int | None, sympy.Expr]]) -> CostNode:
-    """Return the node with its floor and unfused bytes lowered by what the cache takes less."""
+    """Return the node with ``floor_bytes`` and unfused bytes lowered by the bytes that the cache format saves."""
     costs, exprs = dict(node.costs), dict(node.exprs)
     for metric, place in ((UNFUSED, node.module), (FLOOR, FLOOR)):
         number, expr = less.get((node.stage, node.invocation, place), (0, sympy.Integer(0)))

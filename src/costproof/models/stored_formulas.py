@@ -1,4 +1,4 @@
-"""Add the metrics of storage to the formulas of a target."""
+"""Add the storage metrics of a checkpoint to the formulas of a target."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from costproof.storage.scheme import PLAIN, CheckpointLayout, UnknownFormat
 
 
 class GivesFormulas(Protocol):
-    """Part of a target that closed formulas need."""
+    """Protocol of targets that have closed formulas."""
 
     def formulas(self, workload: Workload) -> Ledger:
         """Return the analytic ledger in symbols."""
@@ -25,7 +25,7 @@ NOT_KNOWN: Final = "stored bytes are not known"
 
 
 def stored_formulas(target: GivesFormulas, workload: Workload) -> Ledger:
-    """Return the analytic ledger of a target in symbols, with the metrics of storage where its format is known."""
+    """Return the analytic ledger in symbols, with storage metrics if the checkpoint's format is known."""
     of = attribute(target, "model", target)
     ledger = in_cache_format(target.formulas(workload), of, workload)
     if not isinstance(of, Configured):  # as the static source: in the dtype of the run

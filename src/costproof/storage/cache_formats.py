@@ -1,4 +1,4 @@
-"""Describe formats of key/value caches in fewer bits, as engines have them: bytes of a head with its scales."""
+"""Define formats of key/value caches with fewer bits, as inference engines have them, with their scales."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from costproof.storage.tensors import Size, ceil_div
 
 @dataclass(frozen=True, slots=True)
 class CacheFormat:
-    """Keys and values of a token and head in a row, with scales for it."""
+    """Cache format with quantised rows of keys and values, one per token and head, each with its scales."""
 
     bits: int
     """Bits of an element."""
@@ -41,5 +41,5 @@ LATENT_FORMATS: Final[dict[str, str]] = {"fp8": "a float32 scale for 128 element
 
 
 def latent_bytes(rank: Size, rope: Size) -> Size:
-    """Return the bytes of a token and layer in fp8: 512 + 4 x 4 + 2 x 64 = 656 for DeepSeek-V3 (``fp8_ds_mla``)."""
+    """Return the fp8 cache bytes of a latent (MLA), per token and layer: 512 + 4 x 4 + 2 x 64 = 656 for DeepSeek-V3."""
     return rank + 4 * ceil_div(rank, 128) + 2 * rope

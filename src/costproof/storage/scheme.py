@@ -19,7 +19,7 @@ _REGULAR: Final = "re:"
 
 @dataclass(frozen=True, slots=True)
 class LinearModule:
-    """A linear layer as rules see it."""
+    """A linear layer, or embedding table, as the rules of a quantisation scheme see it."""
 
     path: str
     """Path in the checkpoint: an expert has one of its own, ``model.layers.3.mlp.experts.0.gate_proj``."""
@@ -42,7 +42,7 @@ class LinearModule:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Return the paths that lists of modules may have it by: in the checkpoint, and in the model."""
+        """Return the paths under which lists of modules may name it: in the checkpoint, and in the model."""
         return (self.path,) if self.own_path in ("", self.path) else (self.path, self.own_path)
 
 
@@ -57,7 +57,7 @@ def in_numbered_layer(path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLayout:
-    """Differences between the modules of a family in transformers and the names of its checkpoint."""
+    """Differences between the module paths of a family in transformers and the names in its checkpoint."""
 
     expert_layers: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """Gate, up and down projection of an expert."""
@@ -69,7 +69,7 @@ class CheckpointLayout:
     """Parts of the paths of modules that the class loads in float32 whatever the dtype."""
 
     def loads_in_float32(self, module: str) -> bool:
-        """Return whether a module is loaded in float32 whatever the dtype."""
+        """Return whether transformers loads a module in float32 whatever the model's dtype."""
         return not set(self.in_float32).isdisjoint(module.split("."))
 
     def path(self, module: str) -> str:
@@ -82,7 +82,7 @@ class CheckpointLayout:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A format and the modules that it applies to."""
+    """A storage format, and the modules to which it applies."""
 
     format: Format
     applies: Callable[[LinearModule], bool]
@@ -90,7 +90,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """Quantisation of a checkpoint: the format of each kind of module, and properties that formats need."""
+    """Quantisation scheme of a checkpoint: the format of each module, and what the formats depend on."""
 
     method: str
     rules: tuple[Rule, ...] = ()
@@ -111,14 +111,14 @@ class Scheme:
     """Assumptions about properties that no key of the configuration states."""
 
     def format_of(self, module: LinearModule) -> Format | None:
-        """Return the format of a linear layer or a table; ``None``: it is not quantised."""
+        """Return the format of a linear layer or table; ``None`` if it is not quantised."""
         if set(self.classes).isdisjoint(module.classes):
             return None
         return next((rule.format for rule in self.rules if rule.applies(module)), None)
 
 
 class UnknownFormat(Exception):
-    """A description of quantised weights whose layout is not known: the name of the format, and why."""
+    """Raised for quantised weights whose layout is not known; states the format and the reason."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(name, why)
@@ -159,7 +159,7 @@ def read_scheme(data: Data, beside: Mapping[str, Any], model_type: str) -> Schem
 
 
 def _texts(described: Any) -> Iterator[str]:
-    """Yield the texts of a description: names, patterns, and keys, which may be patterns too."""
+    """Yield all strings in a quantisation description: names, patterns, and keys."""
     if isinstance(described, str):
         yield described
     elif isinstance(described, (list, tuple)):
@@ -172,7 +172,7 @@ def _texts(described: Any) -> Iterator[str]:
 
 
 def _may_name_expert(text: str) -> bool:
-    """Return whether a name or a pattern may apply to some experts of a stack only."""
+    """Return whether a name or pattern may apply to single experts of a stack."""
     inside = re.sub(r"layers\W*\d+", "", text)
     return re.search(r"[\d\[(]", inside) is not None and ("experts" in text or text.startswith(("re:", "-:", "+:")))
 
@@ -188,7 +188,7 @@ def scheme_keys(data: Data) -> dict[str, Any]:
 
 
 def _descriptions(data: Data) -> Iterator[tuple[str, Any]]:
-    """Yield the places of a configuration that transformers reads, in their order."""
+    """Yield (path, description) for each place in a configuration where transformers looks for quantisation."""
     for prefix, part in (("$", data), ("$.text_config", data.get("text_config"))):
         for key in _KEYS[:3]:
             if isinstance(part, Mapping) and part.get(key):
@@ -219,7 +219,7 @@ def _number(described: Data, *keys: str, least: int = 1) -> int | None:
 
 
 def _names(described: Data, *keys: str) -> tuple[str, ...] | None:
-    """Return a list of names; ``None`` without one."""
+    """Return the list of names under a key; ``None`` if there is none."""
     value = next((described[key] for key in keys if described.get(key) is not None), None)
     if value is None:
         return None
@@ -236,7 +236,7 @@ def _compiled(pattern: str, method: str) -> re.Pattern[str]:
 
 
 def _kept_by_transformers(described: Data, keys: tuple[str, ...]) -> Callable[[LinearModule], bool]:
-    """Return whether transformers leaves a module as it is (should_convert_module, get_modules_to_not_convert).
+    """Return a predicate: whether transformers leaves a module unquantised.
 
     A name matches from the start up to the end of a part of the path, also as a regular expression, or as a suffix.
     Without a list the head is kept, and what shares its weights with the embedding. What the class of the model loads
@@ -339,7 +339,7 @@ def _gptq(described: Data, model_type: str) -> Scheme:
 
 
 def _mlx(described: Data, model_type: str) -> Scheme:
-    """Return the scheme of MLX: every matrix whose rows are whole groups, but for modules with settings of their own.
+    """Return the scheme of MLX: every matrix whose rows are whole groups, with settings per module.
 
     A vision tower is left as it is, as mlx-vlm does by default.
     """
@@ -455,7 +455,7 @@ def _compressed_cache(described: Data) -> tuple[StoredTensor, ...]:
 
 
 def _ranks(names: Iterable[str], method: str) -> tuple[Callable[[LinearModule], bool], ...]:
-    """Return whether one of the names is that of a module, matches it after ``re:``, or is that of a class of it.
+    """Return predicates of decreasing priority: whether a module has one of these names, patterns or classes.
 
     compressed-tensors prefers an exact name to a regular expression, and both to a class (match_targets).
     """
@@ -469,7 +469,7 @@ def _ranks(names: Iterable[str], method: str) -> tuple[Callable[[LinearModule], 
 
 
 def _compressed_format(group: Data, layout: str) -> Format:
-    """Return the format of a group of compressed-tensors."""
+    """Return the storage format of a config group of compressed-tensors."""
     weights, inputs = group["weights"], group.get("input_activations")
     bits, kind = weights.get("num_bits"), weights.get("type", "int")
     strategy = weights.get("strategy") or ("channel" if weights.get("group_size") is None else "group")

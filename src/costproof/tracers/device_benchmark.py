@@ -1,4 +1,4 @@
-"""Measure the peak FLOP/s of this machine for each dtype, and its memory bandwidth by a large copy and a large read.
+"""Measure this machine's peak FLOP/s for each dtype, and its memory bandwidth by a large copy and a large read.
 
 The fastest of several times is used for a roofline, because other work on the machine can only slow it down. On a GPU
 with TF32, products of float32 are measured twice: as float32, and as TF32, in which torch runs convolutions by default.
@@ -79,7 +79,7 @@ def device_title(run: str) -> str:
 
 
 def _peak(run: str, dtype: str) -> DevicePeak | None:
-    """Return the best rate of several products, since no shape is always fastest; ``None`` if torch has none."""
+    """Return the best FLOP/s of several matrix products and a convolution; ``None`` if torch lacks the dtype."""
     found: list[tuple[int, str]] = []
     arithmetic = f", of float32 {'in TF32' if dtype == _TF32 else 'without TF32'}"
     said = arithmetic if run == "cuda" and dtype in ("float32", _TF32) else ""
@@ -115,7 +115,7 @@ def _float32_in(dtype: str) -> Iterator[None]:
 
 
 def _squares(run: str, dtype: torch.dtype) -> Iterator[tuple[int, str, Callable[[], Any]]]:
-    """Yield FLOPs, description and work of matrix products of growing size."""
+    """Yield (FLOPs, description, function that runs it) for square matrix products of growing size."""
     side = _SMALLEST
     while side <= _LARGEST:
         a, b = (torch.ones(side, side, dtype=dtype, device=run) for _ in range(2))
@@ -124,7 +124,10 @@ def _squares(run: str, dtype: torch.dtype) -> Iterator[tuple[int, str, Callable[
 
 
 def _convolution(run: str, dtype: torch.dtype) -> tuple[int, str, Callable[[], Any]]:
-    """Return FLOPs, description and work of a convolution. Padded positions count, which a kernel may skip."""
+    """Return (FLOPs, description, function that runs it) of a convolution.
+
+    Padding counts, though kernels may skip it.
+    """
     images, channels = _IMAGES[run], 256
     data = torch.ones(images, channels, _HIGH, _HIGH, dtype=dtype, device=run)
     kernel = torch.ones(channels, channels, 3, 3, dtype=dtype, device=run)
@@ -133,7 +136,7 @@ def _convolution(run: str, dtype: torch.dtype) -> tuple[int, str, Callable[[], A
 
 
 def _bandwidth(run: str) -> DeviceFigure:
-    """Return the faster of copying and reading: written memory is often read before, which a copy does not report."""
+    """Return the higher bandwidth of copying and reading: a copy also reads the memory that it writes."""
     size = _COPIED[run]
     a, b = (torch.ones(_ROWS, size // _ROWS // 4, device=run) for _ in range(2))
     copied, copies = _fastest(run, partial(b.copy_, a))

@@ -1,4 +1,4 @@
-"""Break a stage's cost down by formula, with inserted numbers and the matching graph nodes."""
+"""Break down a stage's cost by formula, with substituted values and the matching counts of graphs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from costproof.views.quantities import EXPLAINED, TOTAL, with_quantity
 
 @dataclass(frozen=True, slots=True)
 class GraphMatch:
-    """The count of a graph source at the same modules."""
+    """The count of a graph source for the modules of a formula."""
 
     source: str
     kinds: tuple[str, ...]
@@ -31,7 +31,7 @@ class GraphMatch:
 
 @dataclass(frozen=True, slots=True)
 class FormulaPart:
-    """A formula and the modules it applies to."""
+    """A formula, and the modules to which it applies."""
 
     modules: str
     """Pattern of module paths; ``(root)`` for the model itself."""
@@ -80,7 +80,7 @@ class Explanation(ReportRepr):
 
 
 def no_formulas(name: str, why: str, address: str, stage: str) -> BadInput:
-    """Return the error for a target that only its graph describes, not formulas.
+    """Return the error for a target without formulas, which only its graph describes.
 
     Args:
         address: what names the target on a command line.
@@ -212,7 +212,7 @@ def _call(
 def _parts(
     capture: Capture, group: list[CostNode], metric: Metric, values: dict[str, int], graph: Capture | None
 ) -> list[FormulaPart]:
-    """Return one part per pattern of module paths.
+    """Return one part for each pattern of module paths in a group of nodes with equal formulas.
 
     Paths whose numbers are not all combinations of their ranges (layers 0 to 3 with experts 0 to 7) give several parts.
     """
