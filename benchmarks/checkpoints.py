@@ -43,6 +43,7 @@ a run holds is in [`fits`](roofline.md): stored weights, buffers, cache and acti
 | | bitsandbytes nf4, fp4, int8; GPTQ with `dynamic` rules; AWQ gemm |
 | | compressed-tensors int4 and int8 packed, int8, float8, NVFP4, MXFP4 |
 | | MXFP4 of gpt-oss; ModelOpt FP8 and NVFP4; MLX (also in `quantization`) |
+| | torchao int4 (plain, tiles), int8 and float8, weights alone or with inputs |
 | `hf_quant_config.json`, `quantize_config.json` beside it | ModelOpt, GPTQ, AWQ |
 | `modules_to_not_convert`, `ignore`, `exclude_modules` | what is left in 16 bits |
 | `targets`, `llm_int8_skip_modules`, `lm_head` | likewise |
@@ -70,8 +71,9 @@ commands name with its bytes; any other difference is a finding (exit code 1):
 
 ## Published totals
 
-The layouts of compressed-tensors 0.20 and bitsandbytes 0.50 are held by tests against headers that these libraries
-wrote; that of fp8 against transformers' modules. Differences of these rows have a name and its bytes:
+The layouts of compressed-tensors 0.20, bitsandbytes 0.50 and torchao 0.18 (8 bits) are held by tests against headers
+that these libraries wrote; that of fp8 against transformers' modules. Differences of these rows have a name and its
+bytes:
 """
 
 
