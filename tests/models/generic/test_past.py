@@ -63,7 +63,7 @@ def test_windows_as_formulas_count_them(past: int, tokens: int) -> None:
         (MAMBA, {"past": 3}, "counted only for a cache of keys and values"),
         (ONE, {"past": -1}, "too few tokens in the cache"),
         (ONE, {"past": 32_700, "seq_len": 100}, "longer than the model's context"),
-        (WINDOW, {"past": 2, "seq_len": 2, "new_tokens": 3}, "pass the end of a sliding window"),
+        (WINDOW, {"past": 2, "seq_len": 2, "new_tokens": 3}, "end of a sliding window"),
     ],
 )
 def test_runs_that_are_refused(data: dict[str, Any], settings: dict[str, Any], said: str) -> None:
