@@ -41,6 +41,7 @@ V2_GROUPS: Final[dict[str, Any]] = {**V2, **GROUPS, "topk_method": "group_limite
 CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "llama": (LLAMA, {"batch": 2}),
     "llama, eager": (LLAMA, {"attention": "eager", "logits": "last"}),
+    "llama, a cache in eight bits": (LLAMA, {"kv_dtype": "fp8", "batch": 2}),
     "llama, one token": (LLAMA, {"text_tokens": 1, "dtype": "float32"}),
     "llama, as many as before": (LLAMA, {"past": 20, "batch": 20}),
     "llama, behind one token": (LLAMA, {"past": 1}),
@@ -88,7 +89,7 @@ CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "deepseek_v3, absorbed, one token": ({**V3, **ONE}, {"decoding": "absorbed", "text_tokens": 1}),
     "deepseek_v3, eager": ({**V3, **ONE}, {"attention": "eager"}),
 }  # fmt: skip
-ALWAYS: Final = ("gemma3, filled by the prompt", "mistral, full window", "deepseek_v3, few tokens", "llama, one token")
+ALWAYS: Final = ("gemma3, filled by the prompt", "mistral, full window", "deepseek_v3, few tokens", "llama, a cache in eight bits")
 
 
 @pytest.mark.slow

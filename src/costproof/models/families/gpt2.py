@@ -18,6 +18,7 @@ from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
+from costproof.models.cache_dtype import cache_share
 from costproof.models.config_reader import Section
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
@@ -179,8 +180,8 @@ class Gpt2(CausalTarget[Gpt2Config]):
             )
 
         border = partial(logits_and_masks, workload)
-        decode, cached = workload.new_tokens > 0, workload.past > 0
-        nodes = prefill_and_decode(parts, _NAMES, border=border, decode=decode, cached=cached)
+        cache, decode, past = cache_share(workload, latent=False), workload.new_tokens > 0, workload.past > 0
+        nodes = prefill_and_decode(parts, _NAMES, border=border, decode=decode, cache=cache, past=past)
         return analytic_ledger(nodes, STAGES)
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str], MemoryTape]:
