@@ -89,7 +89,12 @@ CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "deepseek_v3, absorbed, one token": ({**V3, **ONE}, {"decoding": "absorbed", "text_tokens": 1}),
     "deepseek_v3, eager": ({**V3, **ONE}, {"attention": "eager"}),
 }  # fmt: skip
-ALWAYS: Final = ("gemma3, filled by the prompt", "mistral, full window", "deepseek_v3, few tokens", "llama, a cache in eight bits")
+ALWAYS: Final = (
+    "gemma3, filled by the prompt",
+    "mistral, full window",
+    "deepseek_v3, few tokens",
+    "llama, a cache in eight bits",
+)
 
 
 @pytest.mark.slow
