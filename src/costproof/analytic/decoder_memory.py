@@ -17,7 +17,7 @@ from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.errors import Incomplete
 
 _ID: int = 8
-"""Bytes of a token id, a position, or an index."""
+"""Bytes of a token id, a position or an index, which are int64."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,15 +255,15 @@ _ATTENTION: Final = "attention"
 _PAST_MASKS: Final = "(3*b + 4)*B*S*C"
 """Bytes that masks have in addition if C tokens are in the cache before the call."""
 _SCORE_BYTES: Final = 13
-"""Per head, query and key of unfused attention."""
+"""Bytes per head, query and key of unfused attention, for its scores."""
 _KEY_BYTES: Final = 12
-"""Per element of a query or a key."""
+"""Bytes per element of a query or a key in unfused attention."""
 _VALUE_BYTES: Final = 8
-"""Per element of a value or a result."""
+"""Bytes per element of a value or a result in unfused attention."""
 _PROMPT: Final = ("S", "S")
 _CHUNK: Final = ("S", "(C + S)")
 _LAST_STEP: Final = ("1", "(P + N)")
-"""Numbers of queries and keys in a call."""
+"""Numbers of queries and keys of the last call in a series of decode steps."""
 
 
 def activations(element: int, stage: str | None = None) -> FormulaSum:

@@ -105,7 +105,7 @@ class HeldCache:
     name: str
     """Name of the cache argument of ``forward``."""
     towers: frozenset[str] = frozenset()
-    """As in :class:`~costproof.models.generic.caches.OwnCache`."""
+    """Modules that a run on only token ids does not call: towers, projectors."""
     made: dict[tuple[int, int], Any] = field(default_factory=dict, compare=False)
 
     places: ClassVar[tuple[Locate, Locate]] = (in_prompt, in_step)
