@@ -49,7 +49,7 @@ LEFT_OUT: Final = (
 )
 LATENTS: Final = {
     "expanded": "Latent attention: the run expands all latents in every step (Full); absorbed by queries and sums, the "
-    "expansion is less work, which the other times take.",
+    "expansion is less work, which Compute and Floor take; the other times have the bytes of the run.",
     "absorbed": "Latent attention: in steps the run absorbs the expansion of the latents, which is the less work of "
     "the two; expanded: decoding=expanded.",
 }

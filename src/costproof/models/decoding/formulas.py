@@ -24,6 +24,7 @@ from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
+from costproof.models.cache_dtype import cache_share
 from costproof.models.decoding.config import DecoderConfig, MixtureConfig
 from costproof.models.decoding.names import STAGES, decoder_names, latent_names, mixture_names, sandwich_names
 
@@ -95,7 +96,8 @@ def decoder_ledger(config: DecoderConfig, workload: Workload, style: DecoderStyl
         return logits_and_masks(workload, call, _windows(config))
 
     parts, decode = decoder_parts(config, workload, style), workload.new_tokens > 0
-    nodes = prefill_and_decode(parts, style.names(), border=border, decode=decode)
+    cache = cache_share(workload, latent=style.latent is not None)
+    nodes = prefill_and_decode(parts, style.names(), border=border, decode=decode, cache=cache)
     # A loop over experts calls the activation once for each expert that receives tokens; the formulas call it once.
     stands_for = {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
     return analytic_ledger(nodes, STAGES, stands_for)

@@ -18,6 +18,7 @@ from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
+from costproof.models.cache_dtype import cache_share
 from costproof.models.config_reader import Section
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
@@ -179,7 +180,8 @@ class Gpt2(CausalTarget[Gpt2Config]):
             )
 
         border = partial(logits_and_masks, workload)
-        nodes = prefill_and_decode(parts, _NAMES, border=border, decode=workload.new_tokens > 0)
+        cache = cache_share(workload, latent=False)
+        nodes = prefill_and_decode(parts, _NAMES, border=border, decode=workload.new_tokens > 0, cache=cache)
         return analytic_ledger(nodes, STAGES)
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str], MemoryTape]:
