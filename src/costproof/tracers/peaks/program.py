@@ -38,9 +38,9 @@ class ExportedMemory(NamedTuple):
     """Memory that an exported program allocates and frees, by operator."""
 
     program: MemoryProgram
-    """The job; if it has symbolic sizes, its tensors have the example sizes."""
+    """The exported program; its tensors have the example sizes where the job has symbolic ones."""
     sizes: tuple[Size, ...]
-    """Bytes of its tensors in symbols."""
+    """Bytes of the program's tensors as expressions in the symbolic sizes."""
     guards: tuple[str, ...]
     """The exporter's guards."""
     notes: tuple[str, ...]
