@@ -526,7 +526,7 @@ def _torchao_format(config: Any) -> tuple[Format, int, int]:
     """Return the format of a configuration of torchao, and the numbers that rows and columns must be multiples of."""
     kind, version, data = (config.get(key) for key in ("_type", "_version", "_data"))  # absent: version 1
     if version != 2 or not isinstance(data, Mapping):
-        raise UnknownFormat("torchao", f"{kind} of version {version or 1}, which is no safetensors layout")
+        raise UnknownFormat("torchao", f"{kind} of version {version or 1}, which is not a safetensors layout")
     if kind == "Int4WeightOnlyConfig":
         packing, group = _torchao_value(data.get("int4_packing_format"), "PLAIN"), data.get("group_size", 128)
         if packing not in ("PLAIN", "TILE_PACKED_TO_4D") or group not in (32, 64, 128, 256):
