@@ -24,8 +24,8 @@ HEAD: Final = """\
 
 `costproof stored TARGET` states the tensors and bytes of a checkpoint from its configuration; no weights are read.
 With `--files` the layout is compared, tensor by tensor, with the headers of safetensors files (the first bytes of each
-are enough), and every difference is listed with its bytes and its cause. Of GGUF files only the number of tensors and
-bytes is read. This page is made by `python -m benchmarks.checkpoints`.
+are enough), and every difference is listed with its bytes and its cause. This page is made by
+`python -m benchmarks.checkpoints`.
 
 ```sh
 costproof stored deepseek-v3 --mtp 1                                # 688,574,839,360 bytes
@@ -43,6 +43,7 @@ a run holds is in [`fits`](roofline.md): stored weights, buffers, cache and acti
 | | bitsandbytes nf4, fp4, int8; GPTQ with `dynamic` rules; AWQ gemm |
 | | compressed-tensors int4 and int8 packed, int8, float8, NVFP4, MXFP4 |
 | | MXFP4 of gpt-oss; ModelOpt FP8 and NVFP4; MLX (also in `quantization`) |
+| | torchao int4 (plain, tiles), int8 and float8, weights alone or with inputs |
 | `hf_quant_config.json`, `quantize_config.json` beside it | ModelOpt, GPTQ, AWQ |
 | `modules_to_not_convert`, `ignore`, `exclude_modules` | what is left in 16 bits |
 | `targets`, `llm_int8_skip_modules`, `lm_head` | likewise |
@@ -68,10 +69,20 @@ commands name with its bytes; any other difference is a finding (exit code 1):
 | a copy of a tied tensor | the name and shape of a tied parameter |
 | rotary frequencies; tensors that the class ignores | `rotary_emb.inv_freq`; patterns of the class in transformers |
 
+## GGUF
+
+A GGUF file states the type of each tensor, which no configuration does. `costproof stored hf:FOLDER --files FILE.gguf`
+takes the types from the file and the shapes from the configuration, compares them tensor by tensor, and lists the bytes
+of keys, of the table of tensors and of alignment, so that the sum is the size of the file. `costproof report
+hf:FOLDER` compares the weights of each module with its parameters. Names of tensors are known of Llama, Mistral,
+Mixtral, Qwen2, Qwen3 and their mixtures, Gemma 1 to 3, DeepSeek V2 and V3, and gpt-oss; other architectures are exit
+code 3. Frequencies (`rope_freqs`, `rope_factors_*`) and copies of tied tables have a known cause, as above.
+
 ## Published totals
 
-The layouts of compressed-tensors 0.20 and bitsandbytes 0.50 are held by tests against headers that these libraries
-wrote; that of fp8 against transformers' modules. Differences of these rows have a name and its bytes:
+The layouts of compressed-tensors 0.20, bitsandbytes 0.50 and torchao 0.18 (8 bits) are held by tests against headers
+that these libraries wrote; that of fp8 against transformers' modules. Differences of these rows have a name and its
+bytes:
 """
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 import sympy
 
-from costproof.algebra.series import CONTEXT, STEPS, sum_over_steps
+from costproof.algebra.series import CACHED, CONTEXT, STEPS, sum_over_steps
 from costproof.algebra.symbols import sym, text
 from costproof.analytic.costs import Layer, LayerCosts, Size, costs_of, layer
 from costproof.ledger.errors import BadInput
@@ -146,6 +146,7 @@ def invocation_nodes(
     border: Size | None = None,
     calls: Size = 1,
     summed: Callable[[sympy.Expr], sympy.Expr] = _one_call,
+    cache: Size = 1,
 ) -> Iterator[CostNode]:
     """Yield the costs of one invocation by module and operator kind, with the floor on the root.
 
@@ -156,16 +157,19 @@ def invocation_nodes(
             derived, in which case there is no floor.
         calls: calls of the stage in the invocation.
         summed: maps the cost of one call to the cost of all of them (decode steps).
+        cache: bytes of the cache in its format as a share of those in the run's dtype.
     """
     called = [(module_of(part, names), part) for part in parts if part.called]
-    found = _texts() if border is None else _texts((FLOOR, summed(border + _lasting_bytes(part for _, part in called))))
+    found = _texts()
+    if border is not None:
+        found = _texts((FLOOR, summed(border + _lasting_bytes((part for _, part in called), cache))))
     unknown = _unknown_metrics(costs_of(x) for _, part in called for x in part.layers)
     unsaid: dict[Metric, int | None] = {FLOOR: None} if border is None or "weight_read_bytes" in unknown else {}
     root = names.get("root", "")
     if all(module != root for module, _ in called):
         yield CostNode(stage, invocation, root, "", unsaid, found, CONTAINER.name, role="root")
     for module, part in called:
-        whole, kinds, unknown = _module_costs(part.layers, summed)
+        whole, kinds, unknown = _module_costs(part.layers, summed, cache)
         counted = _texts(("calls", 0 if part.group else part.times * calls))
         costs: dict[Metric, int | None] = dict.fromkeys(unknown)
         if module == root:
@@ -175,10 +179,10 @@ def invocation_nodes(
             yield CostNode(stage, invocation, module, kind, {}, dict(exprs), owner, role=part.role)
 
 
-def _lasting_bytes(parts: Iterable[ModulePart]) -> sympy.Expr:
+def _lasting_bytes(parts: Iterable[ModulePart], cache: Size) -> sympy.Expr:
     """Return the bytes of parameters, buffers and cache that the modules read or write in a call."""
     number = Counter(part.layers for part in parts)
-    return sum_sizes(n * costs_of(x).lasting_bytes for layers, n in number.items() for x in layers)
+    return sum_sizes(n * costs_of(x).with_cache(cache).lasting_bytes for layers, n in number.items() for x in layers)
 
 
 _Texts = dict[Metric, str]
@@ -209,13 +213,13 @@ def _unknown_metrics(costs: Iterable[LayerCosts]) -> frozenset[Metric]:
 
 @lru_cache(maxsize=8192)
 def _module_costs(
-    layers: tuple[Layer, ...], summed: Callable[[sympy.Expr], sympy.Expr]
+    layers: tuple[Layer, ...], summed: Callable[[sympy.Expr], sympy.Expr], cache: Size
 ) -> tuple[_Texts, tuple[tuple[str, str, _Texts], ...], frozenset[Metric]]:
     """Return a module's bytes, (kind, layer, FLOPs) of its operators, and its unknown metrics.
 
     Memoized, so that equal modules are computed once.
     """
-    costs = [costs_of(layer) for layer in layers]
+    costs = [costs_of(layer).with_cache(cache) for layer in layers]
     kinds = []
     for kind in {k: None for c in costs for k in (*c.flops, *c.vector_flops)}:
         exprs = _texts(
@@ -245,6 +249,8 @@ def prefill_and_decode(
     *,
     border: Callable[[StackCall], Size | None] = lambda call: None,
     decode: bool = True,
+    cache: Size = 1,
+    past: bool = False,
 ) -> Iterator[CostNode]:
     """Yield the nodes of ``prefill``, a prompt of S tokens, and of ``decode``, N steps at contexts P to P + N - 1.
 
@@ -253,18 +259,25 @@ def prefill_and_decode(
         names: see :func:`module_of`.
         border: bytes across the boundary of a call; see :func:`invocation_nodes`.
         decode: whether there are decode steps; their stage owns its parameters in any case.
+        cache: see :func:`invocation_nodes`.
+        past: whether C tokens are in the cache before the prompt.
     """
-    first = StackCall(sym("B"), sym("S"), sym("b"))
+    first = prompt_call(past=past)
     prompt = parts(first)
     yield from stage_nodes("prefill", prompt, names)
-    yield from invocation_nodes("prefill", "prompt", prompt, names, border=border(first))
+    yield from invocation_nodes("prefill", "prompt", prompt, names, border=border(first), cache=cache)
     one = StackCall(sym("B"), 1, sym("b"), past=CONTEXT)
     step = parts(one)
     yield from stage_nodes("decode", step, names)
     if decode:
         yield from invocation_nodes(
-            "decode", "steps", step, names, border=border(one), calls=STEPS, summed=sum_over_steps
+            "decode", "steps", step, names, border=border(one), calls=STEPS, summed=sum_over_steps, cache=cache
         )
+
+
+def prompt_call(*, past: bool) -> StackCall:
+    """Return the sizes of a prefill of S tokens; ``past`` is as for :func:`prefill_and_decode`."""
+    return StackCall(sym("B"), sym("S"), sym("b"), past=CACHED if past else 0)
 
 
 def analytic_ledger(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import (
     Any,
@@ -125,6 +125,13 @@ class LayerCosts:
         """Return the bytes that any execution must move: parameters, buffers, cache before and after."""
         read = self.weight_read_bytes - self.shared_weight_bytes + self.buffer_read_bytes
         return read + self.kv_read_bytes + self.kv_cache_bytes
+
+    def with_cache(self, share: Size) -> LayerCosts:
+        """Return the costs with another size of the cache: ``share`` of the bytes that it has in the run's dtype."""
+        if share == 1:
+            return self
+        read, appended = (sympy.expand(share * size) for size in (self.kv_read_bytes, self.kv_cache_bytes))
+        return replace(self, kv_read_bytes=read, kv_cache_bytes=appended)
 
     @property
     def active(self) -> Size:

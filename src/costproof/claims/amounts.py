@@ -21,7 +21,7 @@ from costproof.ledger.metrics import BYTES, Metric
 _NUMBER: Final = re.compile(r"([0-9][0-9_,]{0,40})(?:\.([0-9]{1,20}))?(?:[eE]([+-]?[0-9]{1,2}))?\s*([A-Za-z]*)")
 _POWER: Final = re.compile(r"(?<=[0-9])\s*[x×·]\s*10\s*(?:\^|\*\*)\s*(?=[+-]?[0-9])")
 _PRODUCT: Final = re.compile(r"(?<=[0-9])(\.[0-9]+)\s*\*\s*10\s*(?:\^|\*\*)\s*(?=[+-]?[0-9])")
-"""Powers of ten with a decimal mantissa: ``8.03*10^9`` is a printed number, but ``8*10**9`` is an exact formula."""
+"""Matches a printed power of ten with a decimal mantissa, as ``8.03*10^9``; ``8*10**9`` is an exact formula."""
 _APART: Final = re.compile(r"(?<=[0-9])\s+(?=[eE][+-]?[0-9])")
 _UNITS: Final = {
     "": 0, "k": 3, "K": 3, "M": 6, "G": 9, "B": 9, "b": 9, "T": 12, "P": 15, "million": 6, "billion": 9, "trillion": 12,
@@ -33,7 +33,7 @@ _MOST: Final = 36
 
 
 _TIMES: Final = re.compile(r"([1-9][0-9]{0,8})\s*[x×·*]\s*([0-9][0-9_,]*(?:\.[0-9]|\s*[A-Za-z]).*)")
-"""A rounded number, printed as a product: ``8 x 7.24e9``."""
+"""Matches a rounded number that is printed as a product: ``8 x 7.24e9``."""
 
 
 def is_number(text: str) -> bool:

@@ -219,7 +219,7 @@ _MIXED: Final = 200
 _DRAWS: Final = ((101, 4_993), (10_007, 1_000_003))
 """Ranges of random values for symbols that no setting controls."""
 _ELEMENT: Final = (4, 2)
-"""Element sizes that are tried, in bytes."""
+"""Element sizes, in bytes, at which a claimed formula is compared with the truth."""
 _SEVERAL: Final = sym("_several")
 """Placeholder for a symbol that depends on the settings differently in different calls."""
 

@@ -38,7 +38,7 @@ SECONDS: Final = 120
 _SETTLED: Final = ("right", "explained")
 _FEWER: Final = "check fewer claims at a time"
 _STATES: Final = {"S": "seq_len text_tokens", "P": "seq_len text_tokens", "B": "batch", "N": "new_tokens"}
-"""Symbol -> the settings of a workload with which a file states it."""
+"""Symbol -> the settings of a workload that determine it, by which a claims file states its value."""
 
 
 def judge_claims(

@@ -87,7 +87,7 @@ def _einsum_of_fvcore(term: ClaimTerm) -> Fraction:
 # --- Training --------------------------------------------------------------------------------------------------------
 
 _UNITS: Final = ("mac", "doubled", "fvcore")
-"""Causes excluded from training passes, which are counted in FLOPs; allowing them would reach too many numbers."""
+"""Causes excluded for training passes, which are counted in FLOPs: allowing them would make too many numbers fit."""
 _RULES: Final = tuple(f"2ND: {name}" for name, _ in RULES)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 from costproof.compare.align import AlignedRow, Spot, align, bound_metrics
 from costproof.compare.causes import Context, context
@@ -28,7 +29,10 @@ def compare(capture: Capture) -> Discrepancy:
     modules = [*module_findings(rows, ctx), *bound_findings(capture, ctx)]
     judges, disputed = second_judge(capture)
     of_experts = (*expert_findings(capture), *uneven_experts(capture))
-    of_sources = (*trace_findings(capture), *size_findings(capture), *silent_findings(capture), *peak_findings(capture))
+    of_sources = (
+        *trace_findings(capture), *size_findings(capture), *silent_findings(capture), *unchecked_findings(capture),
+        *peak_findings(capture),
+    )  # fmt: skip
     findings = (*sums(capture, modules), *modules, *of_experts, *of_sources, *disputed)
     incomplete = gaps(capture, findings)
     return Discrepancy(
@@ -79,6 +83,31 @@ def silent_findings(capture: Capture) -> list[Finding]:
         for metric in capture.recorded.get(ledger.source, ())
         if metric not in ledger.metrics
     ]  # fmt: skip
+
+
+_IN_TORCH: Final = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution")
+"""Operators that torch has a formula for in every version."""
+
+
+def unchecked_findings(capture: Capture) -> list[Finding]:
+    """Return one finding for each check of a traced run that is missing: by the second judge, or of the two tracers."""
+    dynamic = next((x for x in capture.ledgers if x.source == "dynamic"), None)
+    if capture.run is None or dynamic is None:
+        return []
+    judge, said = capture.judge, list[str]()
+    if capture.trace_check is None:
+        said.append("calls of the traced run are not compared with those of hooks")
+    if judge is None or "flops" not in judge.metrics:
+        said.append("the FLOPs of the traced run are not compared with torch's formulas")
+    else:
+        said += (f"torch's formulas do not count {stage}" for stage in dynamic.stages if stage not in judge.stages)
+        without = {o.op for o in judge.unknown_ops if o.why == NO_FORMULA}
+        said += (f"torch has a formula for {name}, which the second judge does not use" for name in _IN_TORCH
+                 if name in without)  # fmt: skip
+    return [
+        _finding(f"dispatcher/{i:03d}#flops", _defect("silent_source", text), text, stage="dispatcher", metric="flops")
+        for i, text in enumerate(said, start=1)
+    ]
 
 
 def size_findings(capture: Capture) -> list[Finding]:
@@ -171,13 +200,18 @@ WITHOUT = "FLOPs of operators: the dynamic source has no second judge in this ca
 def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
     """Compare the dynamic source with torch's FlopCounterMode; return a summary, and findings for differences."""
     dynamic = next((x for x in capture.ledgers if x.source == "dynamic"), None)
-    if dynamic is None or capture.judge is None:
+    if dynamic is None or capture.judge is None or "flops" not in capture.judge.metrics:
         return Judges(0, 0, (WITHOUT,)), ()
     judge = capture.judge
     unjudged: dict[tuple[str, str], list[str]] = {}
     for o in judge.unknown_ops:
         unjudged.setdefault((o.stage, o.module), []).append(o.op)
-    rows = [r for r in align([dynamic, judge], ("flops",)) if r.cells["dynamic"].value is not None]
+    both = {"dynamic", judge.source}
+    rows = [
+        r
+        for r in align([dynamic, judge], ("flops",))
+        if both <= r.cells.keys() and r.cells["dynamic"].value is not None
+    ]
     # An operator without a rule is unknown, not 0: a surplus in torch's count may belong to it.
     lacking = {(o.stage, o.module) for o in dynamic.unknown_ops}
     ruleless = [r for r in rows if (r.stage, r.module) in lacking and _beyond(r)]

@@ -136,9 +136,9 @@ class VariantTime:
     """Time of a stage that runs as a CUDA graph or compiled, next to its prediction."""
 
     time: Timing | None
-    """``None`` if it does not run in this form."""
+    """Time of the stage in this form; ``None`` if it does not run in it."""
     why: str = ""
-    """Why it does not; empty if it does."""
+    """Reason why the stage does not run in this form; empty if it does."""
     kernels: int | None = None
     """Nanoseconds of its kernels by themselves, in the eager run; ``None`` if they were not measured."""
     replay: int | None = None

@@ -72,15 +72,15 @@ class TimeSplit:
     movement: Rational
     experts: Rational
     python: Rational | None
-    """``None`` if the host time between operators is unknown."""
+    """Nanoseconds of Python between operators; ``None`` if this host time is unknown."""
     dispatch: Rational | None
-    """``None`` on a GPU whose two clocks are unknown."""
+    """Nanoseconds of the dispatcher and allocator; ``None`` on a GPU whose two clocks are unknown."""
     launch: Rational | None
-    """``None`` if the two clocks are unknown; 0 on a processor."""
+    """Nanoseconds in which the host enqueues work; ``None`` if the two clocks are unknown; 0 on a processor."""
     synchronisation: Rational | None
-    """As :attr:`launch`."""
+    """Nanoseconds in which the device idles after a synchronisation; ``None`` and 0 as for :attr:`launch`."""
     residual: Rational | None
-    """``None`` if nothing ran."""
+    """Nanoseconds that no other part explains; ``None`` if nothing ran."""
     jitter: Rational | None
     """``None`` if nothing ran."""
 
@@ -208,7 +208,7 @@ class MeasuredStage:
     the Python between them. ``None`` if the clocks are unknown.
     """
     measured: Timing | None
-    """``None`` if nothing ran."""
+    """Measured time of the stage; ``None`` if nothing ran."""
     split: TimeSplit | None
     """``None`` if FLOPs, bytes or the times of operators are not known."""
     of_peak: Rational | None

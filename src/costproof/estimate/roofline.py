@@ -51,7 +51,7 @@ Rational = str
 BoundSide = Literal["compute", "memory"]
 ThresholdOutcome = Literal["from", "never", "refused", "not solved"]
 LASTING: Final[tuple[Metric, ...]] = ("weight_read_bytes", "kv_read_bytes", "kv_cache_bytes")
-"""Bytes that are in memory before or after a call, and so move in every implementation."""
+"""Metrics of bytes that are in memory before or after a call, and so move in every implementation."""
 NEEDED: Final[tuple[Metric, ...]] = ("flops", *TRAFFIC)
 
 
@@ -195,7 +195,7 @@ ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 6), type=Roofl
 _AGAIN: Final = "costproof roofline TARGET --on DEVICE -o roofline.json"
 _EXACT: Final = re.compile(r"[0-9]{1,300}(/[0-9]{1,300})?")
 _LARGEST: Final = 10**100
-"""Above every cost that a capture may have."""
+"""Upper limit of a number, above every cost that a capture may have."""
 
 
 def roofline_in(data: object, where: str) -> Roofline:

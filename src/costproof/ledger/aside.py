@@ -22,7 +22,7 @@ from typing import BinaryIO, Final, cast
 from costproof.ledger.errors import BadInput
 
 ASIDE: Final = re.compile(r"\.costproof-\w+\.part")
-"""Pattern of the names of unfinished files and folders."""
+"""Regular expression of the names of unfinished files and folders."""
 MARK: Final = "costproof.mark"
 """File that marks a folder as one of ours for unfinished files."""
 _MARKED: Final = b'{"schema": "costproof/parts", "schema_version": "1.0"}\n'

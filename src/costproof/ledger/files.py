@@ -28,7 +28,7 @@ MAX_PARTS: Final = 3_000_000
 WAIT: Final = 60.0
 """Seconds within which a pipe must end."""
 _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-"""Escape that may be half of a surrogate pair; only then are strings checked."""
+"""Matches a JSON escape that may be half of a surrogate pair; only texts with one are checked."""
 _LONG: Final = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
 
 HEADER = ("schema", "schema_version", "conventions", "target", "workload", "environment")

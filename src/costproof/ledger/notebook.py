@@ -7,7 +7,8 @@ from typing import Literal
 
 DisplayFormat = Literal["text", "md", "html"]
 display: Callable[[object, DisplayFormat], str] | None = None
-"""Function that formats a result. :mod:`costproof.api` sets it, since this package imports no reports."""
+"""Function that formats a result for a notebook. :mod:`costproof.api` sets it, since this package imports no reports.
+"""
 
 
 class NotebookRepr:

@@ -27,7 +27,7 @@ _CONSTANTS: Final = (
     ("datasets.config", "HF_DATASETS_OFFLINE", True, ("HF_DATASETS_OFFLINE",)),
     ("transformers.integrations.hub_kernels", "_kernels_enabled", False, ("USE_HUB_KERNELS",)),
 )
-"""(module, constant that it set from the environment at import, its offline value, the variables)."""
+"""(module, constant that it set from the environment at import, the offline value, the variables that set it)."""
 _SESSIONS: Final = "huggingface_hub.utils._http"
 """Before version 1 a session is online or offline for its whole life."""
 _TRUE: Final = ("1", "ON", "YES", "TRUE")

@@ -8,7 +8,6 @@ from costproof.analytic.storage import Storage, with_storage
 from costproof.ledger.attributes import attribute
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.cache_dtype import in_cache_format
 from costproof.models.native import Configured
 from costproof.storage.scheme import PLAIN, CheckpointLayout, UnknownFormat
 
@@ -27,7 +26,7 @@ NOT_KNOWN: Final = "stored bytes are not known"
 def stored_formulas(target: GivesFormulas, workload: Workload) -> Ledger:
     """Return the analytic ledger in symbols, with storage metrics if the checkpoint's format is known."""
     of = attribute(target, "model", target)
-    ledger = in_cache_format(target.formulas(workload), of, workload)
+    ledger = target.formulas(workload)
     if not isinstance(of, Configured):  # as the static source: in the dtype of the run
         return with_storage(ledger, Storage(PLAIN, workload.dtype, CheckpointLayout(), {}))
     try:

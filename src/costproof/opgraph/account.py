@@ -36,7 +36,7 @@ StageLocator = Callable[[str, int], tuple[str, str] | None]
 """(module path, call number) -> (stage, invocation), or ``None`` for scaffolding that is not counted."""
 
 APPENDED: Final[tuple[Metric, ...]] = ("kv_cache_bytes", UNFUSED)
-"""Metrics of appended cache bytes on the module that appends; every model of reuse writes them."""
+"""Metrics of cache bytes that a module appends."""
 
 NOT_KEPT: Final = "kept scores are not counted: the content of a mask is not known in"
 _MOST_NAMED: Final = 3

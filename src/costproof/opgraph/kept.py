@@ -73,7 +73,7 @@ class KeptWork:
 
     flops: Size | None
     scores: Size | None = 0
-    """Number of these scores; 0 for the second product of unfused attention, whose scores the first one computed."""
+    """Number of scores that no mask hides; 0 for the second product of unfused attention, as the first has them."""
     hides_keys: bool = False
     """Whether a mask may hide a key from all queries."""
 
@@ -226,7 +226,7 @@ class Write:
     """An operator that overwrites a tensor or a view of it."""
 
     views: tuple[OpCall, ...]
-    """From the tensor to the view that is overwritten."""
+    """Views that lead from the tensor to the part that is overwritten, outermost first."""
     op: OpCall
 
 

@@ -82,9 +82,9 @@ class _Linear:
 
     constant: Size
     query: int = 0
-    """Coefficient of the index in the second to last dimension."""
+    """Coefficient of the query's index, which is the index in the second to last dimension."""
     key: int = 0
-    """Coefficient of the index in the last dimension."""
+    """Coefficient of the key's index, which is the index in the last dimension."""
 
     def plus(self, other: _Linear, sign: int = 1) -> _Linear:
         constant = total((self.constant, prod((sign, other.constant))))
@@ -119,9 +119,9 @@ _MARGINS: Final = {"le": (-1, 1, 0), "lt": (-1, 1, -1), "ge": (1, -1, 0), "gt": 
 _APPLYING: Final = frozenset({"add", "mul", "masked_fill", "where", "baddbmm", "addmm", *SDPA})
 """Operators that hide scores with a mask."""
 _LARGEST: Final = 2**62
-"""From here on the end of a slice is that of the tensor."""
+"""Integer from which on the end of a slice means the end of the tensor."""
 _HIDDEN: Final = -9_999
-"""Scores with at most this number added are hidden."""
+"""Scores to which at most this number is added are hidden."""
 
 
 class BandMasks:

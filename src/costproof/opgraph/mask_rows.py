@@ -23,9 +23,9 @@ from costproof.opgraph.rules.registry import cost_of
 
 Array = np.ndarray[Any, Any]
 MOST_ELEMENTS: Final = 2**26
-"""Larger tensors are not computed."""
+"""Maximum number of elements of a mask whose values are computed."""
 _HIDDEN: Final = -9_999.0
-"""Scores with at most this number added are hidden."""
+"""Scores to which at most this number is added are hidden."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,11 +56,11 @@ class Added:
     """A floating-point tensor that, added to scores, hides those where ``visible`` is false."""
 
     visible: Intervals | Array | None = None
-    """``None``: everywhere."""
+    """For each row, the keys to which no hiding number is added; ``None``: all keys."""
 
 
 Content = Intervals | Array | Added | None
-"""What is known of a tensor; ``None``: nothing."""
+"""Known values of a tensor; ``None`` if nothing is known."""
 _EVERYWHERE: Final = Added()
 
 _UFUNCS: Final[Mapping[str, Callable[..., Any]]] = {

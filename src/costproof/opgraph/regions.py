@@ -29,7 +29,7 @@ from costproof.opgraph.rules.sizes import nbytes, numel, prod, smaller, total
 
 _REPEATING: Final = frozenset({"expand", "expand_as", "expand_copy", "broadcast_to", "broadcast_tensors"})
 _BOUNDED: Final = frozenset({"getitem", "narrow", "select", "select_copy", "slice", "slice_copy"})
-"""Views whose arguments identify the part that they show."""
+"""Views whose arguments identify the part of the tensor that they show."""
 
 
 @dataclass(frozen=True, slots=True)

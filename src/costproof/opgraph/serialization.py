@@ -11,7 +11,7 @@ from costproof.algebra.symbols import parse, text
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
 
 _EXPRESSION: Final = "expression"
-"""Key that marks a symbolic size among plain values."""
+"""Key that marks an object in JSON as a symbolic size, among plain values."""
 
 
 StoredSize = int | dict[str, str]

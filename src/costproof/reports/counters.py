@@ -167,9 +167,9 @@ class Figure:
     """Row of the table of counters: a number, its causes, and a remark."""
 
     cells: tuple[str, ...]
-    """Cells under :data:`HEAD`."""
+    """Texts of the row, one for each column of :data:`HEAD`."""
     causes: tuple[tuple[int, str, str, str], ...]
-    """(amount, cause, why, for example)"""
+    """Causes of the difference, each as (amount, kind of cause, why it applies, an example)."""
     remark: str
     """The error, or the unexplained rest; empty if there is none."""
     values: tuple[int | None, ...]

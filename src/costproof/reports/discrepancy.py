@@ -36,13 +36,13 @@ from costproof.views.numbers import exact, truncate
 from costproof.views.results import Results, open_findings, tally
 
 MAX_ROWS: Final = 15
-"""Rows of the first table, and of the short text."""
+"""Maximum number of rows of the first table, and of the short text."""
 LIMIT: Final = 65_536
-"""Characters that a comment on GitHub may have; the short text has fewer."""
+"""Maximum number of characters of the short text, below GitHub's limit for a comment."""
 _MAX_REASONS: Final = 5
 _LONGEST: Final = 160
 MAX_OPEN: Final = 50
-"""Open findings written out; the JSON file has all."""
+"""Maximum number of open findings that the text lists; the JSON file has all."""
 MAX_EVIDENCE: Final = 6
 _MEANING: Final = (
     "Delta is the first source minus its reference; residual is delta minus the accepted causes. "

@@ -53,7 +53,7 @@ class Status:
 
     word: str
     more: Prose = ""
-    """Text after it in the same cell."""
+    """Text that follows the status in the same cell."""
 
 
 Cell = Prose | Number | Status

@@ -35,7 +35,7 @@ from costproof.views.describe import counted_lines, versions_line
 from costproof.views.numbers import first_names, truncate
 
 HEAD: Final = ("Result", "Place", "Metric", "Δ %", "Δ", "Limit", "Base", "Head")
-"""A phone shows the first columns."""
+"""Headings of the table of checks; the most important come first, as a phone shows only the first columns."""
 _ALIGN: Final = "lllrrrrr"
 _REASON: Final = 300
 _NAME: Final = 120

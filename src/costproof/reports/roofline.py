@@ -49,7 +49,7 @@ LEFT_OUT: Final = (
 )
 LATENTS: Final = {
     "expanded": "Latent attention: the run expands all latents in every step (Full); absorbed by queries and sums, the "
-    "expansion is less work, which the other times take.",
+    "expansion is less work, which Compute and Floor take; the other times have the bytes of the run.",
     "absorbed": "Latent attention: in steps the run absorbs the expansion of the latents, which is the less work of "
     "the two; expanded: decoding=expanded.",
 }
@@ -77,11 +77,11 @@ _RIGHT: Final = 30
 _TOP: Final = 70
 _BOTTOM: Final = 60
 _NAMED: Final = 8
-"""Maximum number of labeled parts."""
+"""Maximum number of parts that the plot labels."""
 _LETTERS: Final = 140
-"""Letters of a line below the plot."""
+"""Maximum number of letters in a line below the plot."""
 _NAME: Final = (7, 16)
-"""Width of a letter and height of a line of a label, in pixels."""
+"""Width of a letter and height of a line of a part's label, in pixels."""
 PixelScale = Callable[[Fraction], float]
 """Maps a number to a position in pixels."""
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _UNBOUNDED: Final = 100_000
-"""Width of a file, practically unlimited."""
+"""Width that stands for no limit, for text that is written to a file."""
 _STYLES: Final = {
     **dict.fromkeys(("exact", "explained", "right", "same", "passed", "proved"), "green"),
     **dict.fromkeys(("unexplained", "refuted", "over", "failed", "silent"), "bold red"),

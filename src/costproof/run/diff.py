@@ -25,7 +25,7 @@ from costproof.run.operand_files import OperandInput, check_cut_alike, has_parts
 from costproof.run.operands import Operand, check_counted, read_operand
 
 FAMILY: Final = "family"
-"""Stands for everything that no common key and no part of one side covers, if the sides are of different families."""
+"""Name of the change that stands for all costs no common key explains, if two families are compared."""
 
 
 def diff(

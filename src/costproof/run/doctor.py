@@ -59,7 +59,7 @@ REGISTRIES: Final[Mapping[str, Callable[[], Registry[Any]]]] = {
 }
 """Last part of an entry point group -> the registry that other distributions can extend."""
 _NOT_TOLD: Final = ("all", "dev", "vendor")
-"""Extras that repeat others, or need an environment of their own."""
+"""Extras that are not listed, as they repeat others or need a separate environment."""
 _PATIENCE: Final = 60
 """Time limit for loading a plug-in, in seconds."""
 _LOADS: Final = "costproof: it loads"

@@ -209,11 +209,20 @@ _PEAK: Final = "graph_peak_bytes"
 
 
 def _peaks_at(tape: MemoryTape, job: ExportJob, values: Mapping[str, int]) -> tuple[sympy.Expr, sympy.Expr]:
-    """Return (peak by formula, peak of the graph) at given sizes."""
-    from costproof.tracers.peaks.calls import graph_timeline  # imports torch
+    """Return (peak by formula, peak of the graph) at given sizes.
 
-    graph = graph_timeline(with_sizes(job, values), {})
-    return sympy.Integer(tape.peak_bytes(values)), sympy.Integer(max(graph.held()))
+    Inputs are held to the end of the call; if the peaks are equal, those with inputs that are released are compared.
+    """
+    from costproof.opgraph.liveness import timeline
+    from costproof.tracers.peaks.program import exported_memory, on_fake_cpu  # imports torch
+
+    program = exported_memory(on_fake_cpu(with_sizes(job, values))).program
+    pairs = [
+        (tape.peak_bytes(values, inputs_held=held), max(timeline(program, inputs_held=held).held()))
+        for held in (True, False)
+    ]
+    formula, graph = next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
+    return sympy.Integer(formula), sympy.Integer(graph)
 
 
 def _peaks_in_symbols(tape: MemoryTape, job: ExportJob, values: Mapping[str, int]) -> sympy.Expr:

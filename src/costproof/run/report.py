@@ -114,9 +114,9 @@ def explain(
 
 
 _OF: Final = {"FLOPs": "flops", "calls of modules": "calls"}
-"""Quantity of a run of all layers -> the metric that equals it."""
+"""Quantity of a run of all layers on the meta device -> the metric of the extrapolated ledger that must equal it."""
 _ALONE: Final = ("params", "weight_bytes", "flops", "calls")
-"""Metrics that hold even if other quantities of that run differ; the model has the first two before it runs."""
+"""Metrics that stay valid even if other quantities of that run differ; two of them are known before it runs."""
 
 
 def whole_model(

@@ -451,3 +451,76 @@ class Nvfp4(Format):
             *((StoredTensor("input_scale", "F32", (), "scale"),) if self.inputs else ()),
             *of.plain_bias,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TorchaoEightBit(Format):
+    """W in eight bits with float32 scales: one, one for each row, or one for each group of columns.
+
+    Integers have zero points too, although they are zeros.
+    """
+
+    title: ClassVar[str] = "torchao, 8 bits"
+    source: ClassVar[str] = "torchao Int8Tensor and Float8Tensor; flatten_tensor_state_dict of torchao's safetensors"
+
+    dtype: str
+    """``I8``, ``F8_E4M3`` or ``F8_E5M2``."""
+    group: int | None = None
+    """Columns with one scale; ``None``: the whole row."""
+    whole: bool = False
+    """Whether one scale is for the matrix."""
+    dynamic: bool = False
+    """Whether inputs are quantised too, as they come."""
+
+    @property
+    def products(self) -> str:
+        """Return the dtype of inputs that are quantised too; weights alone are unpacked."""
+        if not self.dynamic:
+            return ""
+        return "other" if self.dtype == "I8" else "float8"
+
+    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
+        """Return data [rows, columns], scales [rows, groups] or [1, 1], and zero points of integers."""
+        groups = 1 if self.group is None else ceil_div(of.columns, self.group)
+        shape = (1, 1) if self.whole else (of.rows, groups)
+        return (
+            StoredTensor("_weight_qdata", self.dtype, (of.rows, of.columns)),
+            StoredTensor("_weight_scale", "F32", shape, "scale"),
+            *((StoredTensor("_weight_zero_point", "I8", shape, "zero point"),) if self.dtype == "I8" else ()),
+            *of.plain_bias,
+        )
+
+
+_TILE: Final = (8, 1024)
+"""Rows and columns that tinygemm's tiles pad a matrix to."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchaoInt4(Format):
+    """W in four bits, with scales and zero points for groups of columns in the dtype of the model, transposed."""
+
+    title: ClassVar[str] = "torchao, 4 bits"
+    source: ClassVar[str] = "torchao Int4Tensor and Int4TilePackedTo4dTensor, flattened for safetensors"
+
+    group: int
+    tiled: bool
+    """Whether W is padded to the tiles of tinygemm's kernel."""
+
+    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
+        """Return data [rows, columns / 2] and scales [columns / group, rows], or tiles, of a padded matrix."""
+        if not self.tiled:
+            groups = (ceil_div(of.columns, self.group), of.rows)
+            return (
+                StoredTensor("_weight_qdata", "I8", (of.rows, ceil_div(of.columns, 2))),
+                StoredTensor("_weight_scale", of.dtype, groups, "scale"),
+                StoredTensor("_weight_zero_point", of.dtype, groups, "zero point"),
+                *of.plain_bias,
+            )
+        tiles = (ceil_div(of.rows, _TILE[0]), ceil_div(of.columns, _TILE[1]))
+        return (
+            StoredTensor("_weight_qdata", "I32", (tiles[0], tiles[1] * (_TILE[1] // 128), 32, 4)),
+            StoredTensor(
+                "_weight_scale_and_zero", "BF16", (tiles[1] * (_TILE[1] // self.group), tiles[0] * _TILE[0], 2), "scale"
+            ),
+            *of.plain_bias,
+        )

@@ -502,6 +502,70 @@ def _compressed_format(group: Data, layout: str) -> Format:
     raise unknown
 
 
+def _torchao(described: Data, model_type: str) -> Scheme:
+    """Return the scheme of torchao: one format for the linear layers outside of a list.
+
+    transformers quantises what is a linear layer in its class, of which experts were some until version 5.
+    """
+    stated = described.get("quant_type")
+    stated = stated.get("default") if isinstance(stated, Mapping) else stated
+    if not isinstance(stated, Mapping) or described.get("include_input_output_embeddings"):
+        raise UnknownFormat("torchao", f"quant_type {stated!r}"[:80] if stated else "embeddings are quantised too")
+    of, rows, columns = _torchao_format(stated)
+    left = _kept_by_transformers(described, ("modules_to_not_convert",))
+
+    def quantised(module: LinearModule) -> bool:
+        if module.kind == "Expert":
+            raise UnknownFormat("torchao", "whether stacks of experts are quantised depends on transformers' version")
+        return not left(module) and module.rows % rows == 0 and module.columns % columns == 0
+
+    return Scheme("torchao", (Rule(of, quantised),))
+
+
+def _torchao_format(config: Any) -> tuple[Format, int, int]:
+    """Return the format of a configuration of torchao, and the numbers that rows and columns must be multiples of."""
+    kind, version, data = (config.get(key) for key in ("_type", "_version", "_data"))  # absent: version 1
+    if version != 2 or not isinstance(data, Mapping):
+        raise UnknownFormat("torchao", f"{kind} of version {version or 1}, which is not a safetensors layout")
+    if kind == "Int4WeightOnlyConfig":
+        packing, group = _torchao_value(data.get("int4_packing_format"), "PLAIN"), data.get("group_size", 128)
+        if packing not in ("PLAIN", "TILE_PACKED_TO_4D") or group not in (32, 64, 128, 256):
+            raise UnknownFormat("torchao", f"int4_packing_format {packing} in groups of {group}"[:80])
+        if data.get("int4_tile_packed_ntile", 8) != 8:
+            raise UnknownFormat("torchao", "int4_tile_packed_ntile is not 8")
+        return formats.TorchaoInt4(group, packing != "PLAIN"), 1, group
+    known = {
+        "Int8WeightOnlyConfig": ("I8", False), "Int8DynamicActivationInt8WeightConfig": ("I8", True),
+        "Float8WeightOnlyConfig": ("F8", False), "Float8DynamicActivationFloat8WeightConfig": ("F8", True),
+    }  # fmt: skip
+    if kind not in known:
+        raise UnknownFormat("torchao", str(kind)[:60])
+    dtype, dynamic = known[kind]
+    if dtype == "F8":
+        dtypes = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
+        dtype = dtypes.get(str(_torchao_value(data.get("weight_dtype"), "float8_e4m3fn")), "")
+    granularity = data.get("granularity")
+    if isinstance(granularity, list):  # of inputs and weights
+        granularity = granularity[-1] if granularity else None
+    usual = "PerTensor" if kind == "Float8DynamicActivationFloat8WeightConfig" else "PerRow"
+    unit = granularity.get("_type") if isinstance(granularity, Mapping) else usual
+    inner = granularity.get("_data") if isinstance(granularity, Mapping) else None
+    inner = inner if isinstance(inner, Mapping) else {}
+    group = _number({**inner, "quant_method": "torchao"}, "group_size") if unit == "PerGroup" else None
+    plain = _torchao_value(data.get("packing_format"), "PLAIN") == "PLAIN"
+    known_unit = unit in ("PerTensor", "PerRow") or (unit == "PerGroup" and group and not dynamic)
+    if not (dtype and plain and known_unit and inner.get("dim", -1) in (-1, 1)):
+        raise UnknownFormat("torchao", f"{kind} with {unit}, {data.get('weight_dtype')}"[:80])
+    of = formats.TorchaoEightBit(dtype, group, unit == "PerTensor", dynamic)
+    # Products in fp8 take multiples of 16 on both sides; other matrices stay as they are.
+    return (of, 16, 16) if dynamic and dtype != "I8" else (of, 1, group or 1)
+
+
+def _torchao_value(stated: Any, default: str) -> Any:
+    """Return the value of an enumeration or a dtype in a configuration of torchao."""
+    return stated.get("_data") if isinstance(stated, Mapping) else default if stated is None else str(stated).upper()
+
+
 _READERS: Final[dict[str, Callable[[Data, str], Scheme]]] = {
     "fp8": _fp8,
     "bitsandbytes": _bitsandbytes,
@@ -511,5 +575,6 @@ _READERS: Final[dict[str, Callable[[Data, str], Scheme]]] = {
     "mxfp4": _mxfp4,
     "modelopt": _modelopt,
     "compressed-tensors": _compressed,
+    "torchao": _torchao,
 }
 """Method -> the reader of its description and the model type."""

@@ -291,7 +291,7 @@ class _StoredLedger:
 
     name: str
     files: dict[str, list[int]]
-    """The result of :func:`_loaded_files`."""
+    """Path of each package file whose code was loaded -> its stamp, from :func:`_loaded_files`."""
     ledger: Ledger
 
 

@@ -25,17 +25,17 @@ from costproof.ledger.progress import Progress, silent
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 _TIMES: Final = 5
 _SPREAD: Final = 250_000_000
-"""Least nanoseconds over which times are taken: a shared processor is slow for a while."""
+"""Shortest duration, in ns, over which a rate is measured, as a shared processor may be slow for a while."""
 _LONG: Final = 50_000_000
-"""Nanoseconds of a product that is long enough; larger ones are not faster."""
+"""Nanoseconds of a matrix product from which on a larger one reaches no higher rate."""
 _SMALLEST: Final = 512
 _LARGEST: Final = 16_384
 _COPIED: Final = {"cpu": 2**28, "cuda": 2**30}
-"""Bytes that are copied and read: more than any cache holds."""
+"""Device -> bytes that are copied and read to measure the bandwidth: more than any cache holds."""
 _IMAGES: Final = {"cpu": 16, "cuda": 1024}
 """Batch size of a convolution."""
 _HIGH: Final = 16
-"""Height and width of an image; a twelfth of the positions under the kernel are padding."""
+"""Height and width of the images of the convolution; a twelfth of the positions under its kernel are padding."""
 _ROWS: Final = 8_192
 _HERE: Final = "here"
 _TF32: Final = "tf32"

@@ -56,7 +56,7 @@ _REPEATED: Final = {"cpu": 4, "cuda": 32}
 Additions of a GPU that happen in any order may agree several times.
 """
 _ENOUGH: Final = 10.0
-"""Seconds after which no more than those of a processor are compared."""
+"""Seconds of repeated forwards on a processor after which no further ones are compared."""
 _MOST_NAMED: Final = 5
 
 
@@ -88,7 +88,7 @@ class _TracedRuns:
     notes: list[str]
     tally: LedgerBuilder = field(default_factory=LedgerBuilder)
     operators: dict[str, Counter[str]] = field(default_factory=dict)
-    """Innermost module -> operator -> calls."""
+    """Path of the innermost module -> operator -> number of calls."""
     feeds: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(a, b) -> how often a result of module a entered module b."""
     hooks: list[Hooked] = field(default_factory=list)

@@ -49,9 +49,9 @@ _PASSES: Final = {"cuda": 3, "cpu": 1}
 _ROUNDS: Final = 8
 """Rounds in which host times and the waiting that follows from them are made to agree."""
 _SPACED: Final = 20
-"""Launches on an idle device."""
+"""Number of launches that are each measured on an idle device."""
 _CHAIN: Final = 200
-"""Operators of a chain, fewer than the queue of a device holds."""
+"""Number of operators that are enqueued in a row, fewer than the queue of a device holds."""
 
 StagePiece = tuple[Stage, tuple[EnqueuedCall, ...]]
 """A stage and its calls until the next stage boundary."""

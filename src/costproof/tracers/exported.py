@@ -34,7 +34,7 @@ _CACHED = (*_PAST, "cross_keys", "cross_values")
 _MADE = "lifted_tensor"
 """The exporter's name for a tensor that the model makes of literals, ``torch.tensor(0.5)``."""
 _MAKES = "aten.lift_fresh_copy.default"
-"""The operator that makes it. On meta the exporter has no such operator and begins with ``detach_``."""
+"""The operator that makes such a tensor. The exporter has none on meta, where the name begins with ``detach_``."""
 _NOWHERE = "_empty_nn_module_stack"
 """Prefix of the module path of nodes that the exporter adds itself."""
 
@@ -56,7 +56,7 @@ class Exported:
     buffers: Mapping[str, int | None]
     """Full name -> bytes of the program's buffers."""
     cache_inputs: tuple[Value, ...]
-    """The past keys and values among the inputs, found by the names of their arguments."""
+    """The past keys and values among the graph's inputs, found by the names of the arguments."""
     guards: tuple[str, ...]
     notes: tuple[str, ...] = ()
     """Assumptions of the export."""

@@ -30,7 +30,7 @@ _MOST_NUMBERS: Final = 65_536
 """Elements of a tensor with values that are covered: enough for a table of frequencies, not for weights."""
 INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _SAY_NOTHING: Final = frozenset({"__dict__", "__weakref__", "_original_object_hash"})
-"""Ignored attributes: slots, and a hash that transformers stores in configurations, which differs by process."""
+"""Attributes that are ignored: slots, and a hash in transformers' configurations that differs by process."""
 _HEAP_TYPE: Final = 1 << 9
 """The flag of classes that are created at run time, as those written in Python are."""
 OWN: Final = Path(__file__).resolve().parents[1]

@@ -15,7 +15,7 @@ from costproof.opgraph.merge import merge_unknown
 CallStack = tuple[tuple[str, int], ...]
 """The active calls, outermost first: (path of the module, number of its call)."""
 FlopKey = tuple[str, str, str, str]
-"""Stage, invocation, module, operator."""
+"""Key of a sum of FLOPs: stage, invocation, path of the module, operator."""
 Flops = Mapping[FlopKey, int]
 
 SOURCE: Final = "dispatcher"
@@ -32,7 +32,7 @@ class DispatchedFlops:
     reasons: dict[str, str] = field(default_factory=dict)
     """Operator -> why its formula had no answer."""
     left: Counter[CallStack] = field(default_factory=Counter)
-    """Active calls -> conversions of a tensor to NumPy."""
+    """Active calls -> number of conversions of a tensor to NumPy, where operators are no longer seen."""
     by_values: bool = False
     """Whether values of tensors decided a size or a branch."""
 

@@ -38,7 +38,7 @@ _ROWS: Final = ("_addmm_activation", "_int_mm", "_weight_int8pack_mm", "_weight_
 _NO_FORMULA: Final = ("_trilinear", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_sparse_addmm", "_cdist_forward")
 """Operators of torch that multiply matrices inside and for which only our rules have a formula."""
 _VECTORS: Final = ("linalg_vector_norm", "linalg_cross")
-"""Operators of torch.linalg that multiply no matrices."""
+"""Operators of torch.linalg without a matrix product, which therefore have no headline FLOPs."""
 _MASKS: Final = (torch.bool, torch.uint8)
 _BRANCHES: Final = (
     "equal", "is_nonzero", "_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned", "_pack_padded_sequence",
@@ -47,7 +47,7 @@ _BRANCHES: Final = (
 _VALUE_DEPENDENT: Final = value_dependent_tags()
 _PAD: Final = "aten.constant_pad_nd"
 _OWN: Final = ("aten", "prims", "prim", "profiler", "_c10d_functional")
-"""Namespaces in which an operator without a formula multiplies no matrices."""
+"""Namespaces in which an operator that torch's FLOP counter has no formula for multiplies no matrices."""
 
 
 class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -254,7 +254,7 @@ _MISSING: Final[dict[str, Callable[..., int]]] = {
     "aten.addbmm": _batches_added,
     **{f"aten.{name}": _added_rows if name.startswith("_addmm") else _rows for name in _ROWS},
 }
-"""Operators that torch's registry lacks, counted from their definition."""
+"""FLOP formulas, from the operators' definitions, of operators that torch's registry lacks."""
 
 
 Arguments = Mapping[str, Any]

@@ -67,7 +67,7 @@ class Hooked:
     """Parallel to the stack: the caches that each call received."""
     marked: set[str] = field(default_factory=set)
     judged: DispatchedFlops = field(default_factory=DispatchedFlops)
-    """FLOPs of the operators that ran, by torch's own formulas."""
+    """FLOPs of the operators that ran inside each call, by torch's own formulas."""
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         path = self.paths[id(module)]

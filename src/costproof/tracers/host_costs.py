@@ -36,13 +36,13 @@ _REPEATED: Final = 3
 _LEAST: Final = 100
 """Nanoseconds; smaller host times are noise of the clocks."""
 _CHAIN: Final = 50
-"""Kernels of a graph after the first."""
+"""Number of kernels by which the longer of two timed CUDA graphs exceeds the shorter."""
 _WIDTH: Final = 512
-"""Features of the mixture of kernels."""
+"""Width of the layers in the blocks of kernels that are timed together."""
 _PROFILES: Final = 5
 """Number of profiled runs after the warm-up run; their median is used."""
 _BLOCKS: Final = 24
-"""Blocks of the mixture, of about five kernels each."""
+"""Number of blocks, each of about five kernels, that are timed together."""
 
 
 def _network(run: str) -> Run:
@@ -116,9 +116,9 @@ class GraphTimes:
     """What a CUDA graph takes besides its kernels, in nanoseconds, in a queue that is never empty."""
 
     gap: int
-    """For each kernel, beyond the time that the profiler shows of it in an eager run."""
+    """Nanoseconds that each kernel of a CUDA graph takes beyond its time in an eager run."""
     replay: int
-    """Once for each replay."""
+    """Nanoseconds that each replay of a CUDA graph takes besides its kernels and their gaps."""
     cold: tuple[int, int]
     """Times of the graph of one small kernel and of that kernel in an eager run, both after other data was read."""
     mixture: tuple[int, int, int]

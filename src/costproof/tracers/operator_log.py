@@ -26,7 +26,7 @@ from costproof.tracers.timing import NOWHERE, Stage, watch_modules
 _WEIGHTS_KEPT: Final = 8
 """Sets of weights of a distinct call that are used in turn."""
 _NO_WORK: Final = "prim"
-"""Namespace of queries about a tensor that only fake tensors send to the dispatcher."""
+"""Namespace of operators that only query a tensor; the dispatcher sees them for fake tensors only."""
 _STANDS_FOR: Final = {"transformers.grouped_mm_fallback.default": "_grouped_mm"}
 """Operator -> the operator of torch that runs with values: see :mod:`costproof.patches.inference`."""
 
@@ -65,9 +65,9 @@ class LoggedCall:
     function: Any
     spec: Any
     leaves: list[Any]
-    """Forms, tensors of indices, and everything that is not a tensor."""
+    """The flattened arguments: forms of tensors, tensors of indices, and all other values."""
     results: int | None = None
-    """Bytes of results outside the memory of its arguments, once known."""
+    """Bytes of the results that are not in the memory of an argument; known only after the call."""
     weights: list[list[torch.Tensor]] = field(default_factory=list)
 
     @property

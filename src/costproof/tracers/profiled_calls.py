@@ -40,7 +40,7 @@ _FROM_HOST: Final = "Memcpy HtoD"
 _TO_HOST: Final = "Memcpy DtoH"
 """Start of the name of a copy to the host."""
 _BLOCKED: Final = 8
-"""A launch that takes this many times the median is blocked."""
+"""A launch that takes this many times the median launch is taken to have waited for a full queue."""
 
 
 @dataclass(slots=True)
@@ -326,7 +326,7 @@ class ProfiledWork:
     """Device work that a piece of a profiled run enqueues; times in nanoseconds."""
 
     host: int
-    """Without waiting."""
+    """Nanoseconds of host time, without the time in which the host waits for the device."""
     launch: int
     launches: int
     waits: bool

@@ -57,13 +57,13 @@ _FLUSHED: Final = 2**28
 _ASLEEP: Final = 2_000_000
 """Cycles of a GPU, about a millisecond: longer than an operator takes to be dispatched."""
 _HOT: Final = 5
-"""Further calls that only the host is timed in."""
+"""Number of repeated calls, after the timed one, in which only the host is timed."""
 _SHORT: Final = 1_000_000
 """Nanoseconds on the device up to which a call is repeated for the host."""
 _LONGER: Final = 16
 """Factor of the sleep for a call that takes the host longer."""
 _DRAWN: Final = 2**20
-"""Number of random values to generate; larger tensors repeat them."""
+"""Number of random values that are generated for a tensor; larger tensors repeat them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class ReplayedCall:
     enqueue: EnqueuedCall | None = None
     """One call on both clocks, with its host time outside of any forward; ``None`` if it could not be repeated."""
     first: EnqueuedCall | None = None
-    """The same with the host time of a call whose code is not in the caches of the processor."""
+    """As :attr:`enqueue`, with the host time of a call whose code is not in the processor's caches."""
 
     @property
     def calls(self) -> int:
@@ -333,7 +333,7 @@ _LISTED: Final = frozenset({"index", "_unsafe_index", "index_put", "_index_put_i
 """Operators with ``indices``, a list of a tensor or ``None`` for each dimension of ``self``."""
 
 _FLAT: Final = frozenset({"take", "put"})
-"""Operators whose ``index`` indexes all elements of ``self``."""
+"""Operators whose ``index`` counts through all elements of ``self`` as if it had one dimension."""
 
 _OFFSETS: Final[Mapping[str, Mapping[str, tuple[str, int]]]] = {
     "_flash_attention_forward": {"cum_seq_q": ("query", 0), "cum_seq_k": ("key", 0)},

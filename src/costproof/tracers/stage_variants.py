@@ -40,14 +40,14 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments and keyword arguments of a call."""
 
 _WARM: Final = 2
-"""Runs on the stream of a capture, in which libraries reserve their workspaces; and runs before timed ones."""
+"""Number of runs before a CUDA graph is captured, in which libraries reserve workspaces, and before timed runs."""
 _CACHE: Final = 2**27
-"""Bytes of the last cache of a device that does not say: more than any has."""
+"""Assumed bytes of the last cache of a device that does not report them: more than any device has."""
 NOT_ON_CPU: Final = {
     "graph": "CUDA graphs record the kernels of a GPU; operators of a processor run when they are called",
     "compiled": "on a processor the eager run has one clock, which compiling does not separate",
 }
-"""Why a run on a processor is measured as it is."""
+"""Form of a stage -> why a stage on a processor cannot be timed in it."""
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ _ASLEEP: Final = 20_000_000
 _LONGER: Final = (1, 4, 16)
 """Factors of the sleep, tried in turn until the host has enqueued the work before the device wakes."""
 _PRODUCT: Final = 4096
-"""Rows of the matrices that keep a device busy which cannot sleep."""
+"""Rows of square matrices whose products keep a device busy that has no sleep kernel."""
 WARM_UP: Final = 1
 """Runs before the timed ones."""
 

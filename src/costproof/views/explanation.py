@@ -85,9 +85,13 @@ def no_formulas(name: str, why: str, address: str, stage: str) -> BadInput:
     Args:
         address: what names the target on a command line.
     """
+    return BadInput("there are no formulas to explain", where=name, got=why, fix=_from_graph(address, stage))
+
+
+def _from_graph(address: str, stage: str) -> str:
+    """Return the commands that describe a stage of a target by its exported graph."""
     listing = "" if stage == TOTAL else f"costproof explain {address} {stage} --graph lists its operators; "
-    fix = f"{listing}costproof derive {address} reads closed forms off its graph"
-    return BadInput("there are no formulas to explain", where=name, got=why, fix=fix)
+    return f"{listing}costproof derive {address} reads closed forms off its graph"
 
 
 def explain(
@@ -116,7 +120,8 @@ def explain(
             where="$.ledgers",
             expected="an analytic ledger",
             got=capture.source_list,
-            fix="capture again with --sources analytic,static,dynamic",
+            fix="capture again with --sources analytic,static,dynamic; if the target has no formulas, "
+            + _from_graph("TARGET", stage),
         )
     if metric in PEAK_METRICS:
         raise BadInput("no formula gives a peak", where="--metric", got=metric, fix="costproof peaks TARGET finds it")

@@ -49,7 +49,7 @@ def natural(path: str) -> tuple[tuple[int, int, str], ...]:
 
 
 LABELS: Final = 3
-"""Names of graph nodes that a row shows for each operator."""
+"""Maximum number of graph node names that a row lists for each operator."""
 SourceValues = dict[Metric, dict[str, int | None]]
 """Metric -> source -> value, for the sources that give the metric in the stage."""
 TreeRow = dict[str, Any]

@@ -17,7 +17,7 @@ from costproof.compare.gate.types import AllowanceUse, Check, CheckStatus, Gate,
 from costproof.ledger.baseline import Baseline, BaselineRow, Folded
 from costproof.ledger.environment import COUNTING, FORMULAS, RULES
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
-from costproof.ledger.metrics import STAGE_WIDE, Metric
+from costproof.ledger.metrics import OF_BOUNDS, PROVEN, STAGE_WIDE, Metric
 from costproof.ledger.node import exact_sum
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import ConfigValue, quantised_clause, unknown_bytes
@@ -74,6 +74,8 @@ def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
     statuses = {c.status for c in checks}
     same_work = policy.inputs == "same" or not (changed.workload.changed or changed.implementation.changed)
     silent = tuple(silences(base, head, both).values()) if same_work else ()
+    if same_work:
+        silent += tuple(text for source in both for text in _lost(base, head, source))
     over = "over" in statuses or bool(silent)
     return Gate(
         base=side_of(base),
@@ -132,6 +134,36 @@ def _other_work(base: Baseline, head: Baseline, changed: Differences, sources: S
         conventions = [*dict.fromkeys(c for s in sources for c in _other_conventions(base, head, s))]
         if conventions:
             yield f"base and head have different conventions ({_listed(conventions)}); {_LET}"
+
+
+def _lost(base: Baseline, head: Baseline, source: str) -> Iterator[str]:
+    """Yield what only the base counts in a stage of both sides, which would pass as a saving, and lost time bounds.
+
+    That is a proven metric; by the formulas of one configuration it is any metric and any part of the model.
+    """
+    if base.sources[source].bounds and not head.sources[source].bounds:
+        yield f"{source} gives metrics of time bounds in the base and not in the head"
+    same = (base.target.config, base.target.config_hash) == (head.target.config, head.target.config_hash)
+    by_formulas = source == FORMULA_SOURCE and same and base.target.config is not None
+    old, new = base.sources[source], head.sources[source]
+    for stage in (s for s in old.stages if s in new.stages):
+        counted = [
+            {
+                m
+                for kinds in side.rows.get(stage, {}).values()
+                for costs in kinds.values()
+                for m in costs
+                if costs[m] != 0
+            }
+            for side in (old, new)
+        ]
+        for metric in sorted(counted[0] - counted[1]):
+            given = metric in new.metrics or (metric in OF_BOUNDS and new.bounds)
+            if given and (by_formulas or metric in PROVEN):
+                yield f"{source} counts {metric} in {stage} of the base and none in the head"
+        for part in sorted(new.rows.get(stage, {}).keys() ^ old.rows.get(stage, {}).keys()) if by_formulas else ():
+            without = "head" if part in old.rows.get(stage, {}) else "base"
+            yield f"{source} has no {part} in {stage} of the {without}; the configurations are equal"
 
 
 def _other_conventions(base: Baseline, head: Baseline, source: str) -> Iterator[Change]:

@@ -420,7 +420,7 @@ class MixtureConfig(WindowedConfig):
         "text_hidden": "8*text_kv_heads*text_groups*text_share",
         "text_moe": "8*text_moe_rows",
     }
-    """Factor 8 as in draws with grouped GEMMs, whose rows are multiples of 16 bytes; degrees do not depend on it."""
+    """Derived symbols; the factor 8, for grouped GEMMs with rows of a multiple of 16 bytes, does not affect degrees."""
 
     def routed(self) -> tuple[bool, ...]:
         """Return, for each layer, whether it has a mixture of experts."""

@@ -169,7 +169,7 @@ class Choice:
     names: tuple[str, ...] | None = None
     """Names of the arguments; ``None`` for the default arguments."""
     turned: bool = False
-    """As in :class:`~costproof.models.generic.makers.Case`."""
+    """Whether inputs have the alternative layout: images one after another, frames before mel bins."""
     placed: bool = False
     """Whether the text must contain the placeholder tokens of images or sounds."""
 

@@ -92,7 +92,7 @@ class ModelLayout:
     inner: tuple[str, ...] = ()
     """Modules of transformers that define the class of the decoder, if it comes from another family."""
     masks: tuple[str, ...] = ()
-    """As in :class:`~costproof.models.decoding.decoder.Decoder`."""
+    """Keys of the masks that the decoder takes as a dict; empty if it takes a single mask."""
 
     def decoder_for(self, call: str) -> Decoder:
         """Return the calling convention of the class; ``call`` is the invocation of the towers."""

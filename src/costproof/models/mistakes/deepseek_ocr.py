@@ -27,7 +27,7 @@ from costproof.claims.terms import ClaimTerm
 
 _STRIDE: Final = 2
 _MERGED: Final = _STRIDE**4
-"""Number of patches that two convolutions of stride 2 merge to one feature."""
+"""Number of patches, 4 x 4, that two convolutions of stride 2 merge to one feature."""
 
 
 def _windowed(term: ClaimTerm) -> bool:

@@ -36,7 +36,7 @@ class View:
     """One call of the vision towers, and which branches they take in it."""
 
     invocation: str
-    """Its invocation: ``global`` or ``crops``."""
+    """Name of its invocation in ledgers: ``global`` or ``crops``."""
     sam_resampled: bool
     """Whether the position table of SAM is resampled, because it has another grid than this view."""
     clip_resampled: bool

@@ -23,7 +23,7 @@ from costproof.opgraph.rules.sizes import numel, prod, smaller, total
 EXPERT_LINEAR: Final = "expert_linear"
 EXPERT_MATRIX: Final = "expert_matrix"
 _ROWS: Final = "rows"
-"""Option of ``expert_matrix``: number of rows multiplied by the matrix."""
+"""Option of the operator ``expert_matrix``: number of rows that are multiplied by an expert's matrix."""
 _PRODUCTS: Final = frozenset({"linear", "matmul", "mm"})
 _SEARCHES: Final = frozenset({"argwhere", "nonzero", "nonzero_numpy", "where"})
 """Return indices into one tensor, as many as the data determines; ``where`` of three tensors is not a search."""

@@ -204,7 +204,7 @@ def pdist(op: OpCall) -> Size:
 
 _KINDS: Final = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 _UNCHANGED: Final = -1
-"""Value of a length argument that keeps the length of the input."""
+"""Value of a length argument that means the length of the input."""
 
 
 def transform_flops(shape: Sequence[Size], dims: Sequence[int], *, real: bool) -> Size:

@@ -85,7 +85,7 @@ def masked_select(op: OpCall) -> OpCost:
 
 
 _MULTIPLY: Final = ("prod", "multiply")
-"""Values of ``reduce`` that multiply."""
+"""Values of the argument ``reduce`` with which a scatter multiplies."""
 
 
 def _write_cost(op: OpCall, elements: Size, each: int) -> OpCost:

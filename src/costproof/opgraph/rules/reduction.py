@@ -54,7 +54,7 @@ _COUNTS: Final = {
     "std_mean": (4, 1, "mean, subtract, square, mean; per result a root"),
 }
 _PRODUCTS: Final = ("prod", "cumprod")
-"""Reductions that multiply."""
+"""Reductions that multiply elements, such as ``prod``."""
 
 
 def _reduction(op: OpCall, per_input: int, per_output: int, step: Callable[[OpCall], int]) -> Size:

@@ -23,7 +23,7 @@ from costproof.views.numbers import exact, first_names, human, share
 MOST: Final = 2_000
 """Maximum number of boxes: larger pictures are unreadable, and their layout takes minutes."""
 _SHAPES: Final = 2
-"""Tensors that a box names; the tooltip has all."""
+"""Maximum number of tensors whose shapes a box names; the tooltip has all."""
 _LEGEND: Final = (
     "a box: operator, module, what it returns, FLOPs with their share · × N: the same in N equal layers"
     " · arrows: data · orange: share of the FLOPs"

@@ -14,7 +14,7 @@ from costproof.views.module_tree import natural
 from costproof.views.numbers import exact, first_names, human, share
 
 _ORDER: Final = 12
-"""Paths that a tooltip names."""
+"""Maximum number of module paths that a tooltip names."""
 
 
 @dataclass(frozen=True, slots=True)

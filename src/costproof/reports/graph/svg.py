@@ -122,7 +122,7 @@ _SLIDE: Final = (1024, 576)
 """A slide of 1280 x 720 shows this 1.25 times as large: the smallest letters, of 10 pixels, have 12.5 there."""
 _SLIDE_LOOK: Final = Brief(gap=36, height=42)
 _NOTE: Final = 140
-"""Characters of a line above the boxes of a slide."""
+"""Maximum number of characters of a line of notes above the boxes of a slide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,4 +321,4 @@ def _arrow_head(name: str, colour: str) -> str:
 
 
 _ARROW_HEADS: Final = (_arrow_head("call-head", "#98a5b3"), _arrow_head("flow-head", "#c2410c"))
-"""Definitions that both refer to."""
+"""SVG definitions of the arrow heads that calls and data flow refer to."""

@@ -28,7 +28,7 @@ from costproof.views.explanation import Explanation
 from costproof.views.numbers import exact
 
 _TAG: Final = re.compile(r"<[^>]*>")
-"""Matches a tag of our own markup, in which every other ``<`` and ``>`` is escaped."""
+"""Matches a tag that our own printer wrote; every other ``<`` and ``>`` is escaped in its text."""
 _LINK: Final = re.compile(r'^<a( class="[^"]*")?[^>]*>$')
 _PLAIN: Final = """
 & :where(table, thead, tr, th, td) { background: none; border: 0; color: inherit; font-size: inherit; }
@@ -39,7 +39,7 @@ _PLAIN: Final = """
 & :where(h3) { font-weight: bold; }
 [data-jp-theme-light="false"] & { color-scheme: dark; }
 """
-"""Browser defaults that Jupyter overrides."""
+"""CSS rules for tables, code and headings that undo those of Jupyter."""
 
 
 def display(value: object, format: DisplayFormat) -> str:  # noqa: A002

@@ -51,7 +51,7 @@ LIKE: Final = {
     "refuted": _BAD, "over": _BAD, "failed": _BAD,
     "undetermined": "incomplete", "unknown": "incomplete",
 }  # fmt: skip
-"""Verdict of another comparison -> the report verdict whose style it shares. Changes have a neutral style."""
+"""Verdict of another comparison -> the report verdict with the same style; changes between versions are neutral."""
 MOST: Final = 1_000
 """Maximum number of table rows in the file; the JSON has all."""
 AT_ONCE: Final = 100

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _WIDTH: Final = 10.0
 _ROW: Final = 0.34
-"""Height of a bar with its gap, in inches."""
+"""Height of a bar including its gap, in inches."""
 _LETTER: Final = 0.0125
-"""Width of a letter, as a part of the widest bar."""
+"""Estimated width of a letter, as a fraction of the width of the widest bar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class BarPiece:
     size: float
     colour: str
     label: str
-    """Shown where there is room."""
+    """Text on the piece, shown where there is room for it."""
     hatch: bool = False
 
 
@@ -192,7 +192,7 @@ def draw_shares(report: Results, kind: str) -> bytes:
 
 
 _NAMED: Final = 6
-"""Tensors of a peak that have a piece of their own."""
+"""Maximum number of tensors of a peak that are drawn as separate pieces."""
 _LOOKS: Final = {
     "by the graph": ("#2b5b84", "#4477aa", "#6a94bf", "#8fb0d0", "#b3cbe1", "#d3e1ee"),
     "as written": ("#a8434d", "#cc5966", "#ee6677", "#f28c99", "#f6b0b8", "#fad3d8"),

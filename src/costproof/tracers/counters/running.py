@@ -34,7 +34,7 @@ _FIRST: Final = (TRUTH, "torchlens", "torch.profiler", "fvcore", "FlopCounterMod
 
 CounterAnswer = tuple[CounterCall, CounterUsage]
 CutKey = tuple[str, str, str]
-"""Stage, invocation, export."""
+"""Identifies a counted graph: stage, invocation, and the export of a stage that is exported in parts."""
 
 
 def side_by_side(memory_bytes: int) -> int:

@@ -145,7 +145,7 @@ _ROWS: Final = ("B", "n")
 FARTHEST: Final = 5_000
 """Largest bound of a range at which a run is counted, since a longer one could take minutes."""
 _FARTHEST_STEPS: Final = 32
-"""The same for the side of an image, in steps: the positions are its square."""
+"""As :data:`FARTHEST` for the side of an image, in steps of the side; the number of positions is its square."""
 
 
 def example_sizes(job: ExportJob) -> dict[str, int]:

@@ -228,7 +228,7 @@ _OURS: Final = str(Path(__file__).parents[2])
 _OF_ANY_MODULE: Final = frozenset(vars(torch.nn.Module()))
 
 Holders = Mapping[int, tuple[str, ...]]
-"""Number of a storage -> variables that refer to it, outermost first."""
+"""Number of a storage -> names of the variables that refer to it, outermost first."""
 
 
 def eager_run(

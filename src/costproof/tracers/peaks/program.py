@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_arg
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -38,9 +38,9 @@ class ExportedMemory(NamedTuple):
     """Memory that an exported program allocates and frees, by operator."""
 
     program: MemoryProgram
-    """The job; if it has symbolic sizes, its tensors have the example sizes."""
+    """The exported program; its tensors have the example sizes where the job has symbolic ones."""
     sizes: tuple[Size, ...]
-    """Bytes of its tensors in symbols."""
+    """Bytes of the program's tensors as expressions in the symbolic sizes."""
     guards: tuple[str, ...]
     """The exporter's guards."""
     notes: tuple[str, ...]
@@ -103,6 +103,7 @@ class _ProgramReader:
         value = self.values[node] = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             return
+        _forget_constant(value)
         if node in self.inputs:
             self.seen.given(self.inputs[node], value)
         else:
@@ -110,7 +111,10 @@ class _ProgramReader:
 
     def _attribute(self, node: fx.Node) -> Any:
         value = getattr(self.exported.graph_module, str(node.target))
-        self.seen.apart(t for t in tree_iter(value) if isinstance(t, torch.Tensor))
+        tensors = [t for t in tree_iter(value) if isinstance(t, torch.Tensor)]
+        for tensor in tensors:
+            _forget_constant(tensor)
+        self.seen.apart(tensors)
         return value
 
     def _step(self, node: fx.Node) -> ProgramStep:
@@ -130,6 +134,16 @@ class _ProgramReader:
         """Return the path of the innermost module that runs a node."""
         frames = (node.meta.get("nn_module_stack") or {}).values()
         return next((p for path, _ in reversed(frames) if (p := self.name(str(path))) is not None), "")
+
+
+def _forget_constant(tensor: torch.Tensor) -> None:
+    """Remove the concrete value of a fake tensor if it is a fake tensor too.
+
+    The exporter stores an attribute that is no parameter or buffer as such a value, and ``FakeTensorMode`` runs
+    operators on it as if it had memory, which ends the process.
+    """
+    if isinstance(getattr(tensor, "constant", None), FakeTensor):
+        tensor.constant = None  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)
