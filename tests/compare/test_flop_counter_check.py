@@ -8,8 +8,10 @@ import pytest
 
 from costproof.compare.compare import WITHOUT, compare
 from costproof.compare.findings import Judges
+from costproof.compare.verdict import verdict_sentence
 from costproof.ledger.capture import Capture, TraceCheck
 from costproof.ledger.node import NO_FORMULA, CostNode, Ledger, UnknownOp
+from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.run import RunOptions, RunRecord, TracedRun
 from tests.support import builders as b
 
@@ -202,3 +204,12 @@ def test_resident_bytes_are_parameters_and_buffers(resident: int) -> None:
 
     assert said(capture) == ([] if resident == 17 else ["static#resident_bytes"])
     assert not said(replace(capture, target=replace(capture.target, quantised={"weights": "gptq"})))
+
+
+def test_a_wrong_peak_is_said_in_the_verdict() -> None:
+    same = CallPeaks("prefill", "prompt", "", Peak(500, "add", "", ()), None, formula=500)
+    capture = replace(b.capture(), peaks=(same, replace(same, formula=497)))
+    said = verdict_sentence(compare(capture))
+    assert said.startswith(
+        "Unexplained: the live peak of prefill by formula differs from that of its graph by -3 bytes"
+    )

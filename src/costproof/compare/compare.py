@@ -170,6 +170,11 @@ def peak_findings(capture: Capture) -> list[Finding]:
                 residual=delta,
                 reference="static",
                 deltas={"analytic-static": delta} if delta else {},
+                evidence=(
+                    f"the live peak of {call.stage} by formula differs from that of its graph by {delta:+,} bytes",
+                )
+                if delta
+                else (),
             )
         )
     return found

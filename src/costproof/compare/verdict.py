@@ -133,7 +133,7 @@ def verdict_sentence(d: Discrepancy) -> str:
         differing = f" Of {whole} compared, {wrong:,} {differ} without an accepted cause{worst}{shares}."
         return f"Incomplete: {d.incomplete[0]}{more}.{differing if wrong else ''}"
     if d.verdict == "unexplained":
-        about = [f.evidence[0] for f in d.findings if f.level == "source"]
+        about = [f.evidence[0] for f in d.findings if f.level == "source" and f.evidence]
         other = f" and {len(about) - 1:,} more" if len(about) > 1 else ""
         if about and not wrong:
             return (
