@@ -24,8 +24,8 @@ HEAD: Final = """\
 
 `costproof stored TARGET` states the tensors and bytes of a checkpoint from its configuration; no weights are read.
 With `--files` the layout is compared, tensor by tensor, with the headers of safetensors files (the first bytes of each
-are enough), and every difference is listed with its bytes. Of GGUF files only the number of tensors and bytes is read.
-This page is made by `python -m benchmarks.checkpoints`.
+are enough), and every difference is listed with its bytes and its cause. Of GGUF files only the number of tensors and
+bytes is read. This page is made by `python -m benchmarks.checkpoints`.
 
 ```sh
 costproof stored deepseek-v3 --mtp 1                                # 688,574,839,360 bytes
@@ -43,6 +43,7 @@ a run holds is in [`fits`](roofline.md): stored weights, buffers, cache and acti
 | | bitsandbytes nf4, fp4, int8; GPTQ with `dynamic` rules; AWQ gemm |
 | | compressed-tensors int4 and int8 packed, int8, float8, NVFP4, MXFP4 |
 | | MXFP4 of gpt-oss; ModelOpt FP8 and NVFP4; MLX (also in `quantization`) |
+| | torchao int4 (plain, tiles), int8 and float8, weights alone or with inputs |
 | `hf_quant_config.json`, `quantize_config.json` beside it | ModelOpt, GPTQ, AWQ |
 | `modules_to_not_convert`, `ignore`, `exclude_modules` | what is left in 16 bits |
 | `targets`, `llm_int8_skip_modules`, `lm_head` | likewise |
@@ -52,10 +53,27 @@ the dtype of block scales (float32; bfloat16 for Qwen3), biases of zeros that Au
 of packed matrices. The JSON descriptions that bitsandbytes stores for nested maxima contain a number from the weights;
 their size is open. Modules for further tokens (MTP) count with `--mtp N`, for models built like DeepSeek-V3.
 
+## Headers against the layout
+
+`costproof report hf:FOLDER` reads the headers of safetensors files beside the configuration as a source of its own
+(`headers`), and compares stored bytes and elements with formulas and layout, module by module; `costproof stored
+--files` compares tensor by tensor. Shards may end after their headers. These differences have a known cause, which both
+commands name with its bytes; any other difference is a finding (exit code 1):
+
+| cause | evidence |
+|---|---|
+| biases of zeros | a bias of a packed layer that the model does not have; AutoGPTQ writes it, GPTQModel does not |
+| the group of each column | `g_idx`, `weight_g_idx` of a packed layer |
+| another dtype of scales, zero points, shapes | same name, same shape |
+| modules for further tokens | names after the last layer that the configuration counts, or below `mtp.` |
+| a copy of a tied tensor | the name and shape of a tied parameter |
+| rotary frequencies; tensors that the class ignores | `rotary_emb.inv_freq`; patterns of the class in transformers |
+
 ## Published totals
 
-The layouts of compressed-tensors 0.20 and bitsandbytes 0.50 are held by tests against headers that these libraries
-wrote; that of fp8 against transformers' modules. Differences of these rows have a name and its bytes:
+The layouts of compressed-tensors 0.20, bitsandbytes 0.50 and torchao 0.18 (8 bits) are held by tests against headers
+that these libraries wrote; that of fp8 against transformers' modules. Differences of these rows have a name and its
+bytes:
 """
 
 

@@ -130,14 +130,14 @@ def __getattr__(name: str) -> Any:
 
 
 def targets() -> dict[str, Plugin[TargetFactory]]:
-    """Return the models that can be counted, by name; plug-ins that cannot be loaded are left out."""
+    """Return the models that can be counted, by name, without plug-ins that fail to load."""
     from costproof.models.registry import TARGETS
 
     return TARGETS.listed()
 
 
 def families() -> tuple[str, ...]:
-    """Return the targets that are model families, each with its own workloads and settings, without known models."""
+    """Return the names of model families; published models of a family (``llama-3.1-8b``) are not included."""
     from costproof.models.known import KNOWN
 
     known = {k.name for k in KNOWN}

@@ -1,4 +1,4 @@
-"""Guard calls into foreign code: factories, rule files, plug-ins, remote code.
+"""Guard calls into foreign code: factories, rule files, plug-ins, and remote code of models.
 
 Code that runs in this process cannot be stopped from doing harm on purpose. What code does by accident, or because it
 was written as a script, is contained: it exits, prints, changes the folder, the environment or torch's defaults.
@@ -51,7 +51,7 @@ _lock = threading.RLock()
 
 
 def interrupt(name: str) -> None:
-    """Raise KeyboardInterrupt for a signal, distinguishable from one that foreign code raises itself.
+    """Raise ``KeyboardInterrupt`` for a signal, so that it differs from one that foreign code raises.
 
     While the state of the process is put back, it is raised at the end of that.
     """
@@ -63,7 +63,7 @@ def interrupt(name: str) -> None:
 
 @contextmanager
 def as_command() -> Iterator[None]:
-    """Contain all foreign code in this process as :func:`running` does."""
+    """Guard all foreign code that this process runs in the block, as :func:`running` does."""
     global _command
     before, _command = _command, True
     _skipped.clear()  # of an earlier command of this process
@@ -74,7 +74,7 @@ def as_command() -> Iterator[None]:
 
 
 def own(*files: Any) -> None:
-    """Mark open files, pipes and sockets of costproof, so that foreign code and its forks do not use or close them."""
+    """Register the open files, pipes and sockets of costproof, so that foreign code cannot close them."""
     _own_files.update(files)
 
 
@@ -93,7 +93,7 @@ def contained(
     fix: str | None = None,
     state: bool = True,
 ) -> Iterator[None]:
-    """Run foreign code: convert any exception to BadInput, and restore the state of the process afterwards.
+    """Run foreign code in the block: convert its exceptions to ``BadInput``, and restore process state afterwards.
 
     What it prints goes to stderr. A process that it forks and that comes back ends here.
 
@@ -122,7 +122,7 @@ def contained(
     if block.left and not _command:
         raise BadInput(
             "the code changes this process in a way that cannot be undone", where=where, got="; ".join(block.left),
-            fix="count it by a command, which ends with its process",
+            fix="count it with the costproof command, whose process ends afterwards",
         )  # fmt: skip
     if block.replaced:
         advice = "replace them in the forward of the module, and put them back"
@@ -131,7 +131,7 @@ def contained(
 
 @contextmanager
 def running(what: str) -> Iterator[None]:
-    """Run code that calls foreign code, such as a module's forward, and let its errors pass.
+    """Run code that calls foreign code, such as a module's forward, in the block; its exceptions pass through.
 
     Within :func:`as_command` prints go to stderr, and no function of :mod:`os` ends the process.
 
@@ -163,12 +163,12 @@ def running(what: str) -> Iterator[None]:
 
 
 def owned(root: str, owner: str) -> None:
-    """Record the owner of a file or folder, for :func:`blamed`."""
+    """Record which plug-in a file or folder belongs to, for :func:`blamed`."""
     _owners[root] = owner
 
 
 def blamed(error: BaseException) -> BadInput | None:
-    """Return the message for an error from a plug-in's code, or ``None`` if no plug-in code ran."""
+    """Return an error that names the plug-in in whose code an exception arose, or ``None``."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     for root, owner in _owners.items():
         if any(file == root or file.startswith(os.path.join(root, "")) for file in files):
@@ -177,12 +177,12 @@ def blamed(error: BaseException) -> BadInput | None:
 
 
 def skip(error: BadInput) -> None:
-    """Record that a plug-in cannot be used."""
+    """Record that a plug-in cannot be used, for a later note."""
     _skipped[error.line] = error
 
 
 def skipped() -> tuple[BadInput, ...]:
-    """Return and clear the plug-ins recorded by :func:`skip`."""
+    """Return and clear the errors that :func:`skip` recorded."""
     found = tuple(_skipped.values())
     _skipped.clear()
     return found
@@ -193,7 +193,7 @@ def _ended(what: str, error: BaseException) -> BadInput:
 
 
 class _Block:
-    """Scope of a call into foreign code, which records exceptions of the code."""
+    """Context of a call into foreign code, which converts exceptions and restores state."""
 
     def __init__(self, state: _State) -> None:
         self._state, self._process, self._signals = state, os.getpid(), _signals
@@ -210,7 +210,7 @@ class _Block:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, *_: object) -> bool:
-        """Restore everything.
+        """Restore the state, and convert the exception.
 
         Raises:
             KeyboardInterrupt: a signal interrupted the code, whatever that made of it.
@@ -263,7 +263,7 @@ def _is_standard(file: str) -> bool:
 
 
 class _State:
-    """Snapshot of the state of this process that foreign code may change."""
+    """Snapshot of the process state that foreign code may change."""
 
     def __init__(self, *, everything: bool) -> None:
         self.settings = SavedSettings(everything=everything)
@@ -275,7 +275,7 @@ class _State:
 
     @contextmanager
     def streams(self) -> Iterator[None]:
-        """Redirect prints to stderr, and keep stdin, stdout and stderr open."""
+        """Redirect prints to stderr while the block runs, and keep standard streams open."""
         for stream in (sys.stdout, sys.__stdout__):
             with suppress(Exception):
                 stream.flush()  # type: ignore[union-attr]  # its errors are for whoever writes the report
@@ -298,7 +298,7 @@ class _State:
                 _close(copy)
 
     def put_back(self) -> tuple[list[str], list[str]]:
-        """Restore the state; return replaced functions of torch, and names of state that could not be restored."""
+        """Restore the state; return (replaced torch functions, state that could not be restored)."""
         replaced = self.settings.put_back()
         if self._taken:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -306,7 +306,7 @@ class _State:
 
 
 class _Into(io.RawIOBase):
-    """Byte stream over a text stream of someone else, which it does not close."""
+    """Byte stream that writes to another text stream, and does not close it."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -337,7 +337,7 @@ def _lent(stream: Any) -> io.TextIOWrapper:
 
 
 def original(stream: Any) -> Any:
-    """Return the stream of this process that was lent to foreign code; any other stream is returned unchanged."""
+    """Return the stream of this process behind one that was given to foreign code; other streams unchanged."""
     with suppress(AttributeError, ValueError):  # it may have been closed or detached
         return original(stream.buffer.raw.stream)
     return stream
@@ -345,7 +345,7 @@ def original(stream: Any) -> Any:
 
 @contextmanager
 def _replaced(process: int) -> Iterator[None]:
-    """Make functions that end a program raise SystemExit here, and make those that close files spare our own.
+    """While the block runs, make functions that end the process raise ``SystemExit``, and protect our own files.
 
     Forks end as they want.
     """
@@ -371,7 +371,7 @@ def _replaced(process: int) -> Iterator[None]:
 
 
 def _own_numbers() -> list[int]:
-    """Return the file descriptors that foreign code must not close, in order."""
+    """Return the file descriptors that foreign code must not close, sorted."""
     found = set(_kept_open)
     for file in list(_own_files):
         with suppress(OSError, ValueError):  # it is closed

@@ -1,4 +1,4 @@
-"""Register targets, rules, counters and formats by name, and load them lazily.
+"""Register targets, rules, counters and formats by name, built in or from entry points, and load them lazily.
 
 A kind of thing has a name in the plural (``counters``). Ours stand in its registry; another distribution
 adds its own by an entry point of the group ``costproof.counters``. Nothing is imported before it is asked
@@ -28,7 +28,7 @@ OURS: Final = "costproof"
 
 @dataclass(frozen=True, slots=True)
 class Plugin(Generic[T]):
-    """Registered object: its name, origin and loader."""
+    """A registered object: its name, its origin, and a function that loads it."""
 
     name: str
     what: str
@@ -39,7 +39,7 @@ class Plugin(Generic[T]):
 
 
 def lazy(place: str) -> Callable[[], Any]:
-    """Return a loader for ``module:attribute`` of costproof.
+    """Return a function that imports ``module:attribute`` of costproof when it is called.
 
     The function imports the module when it is called; whatever that raises passes through.
     """
@@ -53,7 +53,7 @@ def lazy(place: str) -> Callable[[], Any]:
 
 @cache
 def _offered(read: Callable[..., Iterable[EntryPoint]], group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points on a path, memoized: a look-up takes 5 ms, and one command makes some twenty."""
+    """Return the entry points of a group, memoized per ``sys.path``, since a look-up takes 5 ms."""
     return tuple(sorted(read(group=group), key=lambda p: (p.name, p.value)))
 
 
@@ -99,7 +99,7 @@ class Registry(Generic[T]):
         return found
 
     def usable(self, items: Iterable[Plugin[T]] | None = None) -> Iterator[tuple[Plugin[T], T]]:
-        """Yield each object, loaded; those of other distributions that fail to load are skipped with a note.
+        """Yield each object with its loaded value; plug-ins that fail to load are skipped with a note.
 
         Args:
             items: all unless given.
@@ -169,7 +169,7 @@ def _raising(error: BadInput) -> Callable[[], Any]:
 
 
 def _own(point: EntryPoint, owner: str) -> None:
-    """Record the source files of a plug-in's package as the plug-in's code."""
+    """Record the source files of a plug-in's package as code of the plug-in."""
     module = sys.modules.get(point.module.partition(".")[0])
     file = getattr(module, "__file__", None)
     if file is not None:

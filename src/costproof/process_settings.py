@@ -1,4 +1,4 @@
-"""List the settings of a process and a thread that foreign code may change, each with its getter and setter.
+"""List the process and thread settings that foreign code may change, each with its getter and setter.
 
 :class:`costproof.saved_settings.SavedSettings` restores them, for :mod:`costproof.foreign` and after the forward of a
 counted module. Settings of torch and NumPy are listed once these are imported; nothing is imported here for them.
@@ -52,7 +52,7 @@ _GLOBAL_HOOKS: Final = "torch.nn.modules.module"
 
 @dataclass(frozen=True, slots=True)
 class ProcessSetting:
-    """Setting of the process: its name, getter, setter and comparison."""
+    """A setting of the process or thread: name, getter, setter and comparison."""
 
     name: str
     get: Callable[[], Any]
@@ -89,7 +89,7 @@ def _attribute(owner: Any, name: str) -> ProcessSetting:
 
 
 def _list(name: str, values: Callable[[], list[Any]]) -> ProcessSetting:
-    """Return the setting for the contents of a list of the process."""
+    """Return the setting that consists of the contents of a list."""
 
     def put(before: list[Any]) -> None:
         values()[:] = before
@@ -212,7 +212,7 @@ _OF_DECIMAL: Final = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 
 
 def _decimal() -> list[Any]:
-    """Return the decimal contexts of this thread and of new threads, with their contents."""
+    """Return the decimal contexts of this thread and of new threads."""
     decimal = sys.modules["decimal"]
     return [
         (context, [getattr(context, name) for name in _OF_DECIMAL], dict(context.flags), dict(context.traps))
@@ -249,7 +249,7 @@ def _set_tempdir(before: str | None) -> None:
 
 
 def _of_the_system() -> Iterable[ProcessSetting]:
-    """Yield the settings that only some systems have."""
+    """Yield the settings that exist only on some operating systems."""
     if sys.platform == "win32":
         return
     yield ProcessSetting("the flags of dlopen", sys.getdlopenflags, sys.setdlopenflags)
@@ -329,7 +329,7 @@ def _of_numpy(numpy: Any) -> Iterator[ProcessSetting]:
 
 
 def _precision(torch: Any) -> tuple[Any, ...]:
-    """Return the float32 precisions; ``None`` for one that this version of torch cannot report."""
+    """Return torch's float32 precision settings; ``None`` for one that this version lacks."""
     found: list[Any] = []
     readers = [torch.get_float32_matmul_precision, torch._C._get_cudnn_allow_tf32]
     if hasattr(torch._C, "_get_fp32_precision_getter"):
@@ -371,7 +371,7 @@ def _autocast(torch: Any, device: str) -> ProcessSetting:
 
 
 def _global_hooks() -> list[Any]:
-    """Return the global module hooks: dicts as lists of entries, and one flag."""
+    """Return torch's global module hooks as lists of entries, with the flag that belongs to them."""
     held = vars(sys.modules[_GLOBAL_HOOKS])
     return [
         (name, list(value.items()) if isinstance(value, dict) else value)

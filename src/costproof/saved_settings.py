@@ -1,4 +1,4 @@
-"""Save the settings of a process and the functions of Python and torch, and restore those that foreign code changed."""
+"""Save process settings, and functions of Python and torch; restore those that foreign code changed."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class SavedSettings:
         self._before = [(setting, setting.read()) for setting in settings]
 
     def put_back_builtins(self) -> None:
-        """Restore the built-in functions and :mod:`os`, which everything else needs, without calling any."""
+        """Restore built-in functions and :mod:`os` without calling any, since all else needs them."""
         _BUILTINS.update(self._builtins)
         _OF_OS.update(self._os)
 
     def put_back(self, *, in_fork: bool = False) -> list[str]:
-        """Restore everything that can be restored; may be called again.
+        """Restore everything that can be restored; return what a module computes with and was changed.
 
         Args:
             in_fork: leave what belongs to a thread, and random numbers, which Python seeds in a fork.
@@ -77,7 +77,7 @@ class SavedSettings:
 
 
 class Namespace:
-    """Snapshot of the attributes of a module, a class or an object."""
+    """Snapshot of the attributes of a module, class or object."""
 
     __slots__ = ("_now", "before", "place")
 
@@ -101,7 +101,7 @@ class Namespace:
         return len(self._now) == len(self.before) and not any(map(is_not, self._now, self.before.values()))
 
     def put_back(self, *, keep: str = "") -> list[str]:
-        """Restore functions and classes that were replaced, shadowed or deleted.
+        """Restore functions and classes that were replaced, shadowed or deleted; return their names.
 
         Args:
             keep: leave what modules have made whose names begin with this, except another function of the same place.

@@ -8,8 +8,8 @@ import pytest
 
 from costproof.compare.compare import WITHOUT, compare
 from costproof.compare.findings import Judges
-from costproof.ledger.capture import Capture
-from costproof.ledger.node import CostNode, Ledger, UnknownOp
+from costproof.ledger.capture import Capture, TraceCheck
+from costproof.ledger.node import NO_FORMULA, CostNode, Ledger, UnknownOp
 from costproof.ledger.run import RunOptions, RunRecord, TracedRun
 from tests.support import builders as b
 
@@ -165,3 +165,23 @@ def test_an_expert_that_costs_more_a_row_is_named() -> None:
     (bad,) = uneven_experts(capture)
     assert (bad.id, bad.delta) == ("judge/prefill[prompt]/l.experts.4#flops", 200 - 2 * 64)
     assert bad.evidence == ("run prompt: 200 FLOPs, where its rows would cost 128 in most experts beside it",)
+
+
+def unchecked(found: Capture) -> list[str]:
+    return [f.evidence[0] for f in compare(found).findings if f.stage == "dispatcher"]
+
+
+def test_a_run_without_its_checks_is_a_finding() -> None:
+    run = RunRecord(RunOptions().public(), (), ())
+    ran = replace(b.capture(), run=run, judge=judge(), trace_check=TraceCheck(1, 0, ()))
+    assert (compare(ran).verdict, unchecked(ran)) == ("exact", [])
+    silent = "the FLOPs of the traced run are not compared with torch's formulas"
+    assert unchecked(replace(ran, judge=None)) == [silent]
+    assert unchecked(replace(ran, judge=replace(judge(), metrics=()))) == [silent]
+    assert unchecked(replace(ran, judge=replace(judge(), stages=()))) == ["torch's formulas do not count prefill"]
+    assert unchecked(replace(ran, trace_check=None)) == ["calls of the traced run are not compared with those of hooks"]
+    ignored = (UnknownOp("aten.mm", "prefill", "lm_head", 1, None, NO_FORMULA),)
+    assert unchecked(replace(ran, judge=replace(judge(), unknown_ops=ignored))) == [
+        "torch has a formula for aten.mm, which the second judge does not use"
+    ]
+    assert compare(replace(ran, judge=None)).verdict == "unexplained"

@@ -5,9 +5,12 @@ FLOPs by hand: sam 2 x (512 + 384) = 1792, decode 864, total 2656; weight bytes 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from datetime import date
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -352,3 +355,59 @@ def test_an_amount_may_have_a_power_of_ten() -> None:
     form = "costproof_policy: 1\nlimits:\n- {{metric: flops, budget: {}}}"
     found = [policy_from_text(form.format(t), where="p") for t in ("8.03e9", "8.03E+9", "8.03 G", "8030000000")]
     assert [p.limits[0].budget for p in found] == [8_030_000_000] * 4
+
+
+def edited(change: Callable[[dict[str, Any]], object], **config: Any) -> Baseline:
+    """Return the toy's baseline with changed rows of its formulas, and a configuration."""
+    found = side()
+    rows: Any = deepcopy(found.sources["analytic"].rows)
+    change(rows)
+    folded = replace(found.sources["analytic"], rows=rows)
+    target = replace(found.target, config=config or None)
+    return replace(found, target=target, sources={**found.sources, "analytic": folded})
+
+
+def drop(metric: Metric, stage: str) -> Callable[[dict[str, Any]], object]:
+    return lambda rows: [costs.pop(metric, None) for kinds in rows[stage].values() for costs in kinds.values()]
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "reason"),
+    [
+        (drop("flops", "decode"), {}, "analytic counts flops in decode of the base and none in the head"),
+        (
+            drop("weight_bytes", "sam"),
+            {"h": 1},
+            "analytic counts weight_bytes in sam of the base",
+        ),
+        (drop("weight_bytes", "sam"), {}, ""),  # a module may lose its parameters if nothing says what it is
+        (
+            lambda rows: rows["clip"].__setitem__("clip.more", rows["clip"]["clip.patch"]),
+            {"h": 1},
+            "analytic has no clip.more in clip of the base",
+        ),
+    ],
+)
+def test_what_is_lost_is_no_saving(
+    change: Callable[[dict[str, Any]], object], config: dict[str, Any], reason: str
+) -> None:
+    found = said(policy("metric: params, budget: 1 P"), edited(change, **config), edited(lambda rows: None, **config))
+    assert (found.exit_code, any(reason in why for why in found.silent)) == ((1, True) if reason else (0, False))
+
+
+def test_a_part_that_formulas_of_one_configuration_lose_is_no_saving() -> None:
+    base = edited(lambda rows: rows["clip"].__setitem__("clip.more", rows["clip"]["clip.patch"]), h=1)
+    found = said(policy("metric: params, budget: 1 P"), edited(lambda rows: None, h=1), base)
+    assert (found.exit_code, found.silent) == (
+        1, ("analytic has no clip.more in clip of the head; the configurations are equal",)
+    )  # fmt: skip
+
+
+def test_lost_bounds_are_a_silence() -> None:
+    base = side()
+    bounded = replace(base, sources={s: replace(x, bounds=True) for s, x in base.sources.items()})
+    found = judge(bounded, base, policy("metric: flops, increase: 0"), DAY)
+    assert (found.exit_code, found.silent) == (
+        1,
+        ("analytic gives metrics of time bounds in the base and not in the head",),
+    )

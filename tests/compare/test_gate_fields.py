@@ -18,7 +18,7 @@ from costproof.ledger.baseline import Baseline, Folded, RowTree, fold_capture
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.metrics import METRICS, Conventions
-from costproof.ledger.node import CostNode, Ledger, UnknownOp
+from costproof.ledger.node import CostNode, Ledger, StatedDifference, UnknownOp
 from costproof.ledger.workload import ConfigValue, Invocation, ModuleKind, TargetInfo, TensorSpec, Workload
 from tests.support.toy import toy
 
@@ -89,6 +89,10 @@ SAME: Final[dict[str, tuple[Change, str]]] = {
     "Workload.what": (of("workload", what="two pictures"), "the settings in words"),
     "Ledger.notes": (ledgers(notes=("a note",)), "texts"),
     "Ledger.bounds": (ledgers(bounds=True), "what bounds of time know, which no gate limits"),
+    "Ledger.differences": (
+        ledgers(differences=(StatedDifference("text", "stored_bytes", "a copy", 2),)),
+        "compare judges them",
+    ),
     "Ledger.source": (itself(), "the names of the sources are the keys of the comparison: see the next tests"),
     "CostNode.invocation": (nodes(decode, invocation="again"), "a stage is limited over all of its calls"),
     "CostNode.module": (nodes(decode, module="text.other"), "a stage is limited whatever its modules are called"),

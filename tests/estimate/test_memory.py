@@ -457,7 +457,11 @@ def test_what_is_not_a_size(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [({}, "no memory to fit into"), ({"on": "h100"}, "no such device"), ({"memory": "x"}, "invalid memory size")],
+    [
+        ({}, "neither a device nor a memory size is given"),
+        ({"on": "h100"}, "no such device"),
+        ({"memory": "x"}, "invalid memory size"),
+    ],
 )
 def test_wrong_input(given: Any, said: str) -> None:
     with pytest.raises(BadInput, match=said):

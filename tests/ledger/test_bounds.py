@@ -341,7 +341,7 @@ def test_answers_of_a_proof_that_are_no_file_or_too_large(tmp_path: Path, monkey
     for put in (os.mkfifo, lambda path: os.symlink("/dev/zero", path), os.mkdir):
         put(file)
         with (
-            pytest.raises(BadInput, match="a file of this name is not ours"),
+            pytest.raises(BadInput, match="a file of this name exists, and costproof did not write it"),
             kept_answers.ProofCheckpoint(tmp_path, "llama", settings),
         ):
             pass

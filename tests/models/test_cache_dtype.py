@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
+from costproof.storage.cache_formats import CACHE_FORMATS, cache_tensors, latent_bytes
 
 LAYERS, HEADS, WIDTH = 32, 8, 128
 """Of Llama-3.1-8B: heads are those of keys and values."""
@@ -96,7 +98,29 @@ def test_the_configuration_gives_the_default(tmp_path: Path, scheme: dict[str, A
 
 def test_bits_of_an_element_with_its_scales() -> None:
     """llama.cpp states 1.0625 and 0.5625 bytes for its blocks."""
-    from costproof.storage.cache_formats import CACHE_FORMATS
-
     found = {kind: Fraction(of.head_bytes(128), 128) for kind, of in CACHE_FORMATS.items()}
     assert (found["q8_0"], found["q4_0"]) == (Fraction(17, 16), Fraction(9, 16))
+
+
+@pytest.mark.parametrize("width", [16, 80, 96, 128])
+def test_closed_forms_are_the_bytes_of_the_tensors(width: int) -> None:
+    for kind, of in CACHE_FORMATS.items():
+        assert of.head_bytes(width) == sum(t.bytes for t in cache_tensors(kind, width)), kind
+    assert latent_bytes(4 * width, width) == sum(t.bytes for t in cache_tensors("fp8", 4 * width, width))
+
+
+def test_a_mistake_in_a_format_or_its_conversion_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Formulas have a format in closed form, graphs its tensors, each with a conversion of its own."""
+    target = config(tmp_path)
+    workload = target.workload(text_tokens=6, new_tokens=1, kv_dtype="int8")
+
+    def wrong() -> set[str]:
+        found = count_sources(Prepared(target, workload, ("analytic", "static"), no_cache=True)).discrepancy
+        return {f.metric for f in found.select(level="total", status="unexplained")}
+
+    assert wrong() == set()
+    monkeypatch.setitem(CACHE_FORMATS, "int8", replace(CACHE_FORMATS["int8"], scale_bytes=2))
+    assert wrong() == {"kv_read_bytes", "kv_cache_bytes", "unfused_bytes", "floor_bytes"}
+    monkeypatch.undo()
+    monkeypatch.setattr("costproof.models.cache_dtype._CACHE", ("kv_cache_bytes",))
+    assert wrong() == {"kv_read_bytes", "unfused_bytes", "floor_bytes"}

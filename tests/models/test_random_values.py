@@ -15,8 +15,7 @@ from torch import nn
 from costproof.ledger.progress import silent
 from costproof.weights.random_values import (
     BLOCK,
-    _batches,
-    _Pace,
+    _passes,
     fill_normal,
     fill_random,
     random_integers,
@@ -106,9 +105,8 @@ def test_narrow_dtypes_round_the_wide_one() -> None:
 
 
 def test_rows_of_several_blocks_are_the_blocks_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A GPU makes many blocks in one pass.
     one = random_normal((5 * BLOCK + 9,), 0, "w", "cpu", torch.bfloat16)
-    monkeypatch.setattr("costproof.weights.random_values._ROWS", {"cpu": 4})
+    monkeypatch.setattr("costproof.weights.random_values._ROWS", {"cpu": 3})
     assert torch.equal(one, random_normal((5 * BLOCK + 9,), 0, "w", "cpu", torch.bfloat16))
 
 
@@ -146,30 +144,9 @@ def test_generators_of_torch_are_left_alone_and_progress_ends_at_the_total() -> 
     assert 0.0195 < first.weight.std().item() < 0.0205
 
 
-def test_threads_are_used_where_they_help() -> None:
-    with threads(4):
-        pace = _Pace("cpu")
-        assert pace.rows() == 1
-        pace.note(1, BLOCK, 100_000)
-        assert pace.rows() == 8
-        pace.note(8, 8 * BLOCK, 400_000)  # half the time for each number
-        assert pace.rows() == 8
-        for _ in range(50):
-            pace.note(8, 8 * BLOCK, 400_000)
-        assert pace.rows() == 8
-        pace.note(8, 8 * BLOCK, 400_000)  # fifty times as long as the first pass, so one block is tried again
-        assert pace.rows() == 1
-        pace.note(1, BLOCK, 10_000)
-        assert pace.rows() == 1
-        pace.note(1, 5, 10_000_000)  # a part of a block says nothing
-        assert pace.rows() == 1
-    with threads(1):
-        assert _Pace("cpu").rows() == 1
-
-
 def test_many_tensors_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = [3 * BLOCK, 1, 5 * BLOCK + 1, 11 * BLOCK, 9 * BLOCK, BLOCK - 1]
-    monkeypatch.setattr("costproof.weights.random_values._ROWS", {"cpu": 4})
+    monkeypatch.setattr("costproof.weights.random_values._ROWS", {"cpu": 3})
     for count in (1, 2):
         with threads(count):
             many = [(str(i), torch.empty(numbers)) for i, numbers in enumerate(shapes)]
@@ -179,11 +156,11 @@ def test_many_tensors_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_pass_has_one_dtype() -> None:
-    # As on a GPU: blocks of several tensors in one pass, whose intermediate values are of one dtype.
+    # Blocks of several tensors in one pass, whose intermediate values are of one dtype.
     dtypes = [torch.float32, torch.float32, torch.float64, torch.bfloat16]
-    tensors = [(str(i), torch.empty(BLOCK + 1, dtype=dtype, device="meta")) for i, dtype in enumerate(dtypes)]
-    pace = _Pace("cuda")
-    found = [[(row.into.dtype, row.key) for row in batch] for batch in _batches(tensors, 0, pace)]
+    tensors = [(str(i), torch.empty(BLOCK + 1, dtype=dtype)) for i, dtype in enumerate(dtypes)]
+    flat = [(name, tensor.view(-1)) for name, tensor in tensors]
+    found = [[(row.into.dtype, row.key) for row in batch] for batch in _passes(flat, 0)]
     assert [len(batch) for batch in found] == [4, 2, 2]
     assert all(len({dtype for dtype, _ in batch}) == 1 for batch in found)
     assert [key for batch in found for _, key in batch] == [f"0:{i}:{b}" for i in range(4) for b in range(2)]

@@ -184,7 +184,7 @@ def test_a_file_of_the_user_with_that_name_stays(tmp_path: Path, kind: str) -> N
         kept.path.symlink_to("mine")
     else:
         kept.path.write_text("my notes\n")
-    with pytest.raises(BadInput, match="a file of this name is not ours"), kept:
+    with pytest.raises(BadInput, match="a file of this name exists, and costproof did not write it"), kept:
         pass
     if kind == "file":
         assert kept.path.read_text() == "my notes\n"

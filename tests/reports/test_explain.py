@@ -91,8 +91,11 @@ def test_wrong_questions(stage: str, metric: str, module: str | None, what: str)
 
 
 def test_without_formulas_there_is_nothing_to_explain() -> None:
-    with pytest.raises(Incomplete, match="no formulas"):
+    with pytest.raises(Incomplete, match="no formulas") as caught:
         explain(replace(toy(), ledgers=(ledger("static"),)), "sam")
+    # Whether the target has formulas is not known where none were asked for: both kinds get advice that works.
+    assert "--sources analytic" in str(caught.value.fix)
+    assert "costproof explain TARGET sam --graph" in str(caught.value.fix)
 
 
 def test_a_wrong_stage_is_told_before_what_the_target_lacks() -> None:

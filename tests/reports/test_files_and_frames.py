@@ -119,7 +119,7 @@ def test_a_file_of_somebody_else_with_our_name_is_not_replaced(tmp_path: Path, n
     (tmp_path / name).write_text('{"name": "my web app"}')
     done = costproof("report", "gpt2", "--sources", "analytic", "-o", ".", cwd=tmp_path)
     assert (done.code, done.stdout) == (2, "")
-    assert f"error: a file of this name is not ours\n  where:    {name}" in done.stderr
+    assert f"error: a file of this name exists, and costproof did not write it\n  where:    {name}" in done.stderr
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 

@@ -49,7 +49,7 @@ def test_long_axes_are_thinned_with_both_ends() -> None:
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="nothing to draw"):
+    with pytest.raises(BadInput, match="the sweep has no valid point to draw"):
         strips(picture_rows(sweep("llama", {"hidden": "100,101"})))
     with pytest.raises(BadInput, match="kind of picture"):
         sweep("llama", {"batch": "1"}).plot(tmp_path / "a.gif")

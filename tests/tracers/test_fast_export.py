@@ -59,6 +59,13 @@ def test_operators_are_remembered_for_many_layers_alone(layers: int, remembered:
     assert settings() == before
 
 
+def test_no_node_has_metadata_of_its_tensor() -> None:
+    given = job(Row(1))
+    with fast_export(given.module):
+        graph = torch.export.export(given.module, (), dict(given.args)).graph
+    assert {node.meta["tensor_meta"] for node in graph.nodes if node.op == "call_function"} == {None}
+
+
 def test_settings_are_put_back_after_an_error() -> None:
     before = settings()
     with pytest.raises(ValueError, match="stopped"), fast_export(Row(1)):

@@ -1,1 +1,1 @@
-"""Symbols, exact evaluation, piecewise formulas and conditions: where a formula holds."""
+"""Symbols, exact evaluation, piecewise formulas, and conditions under which formulas hold."""

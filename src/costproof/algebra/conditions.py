@@ -1,4 +1,4 @@
-"""Represent and format conditions on sizes, under which a formula, an exported graph or a claim holds."""
+"""Represent conditions on sizes, under which a formula, an exported graph or a claim holds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_SHOWN: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition on the sizes of a run, which holds where an expression in them, its margin, is not negative."""
+    """Condition on the sizes of a run: it holds where ``margin``, an expression of sizes, is not negative."""
 
     text: str
     """The condition in mathematical notation: ``P >= 511``."""
@@ -49,12 +49,12 @@ class Condition:
 
 
 def all_hold(conditions: Iterable[Condition], sizes: Mapping[str, int]) -> bool:
-    """Return whether all conditions hold; a condition without a value does not."""
+    """Return whether all conditions hold at these sizes; false if a symbol has no value."""
     return all(condition.holds(sizes) for condition in conditions)
 
 
 def merge_bounds(margins: Iterable[sympy.Expr], steps: Mapping[str, int] | None = None) -> tuple[sympy.Expr, ...]:
-    """Return margins with the conditions on one integer expression merged, first those on single symbols.
+    """Merge the conditions on one integer expression; return margins, those of single symbols first.
 
     ``S >= 5`` and ``S != 5`` become ``S >= 6``, ``2*B*S >= 9`` becomes ``B*S >= 5``, and ``2*S != 9`` is left out.
 
@@ -88,7 +88,7 @@ def merge_bounds(margins: Iterable[sympy.Expr], steps: Mapping[str, int] | None 
 
 @dataclass(slots=True)
 class _IntegerSet:
-    """The multiples of a number between two bounds, without some of them."""
+    """The multiples of a number between two bounds, except some of them."""
 
     step: int
     least: int | None = None
@@ -96,15 +96,15 @@ class _IntegerSet:
     excluded: set[int] = field(default_factory=set)
 
     def raise_least(self, least: int) -> None:
-        """Exclude everything below a number."""
+        """Exclude the numbers below ``least``."""
         self.least = least if self.least is None else max(self.least, least)
 
     def lower_greatest(self, greatest: int) -> None:
-        """Exclude everything above a number."""
+        """Exclude the numbers above ``greatest``."""
         self.greatest = greatest if self.greatest is None else min(self.greatest, greatest)
 
     def margins(self, of: sympy.Expr) -> Iterator[sympy.Expr]:
-        """Yield the margins of the fewest conditions that select this set."""
+        """Yield margins of the fewest conditions that select exactly this set."""
         least = None if self.least is None else -(-self.least // self.step) * self.step
         greatest = None if self.greatest is None else self.greatest // self.step * self.step
         while least in self.excluded:
@@ -125,7 +125,7 @@ class _IntegerSet:
 
 
 def _linear(margin: sympy.Expr) -> tuple[sympy.Expr, sympy.Rational, sympy.Rational] | None:
-    """Return an expression e without a common factor, a slope and a constant with ``margin = slope * e + constant``.
+    """Return (e, slope, constant) with ``margin = slope * e + constant`` and e without a common factor.
 
     ``None`` if e is not an integer at all sizes.
     """
@@ -137,7 +137,7 @@ def _linear(margin: sympy.Expr) -> tuple[sympy.Expr, sympy.Rational, sympy.Ratio
 
 
 def _squared(expr: sympy.Expr, least: int = 0) -> sympy.Expr | None:
-    """Return an expression whose square, times a number of at least ``least``, is ``expr``, or ``None``."""
+    """Return an expression whose square, times a number of at least ``least``, is ``expr``; else ``None``."""
     times, of = factored(expr).as_coeff_Mul()
     squares = sympy.Mul.make_args(of)
     if times <= 0 or times < least or not all(s.is_Pow and s.exp.is_even and s.exp > 0 for s in squares):
@@ -154,7 +154,7 @@ def format_condition(margin: sympy.Expr) -> str:
 
 
 def _sides(margin: sympy.Expr, sign: str) -> str:
-    """Return ``left sign right`` without minus signs, divided by the common factor."""
+    """Return ``left sign right`` for a margin, with no minus signs and no common factor."""
     terms = sympy.expand(margin).as_coefficients_dict()
     common = sympy.gcd_list([abs(n) for n in terms.values()]) if len(terms) > 1 else 1
     left, right = (

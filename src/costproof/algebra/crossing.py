@@ -1,4 +1,4 @@
-"""Solve for the first integer at which a formula of one variable is above 0, where one quantity exceeds another.
+"""Find the first integer at which a formula of one variable is positive.
 
 Linear and quadratic polynomials are solved by their roots, in integers. A formula with minima and maxima is split into
 pieces on which each selects one of its arguments; the boundaries between pieces are found in the same manner.
@@ -45,7 +45,7 @@ def first_above(expr: sympy.Expr, variable: sympy.Symbol, start: int = 1) -> int
 def _pieces(
     expr: sympy.Expr, variable: sympy.Symbol, low: int, high: int
 ) -> Iterator[tuple[int, int, tuple[Fraction, Fraction, Fraction]]]:
-    """Yield the ranges, in order, on which the expression is a single polynomial."""
+    """Yield (first, last, coefficients) of the ranges on which the expression is one polynomial."""
     import sympy
 
     choices = [a for a in expr.atoms(sympy.Min, sympy.Max) if not any(b.atoms(sympy.Min, sympy.Max) for b in a.args)]
@@ -73,7 +73,7 @@ def _pieces(
 def _taken(
     arguments: tuple[sympy.Expr, ...], variable: sympy.Symbol, at: int, better: Callable[[Fraction, Fraction], bool]
 ) -> sympy.Expr:
-    """Return the argument that a minimum or maximum selects at a point; a tie is broken by the values at the next."""
+    """Return the argument that a minimum or maximum selects at a point, or, on a tie, at the next point."""
     found = arguments[0]
     for other in arguments[1:]:
         here, there = (_value(_coefficients(a, variable), at) for a in (found, other))

@@ -1,4 +1,4 @@
-"""Compare sums of products of sizes for all sizes at once, and drop those that another one always reaches."""
+"""Compare sums of products of sizes for all sizes at once, and drop those that never exceed another."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import sympy
 from costproof.algebra.evaluation import ExactNumber
 
 Factors = tuple[tuple[sympy.Expr, int], ...]
-"""A product as (base, power) pairs; a base is a symbol or an expression that is no product, such as a maximum."""
+"""A product as (base, power) pairs; a base is a symbol or an expression that is not a product, such as a maximum."""
 Terms = Mapping[Factors, ExactNumber]
 """An expanded sum: product -> the coefficient it is multiplied by."""
 
 
 @lru_cache(maxsize=8192)
 def terms_of(size: sympy.Expr | int) -> Terms:
-    """Return the expanded sum of an expression."""
+    """Return an expression as an expanded sum: product of symbols -> coefficient."""
     found = sympy.expand(size).as_coefficients_dict()
     return {_factors(term): int(n) if n.is_Integer else Fraction(int(n.p), int(n.q)) for term, n in found.items() if n}
 
@@ -68,7 +68,7 @@ def at_least(one: Terms, other: Terms) -> bool:
 
 @lru_cache(maxsize=8192)
 def _shifted(of: Factors) -> tuple[tuple[Factors, int], ...]:
-    """Return the sum of products that a product is after the shift, with the coefficients."""
+    """Return the sum of products that a product becomes when each symbol x is replaced by x + 1."""
     return tuple(_expansion(of))
 
 
@@ -86,5 +86,5 @@ def _expansion(of: Factors) -> Iterator[tuple[Factors, int]]:
 
 
 def _least(base: sympy.Expr) -> int:
-    """Return the least value of a factor: 1 for symbols and ceilings of sizes; rounding down may give 0."""
+    """Return the least value of a factor: 1 for symbols and ceilings, 0 where rounding down allows it."""
     return int(base.is_Symbol or base.func is sympy.ceiling)

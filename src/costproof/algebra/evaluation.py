@@ -103,7 +103,7 @@ def evaluate(expr: str | sympy.Expr, values: SymbolValues) -> int:
 
 
 def shared_values(all_values: Iterable[SymbolValues]) -> dict[str, int]:
-    """Return the symbols with one value in all given mappings, such as the bytes of an element, and that value."""
+    """Return the symbols that have one value in all given mappings, with that value."""
     found: dict[str, set[int]] = {}
     for values in all_values:
         for name, value in values.items():

@@ -1,4 +1,4 @@
-"""Test whether two formulas are identical, rather than equal at one workload, and compute their difference.
+"""Test whether two formulas are identical (not just equal at one workload), and compute their difference.
 
 Equality is tested at four points in exact integers and fractions; two different polynomials of the degrees that occur
 in practice agree at all of them with a probability below one in a million (Schwartz-Zippel lemma). Formulas with a
@@ -34,7 +34,7 @@ def free_symbols(expression: str) -> frozenset[str]:
 
 
 def at(expressions: Iterable[str], values: Mapping[str, int]) -> ExactNumber | None:
-    """Return the value of a sum of expressions; None if a symbol has no value or a divisor is 0."""
+    """Return the value of a sum of expressions; ``None`` if a symbol has no value or a divisor is 0."""
     check_time()
     total: ExactNumber = 0
     try:
@@ -67,7 +67,7 @@ def same(
     alias: tuple[tuple[str, str], ...],
     free: frozenset[str],
 ) -> bool:
-    """Whether two sums of expressions agree for all values of the ``free`` symbols.
+    """Return whether two sums of expressions are equal for all values of the ``free`` symbols.
 
     Args:
         fixed: (symbol, value) for the symbols that do not vary: those of the configuration, and those of the workload
@@ -88,12 +88,12 @@ def same(
 
 
 def branches(expression: str) -> bool:
-    """Whether an expression contains a minimum, maximum or rounding, so that a few points cannot identify it."""
+    """Return whether an expression contains a minimum, maximum or rounding."""
     return any(f"{name}(" in expression for name in FUNCTIONS)
 
 
 def same_pieces(first: Iterable[sympy.Expr], second: Iterable[sympy.Expr], free: Iterable[str]) -> bool:
-    """Whether two sums are the same polynomial if each minimum, maximum and rounding is treated as a variable."""
+    """Return whether two sums are equal as polynomials, with each minimum, maximum and rounding as a variable."""
     names: dict[str, sympy.Symbol] = {}
     one, other = (tuple(text(opaque(e, names)) for e in side) for side in (first, second))
     known = frozenset(free) | {n.name for n in names.values()}
@@ -101,7 +101,7 @@ def same_pieces(first: Iterable[sympy.Expr], second: Iterable[sympy.Expr], free:
 
 
 def _same_around(first: list[sympy.Expr], second: list[sympy.Expr], free: frozenset[str]) -> bool:
-    """Whether two sums agree around their branches, for each symbol at four assignments of the other symbols."""
+    """Return whether two sums agree at values around their branch boundaries."""
     for name in free:
         try:
             values = deciding((*first, *second), name)
@@ -130,7 +130,7 @@ def difference(
 
 @lru_cache(maxsize=65536)
 def put_in(expression: str, fixed: tuple[tuple[str, int], ...], alias: tuple[tuple[str, str], ...]) -> str:
-    """Substitute numbers and other names for symbols, and return the expanded expression as canonical text."""
+    """Substitute numbers and other names for symbols; return the expanded expression as canonical text."""
     wanted = free_symbols(expression)
     replaced: dict[sympy.Expr, sympy.Expr] = {sym(k): sympy.Integer(v) for k, v in fixed if k in wanted}
     replaced.update({sym(k): sym(v) for k, v in alias if k in wanted})

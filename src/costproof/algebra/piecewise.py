@@ -1,4 +1,4 @@
-"""Find finite lists of values at which equality of two piecewise polynomial formulas proves their identity.
+"""Find finite lists of values at which equality of two piecewise formulas proves that they are identical.
 
 A formula of one variable with minima, maxima and roundings is a polynomial between two neighbouring branch boundaries,
 for the values with one remainder modulo the period of the roundings. Two polynomials of degree d are identical if they
@@ -30,11 +30,11 @@ _Polynomial = tuple[Fraction, ...]
 
 
 class NotDecided(Exception):
-    """Raised if no finite list of values is known that decides a formula's identity."""
+    """Raised if no finite list of values is known that would decide whether formulas are identical."""
 
 
 def piecewise(expr: sympy.Expr) -> bool:
-    """Whether an expression contains a minimum, maximum or rounding."""
+    """Return whether an expression contains a minimum, maximum or rounding."""
     return bool(expr.atoms(*PIECEWISE))
 
 
@@ -56,7 +56,7 @@ def opaque(expr: sympy.Expr, names: dict[str, sympy.Symbol]) -> sympy.Expr:
 def deciding(
     exprs: Iterable[sympy.Expr], name: str, first: int = 1, step: int = 1, breaks: Iterable[int] = ()
 ) -> tuple[int, ...]:
-    """Return the deciding values of a variable: formulas that agree at all of them agree at every value.
+    """Return values of a variable such that formulas that agree at all of them agree everywhere.
 
     Args:
         exprs: the terms of both formulas.
@@ -92,13 +92,13 @@ def deciding(
 
 
 class _Axis:
-    """A variable written as ``first + step*i``, to analyse expressions as functions of i."""
+    """A variable ``first + step*i``, to analyse expressions as functions of i."""
 
     def __init__(self, variable: sympy.Symbol, first: int, step: int) -> None:
         self.variable, self.first, self.step = variable, first, step
 
     def degree(self, expr: sympy.Expr) -> int:
-        """Return an upper bound on the degree of an expression's pieces."""
+        """Return an upper bound of the degree, in i, of an expression's pieces."""
         if not expr.has(self.variable):
             return 0
         if expr.is_Symbol:
@@ -111,7 +111,7 @@ class _Axis:
         return sum(degrees) if expr.is_Mul else max(degrees)
 
     def period(self, expr: sympy.Expr) -> tuple[Fraction, int]:
-        """Return the growth of a rounding, or of its argument, for each i, and the period of its steps in i."""
+        """Return how much a rounding grows per i, and the period of its steps."""
         if not expr.has(self.variable):
             if not expr.is_Rational:
                 raise NotDecided
@@ -133,7 +133,7 @@ class _Axis:
         raise NotDecided
 
     def branches(self, expr: sympy.Expr, rest: int, period: int) -> set[_Polynomial]:
-        """Return the polynomials of k that an expression may equal where i = period*k + rest."""
+        """Return the polynomials of k that an expression may equal for i = period*k + rest."""
         if expr.is_Rational:
             return {_trimmed((Fraction(int(expr.p), int(expr.q)),))}
         if expr.is_Symbol:
@@ -187,7 +187,7 @@ def _trimmed(coefficients: Iterable[Fraction]) -> _Polynomial:
 
 
 def _crossings(p: _Polynomial) -> set[int]:
-    """Return the non-negative integers next to each zero of a polynomial, on both sides."""
+    """Return the non-negative integers just below and above each zero of a polynomial."""
     if len(p) < 2:
         return set()
     if len(p) == 2:

@@ -52,7 +52,7 @@ def sum_over_steps(expr: sympy.Expr) -> sympy.Expr:
 
 
 def _apart(expr: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
-    """Split off the terms ``c*Min(m, P + k)``: return the rest, and the sum of these terms over the steps."""
+    """Split off the terms ``c*Min(m, P + k)``: return (the rest, the sum of these terms over the steps)."""
     rest, full = sympy.Integer(0), sympy.Integer(0)
     for term in sympy.Add.make_args(sympy.expand(expr)):
         coefficient, growing = term.as_independent(CONTEXT, as_Add=False)

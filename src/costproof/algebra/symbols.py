@@ -53,7 +53,7 @@ def text(expr: sympy.Expr | int) -> str:
 
 
 def factored(expr: sympy.Expr) -> sympy.Expr:
-    """Expand and factor an expression over the integers; ceilings, minima and the like are left unchanged."""
+    """Expand and factor an expression over the integers, leaving ceilings, minima and the like unchanged."""
     whole = sympy.expand(expr)
     opaque = {f: sympy.Dummy(positive=True) for f in whole.atoms(*FUNCTIONS.values())}
     back = {dummy: f for f, dummy in opaque.items()}
@@ -222,7 +222,7 @@ class _Parser:
 
 
 def _bits(expr: sympy.Expr) -> int:
-    """Return a capped bound on the bits of an expression's value if every symbol has 64 bits."""
+    """Return a capped upper bound of the bits of an expression's value if every symbol has 64 bits."""
     if expr.is_Integer:
         return int(expr.p).bit_length()
     if expr.is_Rational:

@@ -1,4 +1,4 @@
-"""Cost attention: scores, softmax and weighted sum, with the key/value cache."""
+"""Cost attention, that is scores, softmax and weighted sum, with the key/value cache."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Attention:
         )
 
     def _kept_pairs(self, computed: Size) -> Size:
-        """Return the pairs of a query and a key, per head and sequence, that the mask leaves of the computed ones."""
+        """Return the query-key pairs per head and sequence that the mask leaves of the ``computed`` ones."""
         if not self.causal:
             return computed - self.hidden
         n, w = sympy.sympify(self.queries), sympy.sympify(self.window)
@@ -164,7 +164,7 @@ class Attention:
         return w * (w + 1) / 2 + w * (n - w)
 
     def _between(self, scores: Size, query_elements: Size) -> Size:
-        """Return the elements of intermediate results between the operators of the layer, except those of the cache."""
+        """Return the elements that operators of the layer pass to each other when run separately, without the cache."""
         if not self.written_out:
             return 0
         operators = 1 + (3 if self.capped else 0) + (0 if self.bias == "none" else 1)

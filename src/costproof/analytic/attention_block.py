@@ -1,4 +1,4 @@
-"""Combine attention with its projections, norms and rotation into the modules of a block."""
+"""Combine attention with its projections, norms and rotary embedding into the modules of a block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Projection = Literal["q", "k", "v", "out"]
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock:
-    """out(attention(q(x), k(x), v(x))).
+    """Attention with its projections: out(attention(q(x), k(x), v(x))).
 
     Roles: ``.q``, ``.k``, ``.v`` (or ``.qkv``), ``.out``, ``.q_norm``, ``.k_norm``, ``.rotary`` below its own.
     """
@@ -60,7 +60,7 @@ class AttentionBlock:
     """Further layers in the module of the attention."""
 
     def parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
-        """Return the modules of the block as self attention."""
+        """Return the modules of the block, used as self-attention, with their formulas."""
         b, rows = call.item_bytes, call.rows
         q, k, v, _ = self._widths()
         fused = (ModulePart(f"{role}.qkv", (Linear(rows, self.width, q + k + v, b, "q" in self.bias),)),)
@@ -76,7 +76,7 @@ class AttentionBlock:
         )
 
     def cross_parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
-        """Return the modules of the block as cross attention to ``call.memory`` new keys and the cached ones."""
+        """Return the modules of the block, used as cross-attention to ``call.memory`` new keys and the cached ones."""
         b, rows, new = call.item_bytes, call.rows, call.batch * call.memory
         core = replace(self._core(call, new_keys=call.memory, past=call.memory_past), causal=False)
         return (
@@ -111,7 +111,7 @@ class AttentionBlock:
         )
 
     def _widths(self) -> tuple[Size, Size, Size, Size]:
-        """Return the widths of all queries, all keys, all values, and the attention's result.
+        """Return the widths of all queries, of all keys, of all values, and of the attention's result.
 
         Branches: one symbol for both kinds of heads gives one expression, whichever of the two it is written in.
         """

@@ -1,4 +1,4 @@
-"""Compose layers into cost nodes: assign formulas to modules, and evaluate them for each call of each stage."""
+"""Compose layers into cost nodes: assign formulas to modules, and evaluate them for each call of a stage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from costproof.ledger.node import CostNode, Ledger
 
 @layer
 class Container:
-    """A module without operators of its own: it is called, and everything it costs is in its children."""
+    """Layer of a module that runs no operators itself; all costs are in its child modules."""
 
     name: ClassVar[str] = "container"
     title: ClassVar[str] = "Module that only calls others"
@@ -48,7 +48,7 @@ CONTAINER: Final = Container()
 
 @dataclass(frozen=True, slots=True)
 class StackCall:
-    """Sizes of one call of a stack of layers."""
+    """Sizes of one call of a stack of layers: batch, new tokens, cached tokens."""
 
     batch: Size
     """Number of sequences."""
@@ -64,13 +64,13 @@ class StackCall:
 
     @property
     def rows(self) -> Size:
-        """Return the tokens of all sequences."""
+        """Return the tokens of all sequences, batch x tokens."""
         return self.batch * self.tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ModulePart:
-    """A module and the formulas of its own operators; child modules are separate parts."""
+    """A module, by role, and the formulas of its own operators; child modules are separate parts."""
 
     role: str
     """Name of the module's function in the model, independent of implementations: ``text.layer.mlp.gate``."""
@@ -94,7 +94,7 @@ def _one_call(expr: sympy.Expr) -> sympy.Expr:
 
 
 def in_layer(i: int, parts: Iterable[ModulePart]) -> tuple[ModulePart, ...]:
-    """Return the parts with the layer number ``i``."""
+    """Return the parts with ``i`` as the number of their layer."""
     return tuple(replace(part, i=i) for part in parts)
 
 
@@ -109,7 +109,9 @@ def module_of(part: ModulePart, names: Mapping[str, str]) -> str:
     """
     path = names.get(part.role)
     if path is None:
-        raise BadInput("an implementation does not name a part of the model", where=part.role, expected="a module path")
+        raise BadInput(
+            "the names of an implementation lack a role of the formulas", where=part.role, expected="a module path"
+        )
     return path.replace("{i}", str(part.i))
 
 
@@ -119,13 +121,13 @@ _ATTENTION: Final = ".attention"
 
 @dataclass(frozen=True, slots=True)
 class HeldNode(CostNode):
-    """Stage-wide costs of a module, with the layers that they are from; their storage is not costed yet."""
+    """Stage-wide costs of a module with the layers that they come from, before its storage is costed."""
 
     layers: tuple[Layer, ...] = ()
 
 
 def stage_nodes(stage: str, parts: Iterable[ModulePart], names: Mapping[str, str]) -> Iterator[CostNode]:
-    """Yield the stage-wide costs of modules, parameters and buffers; names as in :func:`module_of`."""
+    """Yield stage-wide nodes: the parameters and buffers that each module owns; names as in :func:`module_of`."""
     for part in parts:
         owner, exprs, unknown = _held_costs(part.layers)
         if exprs or part.role.endswith(_ATTENTION):
@@ -144,6 +146,7 @@ def invocation_nodes(
     border: Size | None = None,
     calls: Size = 1,
     summed: Callable[[sympy.Expr], sympy.Expr] = _one_call,
+    cache: Size = 1,
 ) -> Iterator[CostNode]:
     """Yield the costs of one invocation by module and operator kind, with the floor on the root.
 
@@ -154,16 +157,19 @@ def invocation_nodes(
             derived, in which case there is no floor.
         calls: calls of the stage in the invocation.
         summed: maps the cost of one call to the cost of all of them (decode steps).
+        cache: bytes of the cache in its format as a share of those in the run's dtype.
     """
     called = [(module_of(part, names), part) for part in parts if part.called]
-    found = _texts() if border is None else _texts((FLOOR, summed(border + _lasting_bytes(part for _, part in called))))
+    found = _texts()
+    if border is not None:
+        found = _texts((FLOOR, summed(border + _lasting_bytes((part for _, part in called), cache))))
     unknown = _unknown_metrics(costs_of(x) for _, part in called for x in part.layers)
     unsaid: dict[Metric, int | None] = {FLOOR: None} if border is None or "weight_read_bytes" in unknown else {}
     root = names.get("root", "")
     if all(module != root for module, _ in called):
         yield CostNode(stage, invocation, root, "", unsaid, found, CONTAINER.name, role="root")
     for module, part in called:
-        whole, kinds, unknown = _module_costs(part.layers, summed)
+        whole, kinds, unknown = _module_costs(part.layers, summed, cache)
         counted = _texts(("calls", 0 if part.group else part.times * calls))
         costs: dict[Metric, int | None] = dict.fromkeys(unknown)
         if module == root:
@@ -173,10 +179,10 @@ def invocation_nodes(
             yield CostNode(stage, invocation, module, kind, {}, dict(exprs), owner, role=part.role)
 
 
-def _lasting_bytes(parts: Iterable[ModulePart]) -> sympy.Expr:
-    """Return the bytes of parameters, buffers and the cache that the modules read and write."""
+def _lasting_bytes(parts: Iterable[ModulePart], cache: Size) -> sympy.Expr:
+    """Return the bytes of parameters, buffers and cache that the modules read or write in a call."""
     number = Counter(part.layers for part in parts)
-    return sum_sizes(n * costs_of(x).lasting_bytes for layers, n in number.items() for x in layers)
+    return sum_sizes(n * costs_of(x).with_cache(cache).lasting_bytes for layers, n in number.items() for x in layers)
 
 
 _Texts = dict[Metric, str]
@@ -184,7 +190,7 @@ _Texts = dict[Metric, str]
 
 @lru_cache(maxsize=8192)
 def _held_costs(layers: tuple[Layer, ...]) -> tuple[str, _Texts, frozenset[Metric]]:
-    """Return the owning formula of a module's parameters or buffers, their costs, and unknown metrics.
+    """Return the layer that owns a module's parameters, the parameter and buffer costs, and unknown metrics.
 
     Memoized, so that equal modules are computed once.
     """
@@ -201,19 +207,19 @@ def _held_costs(layers: tuple[Layer, ...]) -> tuple[str, _Texts, frozenset[Metri
 
 
 def _unknown_metrics(costs: Iterable[LayerCosts]) -> frozenset[Metric]:
-    """Return the metrics that one of the layers does not give."""
+    """Return the metrics that at least one of the layers does not give."""
     return frozenset[Metric]().union(*(c.unknown for c in costs))
 
 
 @lru_cache(maxsize=8192)
 def _module_costs(
-    layers: tuple[Layer, ...], summed: Callable[[sympy.Expr], sympy.Expr]
+    layers: tuple[Layer, ...], summed: Callable[[sympy.Expr], sympy.Expr], cache: Size
 ) -> tuple[_Texts, tuple[tuple[str, str, _Texts], ...], frozenset[Metric]]:
-    """Return the bytes of a module, (kind, formula, FLOPs) of its operators, and unknown metrics.
+    """Return a module's bytes, (kind, layer, FLOPs) of its operators, and its unknown metrics.
 
     Memoized, so that equal modules are computed once.
     """
-    costs = [costs_of(layer) for layer in layers]
+    costs = [costs_of(layer).with_cache(cache) for layer in layers]
     kinds = []
     for kind in {k: None for c in costs for k in (*c.flops, *c.vector_flops)}:
         exprs = _texts(
@@ -243,32 +249,34 @@ def prefill_and_decode(
     *,
     border: Callable[[StackCall], Size | None] = lambda call: None,
     decode: bool = True,
+    cache: Size = 1,
 ) -> Iterator[CostNode]:
-    """Yield the nodes of ``prefill``, a prompt of S tokens, and ``decode``, N steps at contexts P to P + N - 1.
+    """Yield the nodes of ``prefill``, a prompt of S tokens, and of ``decode``, N steps at contexts P to P + N - 1.
 
     Args:
         parts: returns the modules of one call of the decoder.
         names: see :func:`module_of`.
         border: bytes across the boundary of a call; see :func:`invocation_nodes`.
         decode: whether there are decode steps; their stage owns its parameters in any case.
+        cache: see :func:`invocation_nodes`.
     """
     first = StackCall(sym("B"), sym("S"), sym("b"))
     prompt = parts(first)
     yield from stage_nodes("prefill", prompt, names)
-    yield from invocation_nodes("prefill", "prompt", prompt, names, border=border(first))
+    yield from invocation_nodes("prefill", "prompt", prompt, names, border=border(first), cache=cache)
     one = StackCall(sym("B"), 1, sym("b"), past=CONTEXT)
     step = parts(one)
     yield from stage_nodes("decode", step, names)
     if decode:
         yield from invocation_nodes(
-            "decode", "steps", step, names, border=border(one), calls=STEPS, summed=sum_over_steps
+            "decode", "steps", step, names, border=border(one), calls=STEPS, summed=sum_over_steps, cache=cache
         )
 
 
 def analytic_ledger(
     nodes: Iterable[CostNode], stages: tuple[str, ...], conventions: Mapping[str, str] | None = None
 ) -> Ledger:
-    """Return the analytic ledger of these nodes, without a metric that is unknown in one of them.
+    """Return the analytic ledger of these nodes, without metrics that are unknown in one of them.
 
     The metrics of storage are left to :func:`~costproof.analytic.storage.with_storage`.
     """
@@ -285,5 +293,5 @@ def sum_sizes(sizes: Iterable[Size]) -> sympy.Expr:
 
 
 def _texts(*metrics: tuple[Metric, Size]) -> dict[Metric, str]:
-    """Return the metrics that are not zero as canonical text."""
+    """Return the metrics that are not zero as canonical formula text."""
     return {metric: text(sympy.sympify(size)) for metric, size in metrics if size != 0}

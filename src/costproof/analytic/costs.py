@@ -1,10 +1,10 @@
-"""Define the interface of layers: a formula, and the costs of one call of a module's own operators that it returns."""
+"""Define the interface of layers: a layer is a formula that returns the costs of one call."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import (
     Any,
@@ -41,7 +41,7 @@ _MISSING: Final = sympy.Dummy("missing")
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Weights W [rows, columns] of a linear layer Y = X Wᵀ + c or of a table, or ``count`` equal ones.
+    """Weights W [rows, columns] of a linear layer Y = X Wᵀ + c or of a table; ``count`` matrices of that shape.
 
     A checkpoint may store them quantised; other parameters it stores as they are.
     """
@@ -65,7 +65,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class LayerCosts:
-    """Costs of one call of a layer without its children; metrics as in :mod:`costproof.ledger.metrics`.
+    """Costs of one call of a layer, without child modules; metrics as in :mod:`costproof.ledger.metrics`.
 
     If ``intermediate_bytes`` is given, the bytes of the layer are complete, and those that are not given are 0.
     Otherwise
@@ -122,9 +122,16 @@ class LayerCosts:
 
     @property
     def lasting_bytes(self) -> Size:
-        """Return the bytes that every execution moves: parameters, buffers, and the cache before and after."""
+        """Return the bytes that any execution must move: parameters, buffers, cache before and after."""
         read = self.weight_read_bytes - self.shared_weight_bytes + self.buffer_read_bytes
         return read + self.kv_read_bytes + self.kv_cache_bytes
+
+    def with_cache(self, share: Size) -> LayerCosts:
+        """Return the costs with another size of the cache: ``share`` of the bytes that it has in the run's dtype."""
+        if share == 1:
+            return self
+        read, appended = (sympy.expand(share * size) for size in (self.kv_read_bytes, self.kv_cache_bytes))
+        return replace(self, kv_read_bytes=read, kv_cache_bytes=appended)
 
     @property
     def active(self) -> Size:
@@ -133,7 +140,7 @@ class LayerCosts:
 
     @property
     def unfused_bytes(self) -> Size | None:
-        """Return the bytes that move if every operator runs separately; ``None`` if not derived."""
+        """Return the bytes moved if every operator runs separately; ``None`` if the layer does not derive them."""
         return (
             None
             if self.intermediate_bytes is None
@@ -168,7 +175,7 @@ _BY_NAME: dict[str, type[Layer]] = {}
 
 @dataclass_transform(frozen_default=True)
 def layer(cls: type[L]) -> type[L]:
-    """Turn a class of sizes into a :class:`Layer`, a frozen dataclass that is found by its ``name``.
+    """Turn a class of sizes into a :class:`Layer`: a frozen dataclass, registered under its ``name``.
 
     Raises:
         BadInput: another class has the name.
@@ -191,7 +198,7 @@ def _address(cls: type) -> str:
 
 
 def find_layer(name: str) -> type[Layer]:
-    """Return the layer of a name, which nodes have as their owner.
+    """Return the layer class registered under a name, which cost nodes have as their owner.
 
     Raises:
         BadInput: no layer of that name is loaded.
@@ -203,12 +210,12 @@ def find_layer(name: str) -> type[Layer]:
 
 @lru_cache(maxsize=8192)
 def costs_of(layer: Layer) -> LayerCosts:
-    """Return ``layer.costs()``, memoized, so that equal layers share their expressions."""
+    """Return ``layer.costs()``, memoized, so that equal layers are computed once."""
     return layer.costs()
 
 
 def formula_docs(nodes: Iterable[CostNode]) -> dict[str, FormulaDoc]:
-    """Return title, derivation and source, by name, of the layers that nodes come from.
+    """Return name -> title, derivation and source of the layers that nodes come from.
 
     Raises:
         BadInput: a node names a layer that is not loaded.

@@ -1,4 +1,4 @@
-"""Record the operators of a decoder on a memory tape: what each allocates and reads, in the order of transformers."""
+"""Record the operators of a decoder on a memory tape: what each allocates and reads, as in transformers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.errors import Incomplete
 
 _ID: int = 8
-"""Bytes of a token id, a position, or an index."""
+"""Bytes of a token id, a position or an index, which are int64."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyBranches:
-    """Sizes at which an operator copies its argument or not, since one dimension of a view is 1 or heads are shared."""
+    """Branches of operators that copy their argument only at some sizes, since a dimension is 1 or heads are shared."""
 
     one_sequence: bool
     one_token: bool
@@ -39,7 +39,7 @@ class CopyBranches:
 
 @dataclass(slots=True)
 class DecoderTape:
-    """Operators of one call of a decoder.
+    """Memory tape of one call of a decoder.
 
     A layer that two later layers of its kind follow holds less than these at every moment: they differ by the cache of
     the layers between them. Of such a layer only its cache is recorded.
@@ -107,7 +107,7 @@ class DecoderTape:
         return self._make(elements, hidden) if stack.scaled else hidden
 
     def _tables(self, stack: DecoderStack, hidden: Piece) -> list[tuple[Piece, ...]]:
-        """Record the cosines and sines, or complex numbers, of each table; none without rotation."""
+        """Record the position tables (cosines and sines, or complex numbers); none for a decoder without rotation."""
         if stack.table == 0:
             return [()]
         tape, tokens = self.tape, self.call.tokens
@@ -132,7 +132,7 @@ class DecoderTape:
         return tuple(map(self.tape.give, self._cache_sizes(layer, new=0)))
 
     def _cache_sizes(self, layer: TransformerLayer, new: Size | None = None) -> tuple[Size, Size]:
-        """Return the bytes of both tensors of a layer's cache, after the call or before it (``new`` is 0)."""
+        """Return the bytes of a layer's cached keys and of its cached values, after the call or before it."""
         call, block = self.call, layer.attention
         keys = self._keys(block) - (0 if new is None else call.tokens)
         if isinstance(block, LatentBlock):
@@ -141,7 +141,7 @@ class DecoderTape:
         return size, size
 
     def _keys(self, block: AttentionBlock | LatentBlock) -> Size:
-        """Return the keys per sequence after the call; a window that is full keeps one key less than it has."""
+        """Return the keys per sequence after the call; a full window of w keys caches w - 1."""
         if isinstance(block, AttentionBlock) and block.window != 0 and self.call.past != 0:
             return block.window - 1 + self.call.tokens
         return self.call.past + self.call.tokens
@@ -176,7 +176,7 @@ class DecoderTape:
         return piece if self.branches.wide else self.tape.make(4 * elements, piece)
 
     def _narrow(self, piece: Piece, elements: Size, *reads: Piece) -> Piece:
-        """Record the cast of a float32 tensor to the dtype of the run; without one, record that the pieces are read."""
+        """Record a cast from float32 to the run's dtype; if no cast is needed, record only the read."""
         if not self.branches.wide:
             return self._make(elements, piece, *reads)
         self.tape.read(piece, *reads)
@@ -227,7 +227,7 @@ class DecoderTape:
         return self._make(rows * block.width, core)
 
     def _fused_attention(self, block: AttentionBlock, x: Piece, old: tuple[Piece, ...], mask: Piece | None) -> Piece:
-        """Record attention whose queries, keys and values are parts of one product, without rotation."""
+        """Record attention with a fused query/key/value projection and without rotation."""
         size = self.call.batch * self._keys(block) * block.width
         whole = self._make(3 * self.call.rows * block.width, x)
         cache = [self._make(size, *old[i : i + 1], whole) for i in range(2)]
@@ -252,7 +252,7 @@ class DecoderTape:
         return self._make(elements, *halves)
 
     def _core(self, block: AttentionBlock, q: Piece, k: Piece, v: Piece, mask: Piece | None, *, copied: bool) -> Piece:
-        """Record scores and weighted sums of queries [B, heads, T, d] over the cached keys and values."""
+        """Record scores and weighted sums of queries [B, heads, T, d] over cached keys and values."""
         call, branches, keys = self.call, self.branches, self._keys(block)
         result = call.rows * block.heads * block.head_dim
         repeated = branches.shared and (
@@ -284,18 +284,18 @@ class DecoderTape:
         return self._in_order(self._make(result, weights, v), result)
 
     def _softmax(self, weights: Piece, scores: Size) -> Piece:
-        """Record a softmax in float32, which begins with a cast."""
+        """Record a softmax in float32, including the cast of the scores to float32."""
         share = self.tape.make(4 * scores, self._widen(weights, scores), weights)
         return self._narrow(share, scores)
 
     def _in_order(self, result: Piece, elements: Size) -> Piece:
-        """Record the copy that a transpose of heads and tokens forces before the output projection."""
+        """Record the copy made when heads and tokens are transposed before the output projection."""
         if self.branches.one_token or self.branches.one_head:
             return result
         return self._make(elements, result)
 
     def _fused(self, elements: Size, rows: Size, reads: tuple[Piece, ...], mask: Piece | None, masked: Size) -> Piece:
-        """Record torch's fused attention on a CPU, which turns a boolean mask into numbers."""
+        """Record torch's fused attention on a CPU, which converts a boolean mask to floating point."""
         if mask is not None:
             constants = (self._make(1), self._make(1))
             reads = (*reads, self._make(masked, *constants, mask))
@@ -339,7 +339,7 @@ class DecoderTape:
         return self._make(rows * width, result, shared)
 
     def _router(self, mixture: ExpertMixture, x: Piece) -> tuple[Piece, Piece]:
-        """Record the choice of experts; return their indices and weights."""
+        """Record the router of a mixture of experts; return the pieces of expert indices and weights."""
         tape, rows, how = self.tape, self.call.rows, mixture.routing
         scores, chosen = rows * mixture.experts, rows * mixture.top_k
         if how.upcast:
@@ -373,7 +373,7 @@ class DecoderTape:
         return indices, self._narrow(best, chosen) if how.narrow else best
 
     def _group_scores(self, mixture: ExpertMixture, corrected: Piece) -> Piece:
-        """Record the choice of groups of experts; return the mask of all experts outside of them."""
+        """Record group-limited routing; return the mask of the experts outside of the chosen groups."""
         tape, rows, how = self.tape, self.call.rows, mixture.routing
         scores, groups = rows * mixture.experts, rows * how.groups
         best = [tape.make(size * groups * how.group_best, corrected) for size in (4, _ID)]
@@ -387,7 +387,7 @@ class DecoderTape:
         return tape.make(scores, tape.make(scores, spread))
 
     def _grouped(self, mixture: ExpertMixture, x: Piece, indices: Piece, weights: Piece) -> Piece:
-        """Record grouped products over the rows of tokens sorted by expert."""
+        """Record experts as grouped products over rows sorted by expert (``grouped_mm``)."""
         tape, chosen = self.tape, self.call.rows * mixture.top_k
         wide, inner = chosen * mixture.width, chosen * mixture.inner
         item = self.call.item_bytes if mixture.routing.narrow else 4
@@ -412,7 +412,7 @@ class DecoderTape:
         return self._sum(mixture, tape.make(item * wide, weighted, back), item)
 
     def _gathered(self, mixture: ExpertMixture, x: Piece, indices: Piece, weights: Piece) -> Piece:
-        """Record batched products of each row with a copy of the weights of its expert."""
+        """Record experts as batched products of each row with a copy of its expert's weights (``batched_mm``)."""
         tape, chosen = self.tape, self.call.rows * mixture.top_k
         wide, inner = chosen * mixture.width, chosen * mixture.inner
         item = self.call.item_bytes if mixture.routing.narrow else 4
@@ -437,7 +437,7 @@ class DecoderTape:
         return self._make(inner, self._make(inner, up), gated)
 
     def _sum(self, mixture: ExpertMixture, weighted: Piece, item: Size) -> Piece:
-        """Record the sum over the experts of each token, and its cast to the dtype of the run."""
+        """Record the sum over each token's experts, and its cast to the run's dtype."""
         elements = self.call.rows * mixture.width
         total = self.tape.make(item * elements, weighted)
         return total if mixture.routing.narrow else self._narrow(total, elements)
@@ -487,7 +487,7 @@ class DecoderTape:
     def _rotate_latent(
         self, block: LatentBlock, q: Piece, down: Piece, table: tuple[Piece, ...]
     ) -> tuple[Piece, Piece]:
-        """Record the rotation of the rotated parts of queries and of the key that all heads share."""
+        """Record the rotary embedding of latent attention: of part of the queries, and of the shared key."""
         parts = ((q, self.call.rows * block.heads * block.rope), (down, self.call.rows * block.rope))
         if not block.as_complex:
             one, other = (self._rotate_pairs(piece, elements, table) for piece, elements in parts)
@@ -508,7 +508,7 @@ class DecoderTape:
         *,
         copied: bool,
     ) -> Piece:
-        """Record torch's attention in separate float32 operators, for queries and values of different widths."""
+        """Record torch's attention as separate float32 operators, used if queries and values differ in width."""
         tape, call, branches = self.tape, self.call, self.branches
         q, k, v = reads
         width, value = widths
@@ -537,7 +537,7 @@ class DecoderTape:
     def _absorbed(
         self, block: LatentBlock, q: Piece, turned: Piece, cache: Sequence[Piece], mask: Piece | None
     ) -> Piece:
-        """Record a step whose keys and values are the latents themselves, one head for all heads of queries."""
+        """Record a decode step of absorbed latent attention, in which latents are the keys and values of all heads."""
         call, rows, keys = self.call, self.call.rows, self._keys(block)
         width, heads = block.rank + block.rope, rows * block.heads
         q = self._make(heads * width, self._make(heads * block.rank, q), turned)
@@ -552,7 +552,7 @@ class DecoderTape:
         return self._make(rows * block.width, core)
 
     def _shared_scores(self, block: LatentBlock, q: Piece, k: Piece, v: Piece, mask: Piece | None) -> Piece:
-        """Record scores and sums that are written out; products of batches repeat the shared keys and values."""
+        """Record eager attention over keys and values that all heads share, which batched products repeat."""
         context = self.call.batch * block.heads * self._keys(block)
         scores = self.call.rows * block.heads * self._keys(block)
         copied = not (self.branches.one_sequence or self.branches.one_head)
@@ -565,7 +565,7 @@ class DecoderTape:
 
 
 def _last_two(kinds: Sequence[object]) -> set[int]:
-    """Return the positions of the last two of each kind."""
+    """Return the positions of the last two layers of each kind."""
     found: dict[object, list[int]] = {}
     for i, kind in enumerate(kinds):
         found.setdefault(kind, []).append(i)

@@ -57,7 +57,7 @@ class Embedding:
 
 
 INT64: Final = 8
-"""Bytes of an index."""
+"""Bytes of an index, which is an int64."""
 BICUBIC_FLOPS: Final = 31
 """Per element: 4 x 4 taps are 16 multiplications and 15 additions."""
 

@@ -13,7 +13,7 @@ from costproof.analytic.mlp import Activation
 
 @dataclass(frozen=True, slots=True)
 class _ExpertWeights:
-    """Weights of all experts, three matrices each; a call reads those of at most min(experts, rows) experts."""
+    """Weights of all experts, three matrices each. A call reads those of at most min(experts, rows) experts."""
 
     tokens: Size
     hidden: Size
@@ -24,11 +24,11 @@ class _ExpertWeights:
 
     @property
     def rows(self) -> Size:
-        """Pairs of token and expert."""
+        """Return the number of (token, expert) pairs, tokens x top_k."""
         return self.tokens * self.top_k
 
     def matrices(self, *, bias: bool) -> tuple[Matrix, ...]:
-        """Return the gate and up projections, and the down projections.
+        """Return the matrices of all experts: gate and up projections, and down projections.
 
         Branches: as those of the weights read.
         """
@@ -39,7 +39,7 @@ class _ExpertWeights:
         )
 
     def held(self) -> LayerCosts:
-        """Return the weights that one call holds and reads.
+        """Return the costs of the weights that one call holds and reads.
 
         Branches: no call reads more experts than there are, and none without a row for it.
         """
@@ -54,7 +54,7 @@ class _ExpertWeights:
 
 
 def _kernel_copies(held: _ExpertWeights, weight_item: Size, *, batched: bool) -> Size:
-    """Return the bytes that an expert kernel moves for copies, unfused.
+    """Return the bytes of the copies that an expert kernel makes, counted only in unfused bytes.
 
     grouped_mm sorts the weights of the rows, which are written and read, and puts the weighted rows back in the order
     of the

@@ -1,4 +1,4 @@
-"""Combine layers into the feed-forward part of a transformer layer: an MLP, plain or gated, or a mixture of experts."""
+"""Combine layers into the feed-forward part of a transformer layer: an MLP or a mixture of experts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from costproof.analytic.router import PLAIN, Router, RoutingRule
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """down(act(up(x))), or gated down(act(gate(x)) * up(x)).
+    """MLP: down(act(up(x))), or gated, down(act(gate(x)) * up(x)).
 
     Roles: ``.gate``, ``.up``, ``.activation``, ``.down`` below its own.
     """
@@ -31,7 +31,7 @@ class Mlp:
     """Whether the activation is a module; otherwise a function runs in the MLP itself."""
 
     def parts(self, role: str, rows: Size, b: Size) -> tuple[ModulePart, ...]:
-        """Return its modules with their formulas for ``rows`` tokens and ``b`` bytes per element."""
+        """Return the modules of the MLP with their formulas, for ``rows`` tokens and ``b`` bytes per element."""
         elements = rows * self.inner
         up, activation = Linear(rows, self.width, self.inner, b, self.bias), Activation(elements, self.function, b)
         own: tuple[Layer, ...] = () if self.activation_module else (activation,)
@@ -47,7 +47,7 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class ExpertMixture:
-    """Gated experts, ``top_k`` of which process each token, and shared experts that process all tokens.
+    """Mixture of experts: each token passes ``top_k`` gated experts and all shared experts.
 
     Roles: its own, and of the same layer ``router``, ``experts``, ``experts.activation``, and
     ``shared`` with the parts of an MLP.
@@ -70,7 +70,7 @@ class ExpertMixture:
     """Whether every expert is a module that runs in a loop; otherwise one kernel runs all on stacked weights."""
 
     def parts(self, role: str, rows: Size, b: Size) -> tuple[ModulePart, ...]:
-        """Return its modules with their formulas for ``rows`` tokens and ``b`` bytes per element."""
+        """Return the modules of the mixture with their formulas, for ``rows`` tokens and ``b`` bytes per element."""
         layer = role.rpartition(".")[0]
         router = Router(rows, self.width, self.experts, self.top_k, b, self.routing)
         shared = Mlp(self.width, self.shared, self.function, gated=True, bias=False)

@@ -168,7 +168,7 @@ class AbsorbedAttention:
 
 @dataclass(frozen=True, slots=True)
 class LatentBlock:
-    """Block of latent attention with its projections and norms.
+    """Multi-head latent attention with its projections and norms.
 
     Roles below its own: ``.q``, or ``.q_down``, ``.q_norm``, ``.q_up`` where queries have latents too; ``.kv_down``,
     ``.kv_norm``, ``.kv_up``, ``.out``.
@@ -226,7 +226,7 @@ class LatentBlock:
         )
 
     def _saved(self, call: StackCall) -> Size:
-        """Return the work that absorbing saves: the expansion of the past, less the wider scores and sums.
+        """Return the FLOPs that absorbing the expansion saves: that of past latents, minus wider scores and sums.
 
         For a step with t keys this is positive if nope + value_dim >= 4 and t >= 2. Narrower heads save at most the
         expansion, which a floor then leaves out.

@@ -1,4 +1,4 @@
-"""Record the operators of a call with the bytes of their results in symbols, and find when most bytes are live."""
+"""Record the operators of a call with the bytes of their results as formulas, and find the peak of live bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Piece = int
 
 @dataclass(slots=True)
 class MemoryTape:
-    """Operators in the order of execution; a piece of memory is released after the last operator that reads it.
+    """Operators in execution order with the memory they allocate and read; memory is released after its last reader.
 
     Views and results in place are not recorded: their readers read the piece that they share. Inputs and results of the
     call are alive as its caller holds them. Parameters and buffers are not recorded.
@@ -33,22 +33,22 @@ class MemoryTape:
     results: set[Piece] = field(default_factory=set)
 
     def give(self, size: Size) -> Piece:
-        """Return a new piece that an input of the call holds."""
+        """Return a new piece of memory, which holds an input of the call."""
         self.inputs.append(self._piece(size))
         return self.inputs[-1]
 
     def make(self, size: Size, *reads: Piece) -> Piece:
-        """Return the piece that an operator allocates while it reads others."""
+        """Record an operator that reads some pieces; return the piece that it allocates."""
         made = self._piece(size)
         self.steps.append((made, reads))
         return made
 
     def read(self, *reads: Piece) -> None:
-        """Record an operator that allocates nothing."""
+        """Record an operator that reads pieces and allocates nothing."""
         self.steps.append((None, reads))
 
     def keep(self, *pieces: Piece) -> None:
-        """Mark pieces as results of the call."""
+        """Mark pieces of memory as results of the call, which stay alive."""
         self.results.update(pieces)
 
     def _piece(self, size: Size) -> Piece:
@@ -60,7 +60,7 @@ class MemoryTape:
         return sympy.Add(*(sympy.sympify(self.sizes[piece]) for piece in self.inputs))
 
     def peak(self, known: Mapping[str, int], *, inputs_held: bool = True) -> tuple[sympy.Expr, ...]:
-        """Return the live bytes at the moments that may be the highest at some sizes; their maximum is the peak.
+        """Return the live bytes at each moment that may be the highest at some sizes; the peak is their maximum.
 
         Args:
             known: values of symbols, such as those of a configuration; others stay symbols.
@@ -69,7 +69,7 @@ class MemoryTape:
         return tuple(map(expression_of, undominated(self._moments(known, inputs_held))))
 
     def _moments(self, known: Mapping[str, int], inputs_held: bool) -> Iterator[Terms]:
-        """Yield the live bytes after each allocation, as sums of products.
+        """Yield the live bytes after each allocation, as a sum of products of symbols.
 
         Branches: the sign tells an allocation from a release.
         """
@@ -83,7 +83,7 @@ class MemoryTape:
                 yield {of: n for of, n in alive.items() if n}
 
     def peak_bytes(self, values: Mapping[str, int], *, inputs_held: bool = True) -> int:
-        """Return the peak at given sizes.
+        """Return the peak in bytes at given sizes.
 
         Args:
             values: values of all symbols.
@@ -92,11 +92,12 @@ class MemoryTape:
 
         Branches: a peak is the largest of its moments.
         """
-        sizes = [size if isinstance(size, int) else evaluate(size, values) for size in self.sizes]
+        known = {size: size if isinstance(size, int) else evaluate(size, values) for size in {*self.sizes}}
+        sizes = [known[size] for size in self.sizes]
         return max(accumulate((sign * sizes[piece] for piece, sign in self._events(inputs_held)), initial=0))
 
     def _events(self, inputs_held: bool) -> Iterator[tuple[Piece, int]]:
-        """Yield each piece with 1 when it is allocated, and with -1 when it is released."""
+        """Yield (piece, 1) for each allocation and (piece, -1) for each release, in order."""
         last = {
             piece: at for at, (made, reads) in enumerate(self.steps) for piece in (*reads, made) if piece is not None
         }

@@ -10,7 +10,7 @@ from costproof.analytic.costs import LayerCosts, Size, layer
 
 @dataclass(frozen=True, slots=True)
 class _Norm:
-    """``operations`` per element and 2 per row, over ``rows`` rows of ``width`` elements."""
+    """Base of norms that take ``operations`` per element and 2 per row, over ``rows`` rows of ``width`` elements."""
 
     operations: ClassVar[int]
     vectors: ClassVar[int]
@@ -34,7 +34,7 @@ class _Norm:
         )
 
     def intermediate_bytes(self, elements: Size) -> Size:
-        """Return the bytes of intermediate results between the operators of the norm; 0 for a single operator."""
+        """Return the bytes that operators of the norm pass to each other; 0 for a single operator."""
         return 0
 
 
@@ -89,7 +89,7 @@ class LayerNorm2d(_Norm):
     vectors: ClassVar[int] = 2
 
     def intermediate_bytes(self, elements: Size) -> Size:
-        """Return the bytes of intermediate results between the operators of the norm."""
+        """Return the bytes that operators of the norm pass to each other."""
         return (12 * elements + 9 * self.rows) * self.item_bytes
 
 
@@ -117,7 +117,7 @@ class RmsNorm(_Norm):
     vectors: ClassVar[int] = 1
 
     def intermediate_bytes(self, elements: Size) -> Size:
-        """Return the bytes of intermediate results between the operators of the norm."""
+        """Return the bytes that operators of the norm pass to each other."""
         return (3 * self.item_bytes + 8) * elements + 24 * self.rows
 
 
@@ -146,7 +146,7 @@ class CentredRmsNorm(_Norm):
         return replace(plain, vector_flops={**plain.vector_flops, "elementwise": self.width})
 
     def intermediate_bytes(self, elements: Size) -> Size:
-        """Return the bytes of intermediate results between the operators of the norm."""
+        """Return the bytes that operators of the norm pass to each other."""
         return (self.item_bytes + 16) * elements + 24 * self.rows + 8 * self.width
 
 
@@ -167,7 +167,7 @@ class WideRmsNorm(_Norm):
     vectors: ClassVar[int] = 1
 
     def intermediate_bytes(self, elements: Size) -> Size:
-        """Return the bytes of intermediate results between the operators of the norm."""
+        """Return the bytes that operators of the norm pass to each other."""
         return (self.item_bytes + 16) * elements + 24 * self.rows
 
 

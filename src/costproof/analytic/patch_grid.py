@@ -169,7 +169,7 @@ class WindowOrder:
 
 
 def window_pairs(side: Size, window: Size) -> Size:
-    """Return the pairs of units within windows, over all windows of an image of side x side units.
+    """Return the number of pairs of tokens within one window, over all windows of a side x side image.
 
     Windows are cut from the first corner on; those at the far sides are as large as the remainder. A row of the image
     consists of floor(side / window) pieces of ``window`` units and a remainder r, so the squares of its pieces sum to
@@ -184,7 +184,7 @@ def window_pairs(side: Size, window: Size) -> Size:
 
 @dataclass(frozen=True, slots=True)
 class PatchMerger:
-    """down(act(up(x))) where x are the norms of ``merged`` neighbours side by side.
+    """Merger of patches: down(act(up(x))), where x are the norms of ``merged`` neighbouring patches, concatenated.
 
     Roles: ``.norm``, ``.up``, ``.activation``, ``.down`` below its own.
 

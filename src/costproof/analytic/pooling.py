@@ -102,7 +102,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPooling:
-    """a + mlp(norm(a)) for a = attention of a probe to all tokens.
+    """Pooling of all tokens to one vector: a + mlp(norm(a)), where a is attention of a learned probe.
 
     Roles: ``.attention``, ``.attention.out``, ``.norm``, ``.mlp`` with its parts, below its own.
     """
@@ -125,7 +125,7 @@ class AttentionPooling:
 
 @dataclass(frozen=True, slots=True)
 class FirstTokenPooler:
-    """act(dense(x₀)) of the first token x₀ of every sequence; the other tokens are not read.
+    """Pooling by the first token: act(dense(x₀)); other tokens are not read.
 
     Roles: ``.dense``, ``.activation`` below its own.
 

@@ -45,7 +45,7 @@ class RotaryTable:
 
     @property
     def held_bytes(self) -> Size:
-        """Bytes of the buffers, which are float32 in every run."""
+        """Return the bytes of the buffers, which are float32 in every run."""
         return self.registered * sympy.sympify(self.head_dim) / 2 * self.frequency_bytes
 
     def costs(self) -> LayerCosts:

@@ -10,7 +10,7 @@ from costproof.analytic.costs import LayerCosts, Size, layer
 
 @dataclass(frozen=True, slots=True)
 class RoutingRule:
-    """Scheme by which experts are chosen and weighted."""
+    """Scheme by which a router chooses and weights experts."""
 
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     groups: Size = 0
@@ -111,7 +111,7 @@ class Router:
         )
 
     def _between(self, scores: Size, chosen: Size) -> Size:
-        """Return the bytes of intermediate results between the operators of the router.
+        """Return the bytes that operators of the router pass to each other.
 
         The linear layer writes the scores, and the operator that turns them into shares reads them; the shares are
         written, and the selection reads them. A correction is one more operator, and the k weights are gathered from

@@ -1,9 +1,9 @@
-"""Cost the stored and resident bytes of modules: the formulas of layers under the storage scheme of a checkpoint."""
+"""Cost the stored and resident bytes of modules under the quantisation scheme of a checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
 
@@ -12,7 +12,7 @@ import sympy
 from costproof.algebra.evaluation import compile_expression
 from costproof.algebra.symbols import parse, sym, text
 from costproof.analytic.compose import HeldNode
-from costproof.analytic.costs import Layer, LayerCosts, Matrix, Size, costs_of
+from costproof.analytic.costs import Layer, Matrix, Size, costs_of
 from costproof.analytic.linear import LmHead
 from costproof.ledger.metrics import METRICS, STORAGE, UNPACKED, Metric
 from costproof.ledger.node import CostNode, Ledger
@@ -28,7 +28,7 @@ _RUNS_CACHE: Final = ".self_attn"
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How a checkpoint stores the modules of a target with formulas."""
+    """How a checkpoint stores the modules of a target with formulas: scheme, dtype and tied tensors."""
 
     scheme: Scheme
     dtype: Dtype
@@ -40,14 +40,14 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """Sums of a module; ``None`` is unknown."""
+    """Stored and resident bytes of a module; ``None`` is unknown."""
 
     stored_bytes: Size | None = 0
     stored_elements: Size | None = 0
     resident_bytes: Size | None = 0
 
     def plus(self, *tensors: StoredTensor) -> _Sum:
-        """Return the sums with tensors of a quantised matrix added."""
+        """Return the sums with the tensors of one quantised matrix added."""
         resident = [t.bytes for t in tensors if t.is_held]
         return _Sum(
             _added(self.stored_bytes, sum(t.bytes for t in tensors)),
@@ -61,7 +61,7 @@ def _added(a: Size | None, b: Size | None) -> Size | None:
 
 
 def with_storage(ledger: Ledger, storage: Storage | None, why: str = "") -> Ledger:
-    """Return an analytic ledger with the metrics of storage in symbols.
+    """Return the analytic ledger with storage metrics added, as formulas.
 
     Args:
         storage: ``None``: the format of the checkpoint is not known, or there is none.
@@ -71,9 +71,12 @@ def with_storage(ledger: Ledger, storage: Storage | None, why: str = "") -> Ledg
     if storage is None:
         return replace(ledger, nodes=_with_costs(map(_plain_node, ledger.nodes)), notes=notes)
     try:
-        nodes = _with_costs(_costed(node, storage) if isinstance(node, HeldNode) else node for node in ledger.nodes)
+        formats = {id(node): _quantised(node, storage) for node in ledger.nodes if isinstance(node, HeldNode)}
+        nodes = _with_costs(
+            _costed(node, formats[id(node)], storage) if isinstance(node, HeldNode) else node for node in ledger.nodes
+        )
         if storage.scheme.rules:
-            nodes = tuple(_as_run(ledger, nodes, storage))
+            nodes = tuple(_as_run(ledger, nodes, formats, storage))
     except UnknownFormat as error:
         return with_storage(ledger, None, f"stored bytes are not known: {error.name}: {error.why}")
     unknown = {m for node in nodes for m in STORAGE if m in node.costs}
@@ -85,15 +88,24 @@ def with_storage(ledger: Ledger, storage: Storage | None, why: str = "") -> Ledg
 
 
 def _with_costs(nodes: Iterable[CostNode]) -> tuple[CostNode, ...]:
-    """Return the nodes, without stage-wide ones that turned out to have no costs."""
+    """Return the nodes without stage-wide nodes that have no costs."""
     return tuple(node for node in nodes if node.invocation or node.exprs or node.costs)
 
 
-def _as_run(ledger: Ledger, nodes: Iterable[CostNode], storage: Storage) -> Iterator[CostNode]:
-    """Yield the nodes with the bytes that stored weights are less than those read, and FLOPs by dtype of products.
+_Quantised = tuple[tuple[Matrix, Format], ...]
+"""Matrices of a module that are quantised, with their formats."""
+
+
+def _as_run(
+    ledger: Ledger, nodes: Iterable[CostNode], formats: Mapping[int, _Quantised], storage: Storage
+) -> Iterator[CostNode]:
+    """Yield the nodes with metrics of time bounds for quantised weights: bytes read less, and FLOPs by dtype.
 
     What is read of a quantised table, of a module with several formats, or of the weights of another module may be all
     of it, which a bound then leaves out.
+
+    Args:
+        formats: id of a node of the ledger -> the quantised matrices of its module.
 
     Branches: of several formats in a module the fastest arithmetic bounds its products; no size is compared.
     """
@@ -101,9 +113,9 @@ def _as_run(ledger: Ledger, nodes: Iterable[CostNode], storage: Storage) -> Iter
     products: dict[str, str] = {}
     for node in ledger.nodes:
         if isinstance(node, HeldNode):
-            quantised, costs = _quantised(node, storage), [costs_of(layer) for layer in node.layers]
+            quantised = formats[id(node)]
             products[node.module] = max((of.products for _, of in quantised), default="")
-            shares[node.stage, node.module] = _read_share(quantised, costs, storage.dtype)
+            shares[node.stage, node.module] = _read_share(quantised, node.layers, storage.dtype)
     for node in nodes:
         exprs = dict(node.exprs)
         if "weight_read_bytes" in exprs:
@@ -111,16 +123,16 @@ def _as_run(ledger: Ledger, nodes: Iterable[CostNode], storage: Storage) -> Iter
             exprs[UNPACKED] = _of_read(exprs["weight_read_bytes"], less, of)
         if "flops" in exprs and products.get(node.module):
             exprs[f"{products[node.module]}_flops"] = exprs["flops"]
-        yield replace(node, exprs={metric: expr for metric, expr in exprs.items() if expr != "0"})
+        yield node.with_costs(node.costs, {metric: expr for metric, expr in exprs.items() if expr != "0"})
 
 
 _ALL: Final = (sympy.Integer(1), sympy.Integer(1))
 
 
-def _read_share(
-    quantised: tuple[tuple[Matrix, Format], ...], costs: list[LayerCosts], dtype: Dtype
-) -> tuple[sympy.Expr, sympy.Expr]:
-    """Return the bytes that a call of a module reads less in its formats, and those that it reads unpacked."""
+@lru_cache(maxsize=8192)
+def _read_share(quantised: _Quantised, layers: tuple[Layer, ...], dtype: Dtype) -> tuple[sympy.Expr, sympy.Expr]:
+    """Return (bytes that a call reads less in the stored formats, bytes that it reads unpacked) of a module."""
+    costs = [costs_of(layer) for layer in layers]
     matrices = [matrix for c in costs for matrix in c.matrices]
     if not quantised:
         params = sum(c.params for c in costs)
@@ -140,12 +152,12 @@ def _read_share(
 
 @lru_cache(maxsize=8192)
 def _of_read(read: str, less: sympy.Expr, of: sympy.Expr) -> str:
-    """Return the bytes that all calls read less: as many times ``less`` as they read ``of``."""
+    """Return the bytes that all calls together read less, scaled by how often they read the weights."""
     return text(sympy.expand(sympy.cancel(parse(read) / of) * less))
 
 
 def _held_bytes(matrix: Matrix, of: Format, dtype: Dtype) -> Size:
-    """Return the bytes that a loaded matrix occupies in its format."""
+    """Return the bytes that a loaded matrix occupies in its stored format."""
     linear = LinearShape(matrix.rows, matrix.columns, matrix.bias, STORED_AS[dtype])
     found: Size = matrix.count * sum(t.bytes for t in of.tensors(linear) if t.is_held)
     return found
@@ -155,29 +167,22 @@ def _undetermined(scheme: Scheme) -> tuple[str, ...]:
     return tuple(dict.fromkeys(item for rule in scheme.rules for item in rule.format.undetermined()))
 
 
-_PLAIN_FIELDS: Final = tuple(f.name for f in fields(CostNode))
-
-
 def _plain_node(node: CostNode) -> CostNode:
-    if not isinstance(node, HeldNode):
-        return node
-    return CostNode(**{name: getattr(node, name) for name in _PLAIN_FIELDS})
+    return node.with_costs(node.costs, node.exprs) if isinstance(node, HeldNode) else node
 
 
-def _costed(node: HeldNode, storage: Storage) -> CostNode:
-    """Return the node of a module with its storage; a metric that is not known is ``None``."""
-    quantised = _quantised(node, storage)
+def _costed(node: HeldNode, quantised: _Quantised, storage: Storage) -> CostNode:
+    """Return a module's node with its storage metrics; an unknown one is ``None``."""
     scales = storage.scheme.cache_scales if node.module.endswith(_RUNS_CACHE) else ()
     in_float32 = storage.scheme.float32 and storage.layout.loads_in_float32(node.module)
     found = _texts(node.layers, quantised, scales, "float32" if in_float32 else storage.dtype)
     known: dict[Metric, str] = {m: size for m, size in found if size is not None and size != "0"}
     unknown: dict[Metric, int | None] = {m: None for m, size in found if size is None}
-    plain = _plain_node(node)
-    return replace(plain, costs={**node.costs, **unknown}, exprs={**node.exprs, **known})
+    return node.with_costs({**node.costs, **unknown}, {**node.exprs, **known})
 
 
-def _quantised(node: HeldNode, storage: Storage) -> tuple[tuple[Matrix, Format], ...]:
-    """Return the matrices of a module that are quantised, with their formats."""
+def _quantised(node: HeldNode, storage: Storage) -> _Quantised:
+    """Return (matrix, format) of the quantised matrices of a module."""
     return tuple(
         (part, of)
         for layer in node.layers
@@ -190,11 +195,11 @@ def _quantised(node: HeldNode, storage: Storage) -> tuple[tuple[Matrix, Format],
 @lru_cache(maxsize=8192)
 def _texts(
     layers: tuple[Layer, ...],
-    quantised: tuple[tuple[Matrix, Format], ...],
+    quantised: _Quantised,
     scales: tuple[StoredTensor, ...],
     dtype: Dtype,
 ) -> tuple[tuple[Metric, str | None], ...]:
-    """Return the metrics of storage of a module as canonical text; memoized, so that equal modules are computed once.
+    """Return the storage metrics of a module as canonical formula text, memoized for equal modules.
 
     Args:
         quantised: its matrices that are quantised.
@@ -224,7 +229,7 @@ def _texts(
 
 
 def _formats(path: str, matrix: Matrix, storage: Storage, *, is_head: bool) -> Iterator[tuple[Format | None, Matrix]]:
-    """Yield the format of each part of a matrix: itself, or for a stack the projections of its experts."""
+    """Yield (format or ``None``, part) for the parts of a matrix: itself, or the projections of each expert."""
     scheme, layout = storage.scheme, storage.layout
     if not scheme.rules:
         return

@@ -1,4 +1,4 @@
-"""Define the symbols that formulas of many models share: their meaning and typesetting."""
+"""Define the symbols that formulas of several models share, with meaning and typesetting."""
 
 from __future__ import annotations
 

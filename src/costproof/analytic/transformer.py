@@ -18,7 +18,7 @@ from costproof.analytic.rotary import RotaryTable
 
 @dataclass(frozen=True, slots=True)
 class TransformerLayer:
-    """x + attention(norm(x)), then the same for cross attention, if any, and for an MLP or a mixture of experts.
+    """Transformer layer: x + attention(norm(x)), then optional cross-attention, then an MLP or mixture, likewise.
 
     A dense decoder layer has an :class:`Mlp`, gated or not, one of a mixture of experts a :class:`Mixture`;
     an encoder layer (ViT, CLIP) layer norms, biases, an MLP, no rotation and no cache. A norm after
@@ -76,7 +76,7 @@ class TransformerLayer:
 
 @dataclass(frozen=True, slots=True)
 class DecoderStack:
-    """From token ids to logits: embedding, layers, last norm, output projection.
+    """Decoder from token ids to logits: embedding, layers, last norm, output projection.
 
     Roles: ``.embedding``, ``.rotary``, ``.layer``, ``.norm`` below its own, and ``lm_head``.
     """
@@ -106,10 +106,11 @@ class DecoderStack:
         b, rows = call.item_bytes, call.rows
         table = self.table_kind(rows if self.own_positions else call.tokens, self.table, b)
         embedding = Embedding(rows, self.vocabulary, self.width, b, self.scaled, read_whole=self.tied)
+        of_layer = {x: x.parts(f"{role}.layer", call) for x in {*self.layers}}
         return (
             ModulePart(f"{role}.embedding", (embedding,)),
             *((ModulePart(f"{role}.rotary", (table,) * self.tables, times=self.tables),) if self.table != 0 else ()),
-            *(p for i, x in enumerate(self.layers) for p in in_layer(i, x.parts(f"{role}.layer", call))),
+            *(p for i, x in enumerate(self.layers) for p in in_layer(i, of_layer[x])),
             ModulePart(f"{role}.norm", (NORMS[self.norm](rows, self.width, b),)),
             ModulePart("lm_head", (LmHead(call.batch, positions, self.width, self.vocabulary, b, self.tied),)),
         )

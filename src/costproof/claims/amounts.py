@@ -1,4 +1,4 @@
-"""Parse printed numbers into intervals of integers, and read the tables that contain them."""
+"""Parse printed numbers as intervals of integers, and read tables of such numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from costproof.ledger.metrics import BYTES, Metric
 _NUMBER: Final = re.compile(r"([0-9][0-9_,]{0,40})(?:\.([0-9]{1,20}))?(?:[eE]([+-]?[0-9]{1,2}))?\s*([A-Za-z]*)")
 _POWER: Final = re.compile(r"(?<=[0-9])\s*[x×·]\s*10\s*(?:\^|\*\*)\s*(?=[+-]?[0-9])")
 _PRODUCT: Final = re.compile(r"(?<=[0-9])(\.[0-9]+)\s*\*\s*10\s*(?:\^|\*\*)\s*(?=[+-]?[0-9])")
-"""Powers of ten with a decimal mantissa: ``8.03*10^9`` is a printed number, but ``8*10**9`` is an exact formula."""
+"""Matches a printed power of ten with a decimal mantissa, as ``8.03*10^9``; ``8*10**9`` is an exact formula."""
 _APART: Final = re.compile(r"(?<=[0-9])\s+(?=[eE][+-]?[0-9])")
 _UNITS: Final = {
     "": 0, "k": 3, "K": 3, "M": 6, "G": 9, "B": 9, "b": 9, "T": 12, "P": 15, "million": 6, "billion": 9, "trillion": 12,
@@ -33,11 +33,11 @@ _MOST: Final = 36
 
 
 _TIMES: Final = re.compile(r"([1-9][0-9]{0,8})\s*[x×·*]\s*([0-9][0-9_,]*(?:\.[0-9]|\s*[A-Za-z]).*)")
-"""A rounded number, printed as a product: ``8 x 7.24e9``."""
+"""Matches a rounded number that is printed as a product: ``8 x 7.24e9``."""
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a printed number rather than a formula."""
+    """Return whether a text is a printed number rather than a formula."""
     times = _TIMES.fullmatch(_plain(text))
     return _NUMBER.fullmatch(times[2] if times else _plain(text)) is not None
 
@@ -153,7 +153,7 @@ def read_table(
 
 
 def _header(columns: Sequence[str], *, shown: bool) -> str:
-    """Describe the header of a table for a message; unless ``shown``, only by its number of columns."""
+    """Return a description of a table's columns for a message; with ``shown`` false, only their number."""
     return ", ".join(columns)[:_SHOWN] or "no header" if shown else f"{len(columns)} other columns"
 
 
@@ -178,7 +178,7 @@ def _csv(source: str, path: Path, problems: list[CostproofError]) -> tuple[list[
 
 
 def _json(source: str, path: Path) -> tuple[list[str], list[ClaimTableRow]]:
-    """Return the columns and rows of a JSON table; numbers stay texts, so that no digit is lost in a float."""
+    """Return the columns and rows of a JSON table; numbers stay text, so that none is rounded to a float."""
     try:
         found = json.loads(source, parse_int=str, parse_float=str, parse_constant=str)
     except (ValueError, RecursionError):

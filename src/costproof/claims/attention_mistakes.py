@@ -62,7 +62,7 @@ _HELD_EXPANDED: Final = TermChange(
 
 
 def _grouped(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
-    """Yield the mistakes of counting latent attention as grouped-query attention, by number of key/value heads.
+    """Yield the mistakes of counting latent attention as grouped-query attention with some number of heads.
 
     The numbers of heads are the powers of two that divide the number of query heads; each head has the width
     hidden / heads. Nothing in the model determines which number the author of a claim assumed.
@@ -163,7 +163,7 @@ def _stepping(term: ClaimTerm) -> bool:
 
 
 def _seen(term: ClaimTerm, most: int | None, own: int = 1) -> int:
-    """Count the keys that N decode steps attend to in total.
+    """Return the number of keys that N decode steps attend to in total, if the cost model limits them.
 
     Args:
         term: the term of the decode steps, which has the symbols N (steps) and P (tokens of context before them).
@@ -210,7 +210,7 @@ def _in_full(metric: Metric, factor: Callable[[ClaimTerm], Fraction | None]) -> 
 
 
 def _in_blocks(size: int) -> Mistake:
-    """Return the mistake of counting whole blocks of the paged caches of inference engines.
+    """Return the mistake of counting whole blocks of ``size`` tokens, as in paged caches of inference engines.
 
     Args:
         size: tokens in a block.

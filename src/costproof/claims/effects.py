@@ -1,4 +1,4 @@
-"""Known mistakes as records, and the effect of each on the terms of one claim.
+"""Represent known mistakes as records, and compute the effect of each on the terms of a claim.
 
 A mistake multiplies some terms and counts others in addition. Both commute, so the order within a set of mistakes does
 not matter.
@@ -36,7 +36,7 @@ Factor = Callable[[ClaimTerm], Fraction | None]
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A mistake applied to one claim."""
+    """Effect of one mistake on one claim: factors of terms, and terms that are switched on."""
 
     cause: str
     family: str
@@ -53,7 +53,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class TermChange:
-    """The terms that a mistake counts differently, and the factor of each (None: the term is unchanged)."""
+    """Change that a mistake makes: which terms, and the factor of each (``None``: the term is unchanged)."""
 
     pick: Pick
     factor: Factor
@@ -61,7 +61,7 @@ class TermChange:
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A known mistake: a row of the table that `costproof check` searches."""
+    """A known mistake, one row of the table that ``costproof check`` searches."""
 
     cause: str
     """The name that reports print."""
@@ -102,7 +102,7 @@ class Mistake:
 
 @dataclass(frozen=True, slots=True)
 class MistakeSeries:
-    """Mistakes of one kind whose number depends on the claim: one for each view, tower, or number of heads."""
+    """A kind of mistake with one variant for each view, tower or number of heads of the claim."""
 
     cause: str
     """The pattern of their names, with the variable part in capitals: ``view missing: VIEW``."""
@@ -127,27 +127,27 @@ class Mistakes:
 
 
 def times(pick: Pick, number: Fraction | int) -> TermChange:
-    """Return the change that multiplies the picked terms by one number."""
+    """Return the change that multiplies the selected terms by a number."""
     return TermChange(pick, lambda _: Fraction(number))
 
 
 def left_out(pick: Pick) -> TermChange:
-    """Return the change that drops the picked terms."""
+    """Return the change that removes the selected terms."""
     return times(pick, 0)
 
 
 def substituted(pick: Pick, **symbols: str) -> TermChange:
-    """Return the change that replaces symbols in the picked terms, as in :func:`substitute`."""
+    """Return the change that replaces symbols in the selected terms, as :func:`substitute` does."""
     return TermChange(pick, lambda term: substitute(term, **symbols))
 
 
 def stands_for(*names: str) -> Pick:
-    """Return a predicate for uncounted terms whose ``stands_for`` is one of these names."""
+    """Return a predicate: whether a term is uncounted and its ``stands_for`` is one of these names."""
     return lambda term: not term.counted and term.stands_for in names
 
 
 def substitute(term: ClaimTerm, **symbols: str) -> Fraction | None:
-    """Return the ratio of new to old value when symbols are replaced by expressions; None if that is undefined.
+    """Return new value / old value of a term when symbols are replaced by expressions; ``None`` if undefined.
 
     A name that is not a symbol of the term gets the prefix of the term's tower: in a term with the role
     ``text.layer.experts``, ``topk`` means ``text_topk``.
@@ -162,7 +162,7 @@ def substitute(term: ClaimTerm, **symbols: str) -> Fraction | None:
 
 
 def rewritten(term: ClaimTerm, change: Callable[[sympy.Expr], sympy.Expr]) -> Fraction | None:
-    """Return the new value over the old one if the expression is rewritten; None if the term has no expression."""
+    """Return new value / old value of a term when its expression is rewritten; ``None`` without an expression."""
     return _ratio(term, _changed(term.expr, change)) if term.expr else None
 
 
@@ -180,7 +180,7 @@ def _changed(source: str, change: Callable[[sympy.Expr], sympy.Expr]) -> Compile
 
 
 def _ratio(term: ClaimTerm, changed: CompiledExpression) -> Fraction | None:
-    """Return the changed expression over the term's own, at the term's values."""
+    """Return the value of the changed expression divided by that of the term's own, at the term's sizes."""
     try:
         old, new = compile_expression(term.expr).run(term.values), changed.run(term.values)
     except (KeyError, ZeroDivisionError):

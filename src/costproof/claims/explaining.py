@@ -1,4 +1,4 @@
-"""Explain a claim that differs from the truth, by sets of causes, simple relations or another sequence length."""
+"""Explain a claim that differs from our number: by sets of mistakes, simple ratios, or another text length."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RUNS: Final = 24
 
 
 def explained(blank: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
-    """Judge a claim that differs from the truth, or that states conventions."""
+    """Return the judgement of a claim that differs from our number or states conventions of its own."""
     beside = comparison(case)
     among = case.once("sets", lambda: Reachable(case.terms, case.effects, case.stated))
     found = search(among, amount, most=1)
@@ -67,7 +67,7 @@ def explained(blank: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
 
 
 def _is_evidence(sets: tuple[tuple[Effect, ...], ...], chance: Chance, amount: Amount) -> bool:
-    """Whether fits of these sets are unlikely to be coincidence; the limits are stricter for a precise number."""
+    """Return whether these fits are unlikely to be coincidence; limits are stricter for a precise number."""
     if not fine(amount):
         return chance.numbers <= CHANCE
     most = SELDOM if len(sets[0]) <= 1 else RARE
@@ -85,7 +85,7 @@ def _is_evidence(sets: tuple[tuple[Effect, ...], ...], chance: Chance, amount: A
 
 
 class _Related(NamedTuple):
-    """Simple relations of a claim to the truth: an exact ratio, or another value of one number."""
+    """Simple relations of a claim to our number: an exact ratio, or one size changed."""
 
     ratio: list[Relation]
     numbers: list[Relation]
@@ -122,7 +122,7 @@ def _by_relation(case: ClaimCase, amount: Amount, found: Relation, same: tuple[s
 
 
 def _open(judged: Judgement, case: ClaimCase, amount: Amount, beside: Comparison | None, *, fitted: bool) -> Judgement:
-    """Judge a claim that no set of causes leads to.
+    """Return the judgement of a claim that no set of mistakes explains.
 
     Args:
         judged: the judgement thus far.
@@ -147,7 +147,7 @@ def _open(judged: Judgement, case: ClaimCase, amount: Amount, beside: Comparison
 
 
 def same_everywhere(judged: Judgement, case: ClaimCase) -> Judgement:
-    """Judge a formula with the right value at the claim's workload: it must equal the truth at other workloads too."""
+    """Judge a formula that has the right value at the claim's workload: it must be right at other workloads too."""
     beside = comparison(case)
     if beside is None:
         return replace(judged, status="undetermined", note="right at this workload; the truth has no formula elsewhere")
@@ -174,7 +174,7 @@ def same_everywhere(judged: Judgement, case: ClaimCase) -> Judgement:
 
 
 def _everywhere(beside: Comparison, found: Found) -> tuple[tuple[Effect, ...], ...]:
-    """Return the sets of causes that lead to a claimed formula at other workloads too, under the names that do."""
+    """Return the sets of mistakes that explain a claimed formula at other workloads as well."""
     if not found.sets:
         return ()
     others = EquivalenceCheck(beside, beside.case.runs)
@@ -207,7 +207,7 @@ def _everywhere(beside: Comparison, found: Found) -> tuple[tuple[Effect, ...], .
 
 
 def _by_length(judged: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
-    """Judge an unexplained number by comparing it with the cost at every sequence length."""
+    """Judge an unexplained number by comparing it with the cost at every text length."""
     held = hold(case, amount)
     if held is None:
         return judged
@@ -227,7 +227,7 @@ def _by_length(judged: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
 
 
 def at_lengths(judged: Judgement, case: ClaimCase, lengths: Lengths) -> tuple[ClaimExplanation, ...]:
-    """Return an explanation for each length that fits: the change of length, then the causes."""
+    """Return an explanation for each text length at which a claim fits: the changed length, then mistakes."""
     found = []
     for reading, length in best(lengths):
         there = case.at_length(lengths.symbol, length)
@@ -257,5 +257,5 @@ def _explanation(case: ClaimCase, chosen: tuple[Effect, ...]) -> ClaimExplanatio
 
 
 def distance(amount: Amount, truth: int) -> int:
-    """Return the difference from the truth to the nearest number that a claim may represent; 0 if the truth fits."""
+    """Return the distance from our number to the interval of integers that a claim stands for; 0 if inside."""
     return min(max(truth, amount.low), amount.high) - truth

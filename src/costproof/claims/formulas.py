@@ -1,4 +1,4 @@
-"""Evaluate claimed formulas at a workload, and decide whether they equal the true formulas at other workloads.
+"""Evaluate claimed formulas at a workload, and decide whether they equal ours at other workloads.
 
 The truth of a target is piecewise: other formulas hold once an attention window is full or every expert is read. A
 claim is therefore compared at many runs of the target, each with the formulas that hold there: small sizes, sizes
@@ -35,7 +35,7 @@ _FARTHEST: Final = 97
 
 
 class Comparison:
-    """A claimed formula and the formulas of the true nodes, to evaluate at any values of the workload's symbols.
+    """A claimed formula and ours, to be evaluated at any values of the workload's symbols.
 
     A formula with a symbol whose value differs between invocations (``n``, ``H``) is summed over the invocations; any
     other formula is evaluated once. In each invocation, such a symbol becomes a separate variable: ``n_global``.
@@ -74,20 +74,20 @@ class Comparison:
         self.free = {n: base[n] for n in sorted({self.tied.get(n, n) for n in used} - held) if n in base}
 
     def names(self, call: Invocation) -> dict[str, str]:
-        """Return the map from symbols to variables in one invocation."""
+        """Return symbol -> variable of a call; a symbol that differs between calls is a variable of its own."""
         return {n: n if n in self.shared else f"{n}_{call.id}" for n in call.symbols}
 
     def numbers(self, values: Mapping[str, int]) -> tuple[ExactNumber | None, ExactNumber | None]:
-        """Return claim and truth at these values of the free variables; ``None`` if one is undefined."""
+        """Return (claimed value, our value) at these values of the free variables; ``None`` if one is undefined."""
         every = self.everywhere(values)
         return _sum(self.given, every, self.case.capture), _sum(self.truth, every, self.case.capture)
 
     def everywhere(self, values: Mapping[str, int]) -> dict[str, int]:
-        """Return the values of all variables: the given ones, variables that depend on them, and fixed variables."""
+        """Return the values of all variables: the given ones, those that depend on them, and fixed ones."""
         return {**values, **{n: values[s] for n, s in self.tied.items() if s in values}, **self.fixed}
 
     def parts(self) -> tuple[tuple[sympy.Expr, ...], tuple[sympy.Expr, ...]]:
-        """Return the addends of claim and truth in the free variables; the configuration's values are substituted."""
+        """Return the terms of the claimed formula and of ours, with the configuration's numbers substituted."""
         fixed = {**self.case.capture.target.symbols, **self.fixed}
         numbers, alias = tuple(sorted(fixed.items())), tuple(sorted(self.tied.items()))
         given, truth = (
@@ -97,11 +97,11 @@ class Comparison:
 
     @property
     def piecewise(self) -> bool:
-        """Whether the claim or the truth has a minimum, maximum or rounding, which a few points cannot distinguish."""
+        """Return whether either formula has a minimum, maximum or rounding, which points may fail to distinguish."""
         return any(branches(source) for source, _ in (*self.given, *self.truth))
 
     def same(self) -> bool:
-        """Whether claim and truth are the same formula for all values (see :mod:`costproof.algebra.identity`).
+        """Return whether both formulas are equal for all values (see :mod:`costproof.algebra.identity`).
 
         Each minimum, maximum or rounding is treated as an independent variable, which must occur in both.
         """
@@ -112,7 +112,7 @@ class Comparison:
         return same_pieces(*self.parts(), self.free)
 
     def expression(self) -> str | None:
-        """Return claim minus truth, factored; ``None`` if that would take too long."""
+        """Return the claimed formula minus ours, factored; ``None`` if that takes too long."""
         if term_count(parse(self.formula)) > MOST_TERMS:
             return None
         given, truth = (tuple(_renamed(*part) for part in side) for side in (self.given, self.truth))
@@ -123,7 +123,7 @@ class Comparison:
             return None
 
     def counterexample(self) -> FormulaCounterexample | None:
-        """Return the first point, by the sum of the variables, at which claim and truth differ."""
+        """Return the values with the smallest sum at which the two formulas differ."""
         for values in islice(_ascending(tuple(self.free)), _TRIED):
             claimed, truth = self.numbers(values)
             if truth is not None and truth.denominator == 1 and claimed is not None and claimed != truth:
@@ -131,7 +131,7 @@ class Comparison:
         return None
 
     def elsewhere(self) -> Iterator[tuple[ClaimCase, ExactNumber | None]]:
-        """Yield other workloads, multiples of this one so that counts stay integers, with the claim's value there."""
+        """Yield other workloads, multiples of this one so that costs stay integers, with the claimed value there."""
         for i in range(ELSEWHERE):
             values = {
                 n: v * (2 + zlib.crc32(f"{i}:{n}".encode()) % (_FARTHEST - 2)) for n, v in self.free.items()
@@ -168,13 +168,13 @@ def formula_value(formula: Formula, case: ClaimCase) -> int:
 
 
 def comparison(case: ClaimCase) -> Comparison | None:
-    """Return the comparison of a claimed formula with the truth; ``None`` for a number, or without true formulas."""
+    """Return the comparison of a claimed formula with ours; ``None`` if the claim is a number or we have no formula."""
     formula = case.claim.value
     return Comparison(formula, case) if isinstance(formula, Formula) and case.symbolic else None
 
 
 def _runs(claim: PublishedClaim, call: Invocation, capture: Capture) -> bool:
-    """Whether a claim sums over a call: a claim on all stages counts a view only in the first stage that it passes."""
+    """Return whether a claim includes a call; over all stages, a view counts only in its first stage."""
     if claim.stage != TOTAL:
         return True
     first = next(i for i in capture.invocations if i.id == call.id)
@@ -198,7 +198,7 @@ def _renamed(source: str, names: Mapping[str, str]) -> str:
 
 
 def _ascending(names: tuple[str, ...]) -> Iterator[dict[str, int]]:
-    """Yield all assignments of positive integers to the names, in ascending order of their sum."""
+    """Yield all assignments of positive integers to the names, ordered by their sum."""
     if not names:
         yield {}
         return
@@ -219,14 +219,14 @@ _MIXED: Final = 200
 _DRAWS: Final = ((101, 4_993), (10_007, 1_000_003))
 """Ranges of random values for symbols that no setting controls."""
 _ELEMENT: Final = (4, 2)
-"""Element sizes that are tried, in bytes."""
+"""Element sizes, in bytes, at which a claimed formula is compared with the truth."""
 _SEVERAL: Final = sym("_several")
 """Placeholder for a symbol that depends on the settings differently in different calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class EquivalenceOutcome:
-    """The result of comparing a claimed formula with the truth at other runs."""
+    """Result of comparing a claimed formula with ours at other runs of the target."""
 
     wrong: FormulaCounterexample | None
     """The smallest run found at which the claim differs from the truth."""
@@ -238,7 +238,7 @@ class EquivalenceOutcome:
 
 
 class EquivalenceCheck:
-    """The comparison of a claimed formula with the truth at other runs of its target.
+    """Comparison of a claimed formula with ours at other runs of the target.
 
     Args:
         beside: the comparison at the run of the claim.
@@ -262,7 +262,7 @@ class EquivalenceCheck:
             self.own = {s: runs.own[s] for s in sorted(used)}
 
     def outcome(self) -> EquivalenceOutcome:
-        """Compare the claim with the truth at many runs, and return the outcome."""
+        """Compare the formulas at many runs, and return the outcome."""
         lists, decided = self._lists()
         tried: set[tuple[int, ...]] = set()
         wrong: FormulaCounterexample | None = None
@@ -278,11 +278,11 @@ class EquivalenceCheck:
 
     @property
     def several(self) -> bool:
-        """Return whether the target uses different formulas at some of its runs."""
+        """Return whether the target's formulas differ between its runs."""
         return any(self._at({s: end}) is not None for s in self.own for end in (self.runs.ends(s) if self.runs else ()))
 
     def cases(self, most: int) -> Iterator[tuple[ClaimCase, ExactNumber | None]]:
-        """Yield runs around the values where a formula changes, each with the number that the claim gives there.
+        """Yield runs around each size at which a formula changes, with the claimed value there.
 
         Args:
             most: the approximate number of runs.
@@ -294,7 +294,7 @@ class EquivalenceCheck:
                 yield case, there.numbers(there.free)[0]
 
     def _differ(self, there: Comparison) -> FormulaCounterexample | None:
-        """Return a counterexample at a run, or ``None``; symbols that no setting controls are varied too."""
+        """Return values of the symbols at which the formulas differ in a run; ``None`` if they agree."""
         other = there.free.keys() - self.follows.keys()
         draws = [{n: low + zlib.crc32(f"{low}:{n}".encode()) % (high - low) for n in other} for low, high in _DRAWS]
         element = [{"b": size} for size in _ELEMENT] if self.runs is not None and "b" in other else [{}, {}]
@@ -307,7 +307,7 @@ class EquivalenceCheck:
         return None
 
     def _moved(self, there: Comparison) -> dict[str, int]:
-        """Return the sizes that differ at another run and occur in neither formula.
+        """Return symbols that differ in another run and occur in neither formula, for a counterexample.
 
         They belong to a counterexample because they may decide which formula applies.
         """
@@ -319,7 +319,7 @@ class EquivalenceCheck:
         return {n: v for n, v in other.items() if n in self.follows and n not in there.tied and here.get(n) != v}
 
     def _at(self, place: Mapping[str, int]) -> Comparison | None:
-        """Return the comparison at a run; ``None`` if the target refuses the run, or the claim does not cover it.
+        """Return the comparison at other settings; ``None`` if the target refuses them or the claim excludes them.
 
         Args:
             place: setting -> value, for the settings that differ from the claim's run.
@@ -341,7 +341,7 @@ class EquivalenceCheck:
         return Comparison(self.beside.given_formula, there, self.beside.shared)
 
     def _lists(self) -> tuple[dict[str, tuple[int, ...]], bool]:
-        """Return the values of each setting to compare at, and whether agreement at all of them proves equality."""
+        """Return setting -> values to compare at, and whether agreement at all of them is a proof."""
         lists: dict[str, tuple[int, ...]] = {}
         decided = True
         ends: dict[str, tuple[int, ...]] = {s: self.runs.ends(s) if self.runs else () for s in self.own}
@@ -366,12 +366,12 @@ class EquivalenceCheck:
         return lists, decided and not any(self._open(expr) for expr in exprs)
 
     def _open(self, expr: sympy.Expr) -> bool:
-        """Whether the branches of an expression depend on more than the settings."""
+        """Return whether an expression's branches depend on more than the settings."""
         known = {sym(s) for s in self.own}
         return expr.has(_SEVERAL) or any(not a.free_symbols <= known for a in expr.atoms(*PIECEWISE))
 
     def _expressions(self, there: Comparison) -> set[sympy.Expr]:
-        """Return the terms of claim and truth as expressions in the settings."""
+        """Return the terms of both formulas as expressions in the settings."""
         put = {sym(variable): source for variable, source in self.follows.items()}
         return {expr.xreplace(put) for side in there.parts() for expr in side}
 
@@ -389,7 +389,7 @@ class EquivalenceCheck:
         yield from self._mixed(lists, _MIXED)
 
     def _mixed(self, lists: Mapping[str, tuple[int, ...]], most: int) -> Iterator[dict[str, int]]:
-        """Yield about ``most`` combinations of values from the lists and from the claim's own run."""
+        """Yield about ``most`` combinations of the listed values and those of the claim's own run."""
         short = {s: sorted({*values[:3], *values[-3:], self.own[s], *values[:: len(values) // 6 + 1]})
                  for s, values in lists.items()}  # fmt: skip
         whole = [dict(zip(short, values, strict=True)) for values in product(*short.values())]

@@ -1,4 +1,4 @@
-"""Judge claims: compare each with the truth, and the claims of one file with each other."""
+"""Judge claims: compare each with our number, and claims of one file with each other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SECONDS: Final = 120
 _SETTLED: Final = ("right", "explained")
 _FEWER: Final = "check fewer claims at a time"
 _STATES: Final = {"S": "seq_len text_tokens", "P": "seq_len text_tokens", "B": "batch", "N": "new_tokens"}
-"""Symbol -> the settings of a workload with which a file states it."""
+"""Symbol -> the settings of a workload that determine it, by which a claims file states its value."""
 
 
 def judge_claims(
@@ -87,7 +87,7 @@ def judge_claims(
 
 
 def judge_claim(case: ClaimCase) -> Judgement:
-    """Judge one claim without regard to the others; its stage, module and metric must exist in the target.
+    """Judge one claim by itself; its stage, module and metric must exist in the target.
 
     Raises:
         BadInput: its formula cannot be evaluated.
@@ -97,9 +97,9 @@ def judge_claim(case: ClaimCase) -> Judgement:
     truth = case.once("truth", lambda: _truth(case))
     if truth is None:
         raise Incomplete(
-            "the truth is unknown here, so no claim can be checked against it",
+            "our own count is unknown here, so the claim cannot be checked",
             where=f"{claim.where}: {claim.stage}, {claim.metric}",
-            fix="costproof ops CAPTURE",
+            fix="costproof ops --capture CAPTURE lists operators without a rule",
         )
     if isinstance(claim.value, Formula):
         value = formula_value(claim.value, case)
@@ -130,7 +130,7 @@ def judge_claim(case: ClaimCase) -> Judgement:
 
 
 def _truth(case: ClaimCase) -> int | None:
-    """Return the true value that the claim is compared with; None if unknown."""
+    """Return our number for a claim; ``None`` if unknown."""
     if case.claim.metric in PEAK_METRICS:
         return peak_of(case.capture, case.claim).bytes
     return total((n for n in case.ledger.nodes if in_scope(n, case.claim)), case.claim.metric)
@@ -142,7 +142,7 @@ def _worst(judgements: Sequence[Judgement]) -> ClaimStatus:
 
 
 def _problems(case: ClaimCase) -> Iterator[BadInput]:
-    """Yield an error for each part of a claim's subject that the target or the workload does not have."""
+    """Yield an error for each stage, module or metric of a claim that the target or workload does not have."""
     claim, capture, ledger = case.claim, case.capture, case.ledger
     if claim.stage not in (stages := (*capture.target.stages, TOTAL)):
         yield no_such("stage", claim.stage, stages, where=key(claim.where, "stage"))
@@ -171,7 +171,7 @@ def _problems(case: ClaimCase) -> Iterator[BadInput]:
 
 
 def _about_peaks(claim: PublishedClaim) -> Iterator[BadInput]:
-    """Yield an error for each part of a claim that a peak cannot have: it must be a number for a whole stage."""
+    """Yield an error for each property that a claim about a peak cannot have; it is a number for a whole stage."""
     where = key(claim.where, claim.metric)
     if claim.stage == TOTAL or claim.module:
         yield BadInput("a peak must belong to one stage, not to modules or all stages", where=where,
@@ -182,7 +182,7 @@ def _about_peaks(claim: PublishedClaim) -> Iterator[BadInput]:
 
 
 def _together(claims: Sequence[PublishedClaim], case: Callable[[PublishedClaim], ClaimCase]) -> tuple[Judgement, ...]:
-    """Judge all claims of a file: each by itself, then with the claimed parameters and sums as context."""
+    """Judge all claims of a file: each by itself, then with the file's parameter counts and sums."""
     judged = {k: judge_claim(one) for k, one in _by_subject(claims, case)}
     parameters = {j.id: j for _, j in sorted(judged.items()) if j.metric == "params"}
     again = {k: _other_model(one, judged[k], parameters.get(judged[k].id)) for k, one in _by_subject(claims, case)}
@@ -193,7 +193,7 @@ def _together(claims: Sequence[PublishedClaim], case: Callable[[PublishedClaim],
 def _by_subject(
     claims: Sequence[PublishedClaim], case: Callable[[PublishedClaim], ClaimCase]
 ) -> Iterator[tuple[int, ClaimCase]]:
-    """Yield the index and case of every claim, grouped by subject: claims on one subject share memoized results."""
+    """Yield (index, case) of each claim, grouped by subject, since claims on one subject share results."""
     subjects: dict[Hashable, list[int]] = {}
     for k, c in enumerate(claims):
         stated = frozenset(c.conventions.items()), frozenset(c.at.items())
@@ -206,7 +206,7 @@ def _by_subject(
 
 
 def _other_model(case: ClaimCase, judged: Judgement, parameters: Judgement | None) -> Judgement:
-    """Judge an unexplained number again, for the other model that the claimed parameters of the same row imply."""
+    """Judge an unexplained number again for another model, which the parameter count in its row implies."""
     amount = case.claim.value
     if judged.status in _SETTLED or not isinstance(amount, Amount) or parameters is None:
         return judged
@@ -227,7 +227,7 @@ def _other_model(case: ClaimCase, judged: Judgement, parameters: Judgement | Non
 
 
 def _as_sum(case: ClaimCase, judged: Judgement, others: Sequence[Judgement]) -> Judgement:
-    """Judge an unexplained total again: if it is the sum of the claimed stages, their judgements explain it."""
+    """Judge an unexplained total again: as the sum of the claimed stages, if it is one."""
     if judged.stage != TOTAL or judged.status in _SETTLED or judged.module:
         return judged
     rows = [o for o in others if o.stage != TOTAL and o.metric == judged.metric and not o.module]
@@ -250,7 +250,7 @@ def _as_sum(case: ClaimCase, judged: Judgement, others: Sequence[Judgement]) -> 
 
 
 def _run(row: Judgement, case: ClaimCase) -> str:
-    """Return the causes of a row that describe which calls were run, as text; empty for the whole run."""
+    """Return, as text, the causes in a judgement that change which calls ran; empty for the whole run."""
     known = {"one decode step", *case.mistakes.of_run}
     causes = (s.cause for e in row.explanations[:1] for s in e.steps)
     return " and ".join(c for c in causes if c in known or c.startswith("view "))

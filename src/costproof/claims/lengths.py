@@ -1,4 +1,4 @@
-"""Compare a claimed number with the cost at every length that it may not state, and with simple relations.
+"""Compare a claimed number with the cost at every unstated text length, and with simple ratios.
 
 The length is a free variable: where the costs at neighbouring lengths are as close as wrong numbers of the same model
 are, some length fits by coincidence, and the fit is not evidence.
@@ -43,7 +43,7 @@ _CHECKED: Final = (_DEGREE + 7, 101, 1_009, 1_000_003)
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The cost as a polynomial in the length that never decreases.
+    """A cost as a polynomial in the text length that never decreases.
 
     It is stored as its forward differences at ``start``, as integers on the common denominator ``scale``.
     """
@@ -57,21 +57,21 @@ class Curve:
         return Fraction(self._scaled(length), self.scale)
 
     def _scaled(self, length: int) -> int:
-        """Evaluate Newton's forward difference formula, without the division by ``scale``."""
+        """Return the cost at a length times ``scale``, by Newton's forward differences."""
         return sum(d * comb(length - self.start, k) for k, d in enumerate(self.differences))
 
     @property
     def grain(self) -> Fraction:
-        """The greatest common divisor of the costs at all lengths; wrong numbers of the same sizes share it."""
+        """Return the greatest common divisor of the costs at all lengths; wrong numbers of these sizes share it."""
         return Fraction(gcd(*self.differences), self.scale)
 
     @property
     def grows(self) -> bool:
-        """Whether the cost depends on the length."""
+        """Return whether the cost depends on the length."""
         return any(self.differences[1:])
 
     def first(self, least: int) -> int:
-        """Return the smallest length whose cost is at least ``least``."""
+        """Return the smallest length at which the cost is at least ``least``."""
         low, high, least = self.start - 1, self.start, least * self.scale
         while self._scaled(high) < least:
             low, high = high, self.start + 2 * (high - self.start) + 1
@@ -83,27 +83,27 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A claim compared with all lengths, and the coincidental fits to expect."""
+    """Result of comparing a claim with all lengths, with the number of fits that coincidence would give."""
 
     lengths: Lengths
     chances: tuple[Fraction, ...]
     """Expected number of coincidental fits of each reading in ``lengths``."""
 
     def chance(self, most: int) -> Fraction:
-        """Return the expected number of coincidental fits of all readings with at most ``most`` conventions."""
+        """Return the expected number of coincidental fits over all readings with at most ``most`` conventions."""
         readings = zip(self.lengths.readings, self.chances, strict=True)
         return sum((chance for r, chance in readings if len(r.causes) <= most), Fraction(0))
 
 
 def best(lengths: Lengths) -> list[tuple[Reading, int]]:
-    """Return the readings that fit with the fewest conventions, each with the first length at which it fits."""
+    """Return the readings (sets of conventions) that fit with the fewest conventions, each with its first length."""
     fit = [(r, r.fits[0].length) for r in lengths.readings if r.fits is not None]
     least = min((len(r.causes) for r, _ in fit), default=0)
     return [(r, length) for r, length in fit if len(r.causes) == least]
 
 
 def hold(case: ClaimCase, amount: Amount, model: tuple[str, ...] = ()) -> Held | None:
-    """Compare a claim with the cost at all lengths, under every convention of counting the same work.
+    """Compare a claim with the cost at every length, under each set of counting conventions.
 
     Args:
         case: the claim and the truth.
@@ -125,7 +125,7 @@ def hold(case: ClaimCase, amount: Amount, model: tuple[str, ...] = ()) -> Held |
 
 
 def _curves(case: ClaimCase, model: tuple[str, ...]) -> tuple[str, int, dict[tuple[str, ...], Curve]] | None:
-    """Return the symbol of the length, the shortest length, and the cost as a function of length for each reading."""
+    """Return the symbol of the length, the shortest length, and the cost by length for each set of conventions."""
     claim, symbol = case.claim, _symbol(case)
     if symbol is None or claim.metric in STAGE_WIDE or not case.symbolic:
         return None
@@ -155,7 +155,7 @@ def _curves(case: ClaimCase, model: tuple[str, ...]) -> tuple[str, int, dict[tup
 
 
 def chance_text(expected: Fraction) -> str:
-    """Return an upper bound on the expected coincidental fits, as ``1/n``."""
+    """Return an upper bound of an expected number of coincidences, as ``1/n``."""
     if expected == 0:
         return "0"
     return f"1/{int(1 / expected)}" if expected <= Fraction(1, 2) else str(ceil(expected))
@@ -163,7 +163,7 @@ def chance_text(expected: Fraction) -> str:
 
 @lru_cache(maxsize=4096)
 def _polynomial(expr: str, names: frozenset[str]) -> bool:
-    """Whether an expression is a polynomial in these symbols, thus without a window or minimum that limits it."""
+    """Return whether an expression is a polynomial in these symbols, without a window or minimum."""
     return bool(parse(expr).is_polynomial(*map(sym, sorted(names))))
 
 
@@ -173,13 +173,13 @@ def _symbol(case: ClaimCase) -> str | None:
 
 
 def _longest(case: ClaimCase) -> int | None:
-    """Return the model's number of positions according to its configuration; ``None`` if it is not stated."""
+    """Return the maximum length that the configuration states; ``None`` if it states none."""
     found = [v for k, v in (case.capture.target.config or {}).items() if k.rpartition(".")[2] == "max_positions"]
     return max((v for v in found if isinstance(v, int)), default=None)
 
 
 def _families(known: Iterable[Effect], barred: set[str]) -> list[tuple[str, ...]]:
-    """Return groups of conventions that exclude each other; the empty name in each is costproof's own convention.
+    """Return groups of conventions that exclude each other; the empty name is costproof's own convention.
 
     Args:
         known: the effects that can change the claim.
@@ -198,7 +198,7 @@ def _families(known: Iterable[Effect], barred: set[str]) -> list[tuple[str, ...]
 
 
 def _curve(start: int, lengths: Sequence[int], numbers: Sequence[Fraction]) -> Curve | None:
-    """Return the polynomial through the first costs; None if it misses a later one or decreases anywhere."""
+    """Return the polynomial through the first costs; ``None`` if it misses a later cost or decreases."""
     row, differences = list(numbers[: _DEGREE + 1]), []
     while row:
         differences.append(row[0])
@@ -254,7 +254,7 @@ _OF_RUN: Final = ("B", "N")
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A relation that leads from the truth to the claim."""
+    """A simple relation that leads from our number to the claim."""
 
     cause: str
     what: str
@@ -264,7 +264,7 @@ class Relation:
 
 
 def ratio(case: ClaimCase, amount: Amount, reference: ReferenceClass) -> tuple[Relation | None, Chance]:
-    """Return the simplest exact ratio of claim and truth, and how many would fit by coincidence."""
+    """Return the simplest exact ratio of claim and our number, and how many ratios would fit by chance."""
     base = reach(case.terms, case.stated)
     if base <= 0 or amount.low <= 0:
         return None, Chance()
@@ -298,7 +298,7 @@ def _numbers(reference: ReferenceClass, ratios: Iterable[Fraction], base: Fracti
 
 
 def numbers(case: ClaimCase, amount: Amount) -> list[Relation]:
-    """Return changed values of configuration or run with which the truth would equal the claim, best evidence first."""
+    """Return changes of one configuration or run size that lead to the claim, the best evidence first."""
     found = []
     for line in _free(case):
         value = line.solve(amount)
@@ -310,13 +310,13 @@ def numbers(case: ClaimCase, amount: Amount) -> list[Relation]:
 
 
 def expected(case: ClaimCase, amount: Amount) -> Fraction:
-    """Return the expected coincidental fits of numbers whose fit would pass as evidence."""
+    """Return the expected number of sizes whose change would fit by coincidence and count as evidence."""
     return sum((c for line in _free(case) if (c := line.chance_near(amount)) <= ONE_NUMBER), Fraction(0))
 
 
 @dataclass(frozen=True)
 class _Line:
-    """The claim's number as an increasing function of one number of the configuration or the run."""
+    """The claimed quantity as an increasing function of one size of the configuration or the run."""
 
     name: str
     usual: int
@@ -325,13 +325,13 @@ class _Line:
 
     @cached_property
     def grain(self) -> Fraction:
-        """The greatest common divisor of the results for 1, 2 and 3; wrong numbers of the same sizes share it."""
+        """Return the greatest common divisor of the results for sizes 1, 2 and 3; wrong numbers share it."""
         values = [v for v in map(self.at, (1, 2, 3)) if v is not None]
         common = lcm(*(v.denominator for v in values))
         return Fraction(gcd(*(int(v * common) for v in values)), common)
 
     def first(self, least: Fraction) -> int | None:
-        """Return the smallest value whose result is at least ``least``; None if no value reaches it."""
+        """Return the smallest size whose result is at least ``least``; ``None`` if no size reaches it."""
         low, high = 0, self.most
         if (last := self.at(high)) is None or last < least:
             return None
@@ -343,14 +343,14 @@ class _Line:
         return high
 
     def solve(self, amount: Amount) -> int | None:
-        """Return the value that gives the claim; ``None`` if no value does, or the actual value does."""
+        """Return the size whose result is the claim; ``None`` if there is none or it is the actual size."""
         value = self.first(Fraction(amount.low))
         if value is None or value == self.usual or (there := self.at(value)) is None:
             return None
         return value if amount.low <= there < amount.high + 1 else None
 
     def chance(self, value: int, amount: Amount) -> Fraction:
-        """Return the probability that a multiple of the grain fits by coincidence, given the results around a value.
+        """Return the probability that a fit at this size is a coincidence, from the results around it.
 
         It is 1 for a value that no published model has.
         """
@@ -360,7 +360,7 @@ class _Line:
         return min(max(self.grain, Fraction(amount.high - amount.low + 1)) / (here - before), Fraction(1))
 
     def chance_near(self, amount: Amount) -> Fraction:
-        """Return the expected coincidental fits near the claim; 0 if no value reaches the claim."""
+        """Return the expected coincidental fits near the claim; 0 if no size reaches it."""
         value = self.first(Fraction(amount.low))
         return Fraction(0) if value is None else self.chance(value, amount)
 
@@ -378,7 +378,7 @@ def _free(case: ClaimCase) -> tuple[_Line, ...]:
 
 
 def _lines(case: ClaimCase) -> Iterator[_Line]:
-    """Yield the numbers that may differ: configuration symbols in formulas, unstated run symbols, and layer counts."""
+    """Yield the sizes that an author may have had wrong: configuration symbols, run symbols, layer counts."""
     on = [i for i in case.terms if i.counted]
     if not all(i.expr for i in on):
         return
@@ -398,7 +398,7 @@ def _lines(case: ClaimCase) -> Iterator[_Line]:
 
 
 def _moved(case: ClaimCase, name: str) -> Callable[[int], Fraction | None]:
-    """Return the claim's number as a function of the value of a symbol."""
+    """Return the claimed quantity as a function of one symbol's value."""
     factors = _factors(case.stated)
     counted = [(term, factors.get(index, 1)) for index, term in enumerate(case.terms) if _counts(case, index)]
     moving = [(i, f) for i, f in counted if i.expr and name in free_symbols(i.expr)]
@@ -417,7 +417,7 @@ def _moved(case: ClaimCase, name: str) -> Callable[[int], Fraction | None]:
 
 
 def _layers(case: ClaimCase, tower: str, count: int, usual: int) -> Callable[[int], Fraction | None]:
-    """Return the claim's number as a function of the number of layers of one kind."""
+    """Return the claimed quantity as a function of the number of layers of one kind."""
     factors = _factors(case.stated)
     values = [
         (i, i.value * factors.get(index, 1)) for index, i in enumerate(case.terms) if _counts(case, index)
@@ -430,7 +430,7 @@ def _layers(case: ClaimCase, tower: str, count: int, usual: int) -> Callable[[in
 
 
 def _alike(terms: Iterable[ClaimTerm]) -> Counter[tuple[object, ...]]:
-    """Count the nodes of each kind; layers with and without a window of equal cost are one kind."""
+    """Return the number of terms of each kind; layers that cost the same are one kind."""
     found: Counter[tuple[object, ...]] = Counter()
     for term in terms:
         found[_kind(term)] += term.count

@@ -124,7 +124,7 @@ def peak_of(capture: Capture, claim: PublishedClaim) -> Peak:
     found = _largest(calls, claim.metric)
     if found is None:
         raise Incomplete(
-            "the peak is unknown here, so no claim can be checked against it",
+            "the peak is unknown here, so the claim cannot be checked",
             where=f"{claim.where}: {claim.stage}, {claim.metric}",
             expected="a capture with the peaks of all calls of the stage",
             got="; ".join(n for c in calls for n in c.notes) or "no peak",
@@ -134,7 +134,7 @@ def peak_of(capture: Capture, claim: PublishedClaim) -> Peak:
 
 
 def peak_terms(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> tuple[ClaimTerm, ...]:
-    """Return terms for the tensors alive at the peak, and uncounted terms for other peaks, sums and weights."""
+    """Return the terms of a claim about a peak: live tensors, and uncounted ones for other peaks and weights."""
     known = next((capture.values(i) for i in capture.invocations if i.stage == claim.stage), {})
     blank = ClaimTerm(claim.stage, claim.invocation, "", "peak", "", Fraction(0), "", known, 1, ())
     own = _tensors(blank, peak_of(capture, claim))
@@ -164,7 +164,7 @@ def peak_terms(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> tuple
 
 
 def _instead(cause: str, what: str, name: str = "") -> Mistake:
-    """Return the mistake of reporting another quantity as the peak."""
+    """Return the mistake of reporting another quantity in place of the peak."""
     other = stands_for(name or cause)
     return Mistake(
         cause, "what", what, (left_out(_counted),), adds=other, metrics=_OF_PEAKS, if_any=other

@@ -54,7 +54,7 @@ def _part(name: str) -> Callable[[ClaimTerm], bool]:
 
 
 def units(written_out: frozenset[str]) -> MistakeTable:
-    """Return the mistakes of counting in other units, such as MACs.
+    """Return the mistakes of counting in other units, such as multiply-accumulates.
 
     Args:
         written_out: roles of norms written in primitive operators, where tools do not recognize a norm.
@@ -78,7 +78,7 @@ def units(written_out: frozenset[str]) -> MistakeTable:
 
 
 def _einsum_of_fvcore(term: ClaimTerm) -> Fraction:
-    """Return the ratio of fvcore's count of an einsum to the term: half of NumPy's count, rounded to four digits."""
+    """Return the factor to fvcore's count of an einsum: half of NumPy's estimate, rounded to four digits."""
     each = term.value / term.count / 2
     rounded = Fraction(f"{int(each):.3e}") / 2 if each.denominator == 1 else each / 2
     return Fraction(int(rounded)) / each
@@ -87,7 +87,7 @@ def _einsum_of_fvcore(term: ClaimTerm) -> Fraction:
 # --- Training --------------------------------------------------------------------------------------------------------
 
 _UNITS: Final = ("mac", "doubled", "fvcore")
-"""Causes excluded from training passes, which are counted in FLOPs; allowing them would reach too many numbers."""
+"""Causes excluded for training passes, which are counted in FLOPs: allowing them would make too many numbers fit."""
 _RULES: Final = tuple(f"2ND: {name}" for name, _ in RULES)
 
 
@@ -163,7 +163,7 @@ def _masked(term: ClaimTerm) -> bool:
 
 
 def _context(cause: str, what: str, seen: Callable[[ClaimTerm], int]) -> Iterator[Mistake]:
-    """Yield a mistake in the context length of decode steps, in two forms: for all N steps, and for one step."""
+    """Yield a mistake in the context of decode steps in two forms: in all N steps, and in a single step."""
     several = TermChange(_scores("N", "P"), lambda t: Fraction(t.values["N"] * seen(t), keys(t)))
     single = TermChange(_scores("N", "P"), lambda t: Fraction(seen(t), t.values["P"] + 1))
     yield Mistake(cause, "attention", what, (several,), metrics=FLOPS, excludes=(ONE_STEP,))
@@ -176,7 +176,7 @@ def _own_token(cause: str, what: str, more: int) -> Mistake:
 
 
 def _rule(name: str, what: str) -> Iterator[Mistake]:
-    """Yield the mistakes of counting a decoder as 2 * parameters * tokens, without and with attention scores."""
+    """Yield the mistakes of counting a decoder as 2 x parameters x tokens, with and without attention scores."""
 
     def replaced(t: ClaimTerm) -> bool:
         return t.text and not t.stands_for.startswith("2ND")
@@ -205,12 +205,12 @@ def _experts_of(term: ClaimTerm) -> int:
 
 
 def _repeated(term: ClaimTerm) -> bool:
-    """Return whether a part is there once, in a tower that has several experts in each layer."""
+    """Return whether a term occurs once in a tower whose layers each have several experts."""
     return term.counted and not _routed(term) and term.part != "router" and _experts_of(term) > 1
 
 
 def _dense_for_experts(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
-    """Yield the mistakes about dense layers of towers that also have experts."""
+    """Yield the mistakes about dense MLPs in towers that also have experts."""
     dense = {id(t) for t in dense_terms(terms)}
     gone, every = left_out(lambda t: id(t) in dense), stands_for("mixture for dense")
     yield Mistake("dense-first ignored", "layers", "every layer is taken to have experts", (gone,), adds=every)
@@ -283,7 +283,7 @@ DECODER: Final[MistakeTable] = (
 
 
 def _views(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
-    """Yield the mistakes of omitting or double counting a call outside the decoder, such as a view of an image."""
+    """Yield the mistakes of omitting or doubling a call outside of the decoder, such as a view of an image."""
     calls = sorted({t.invocation for t in terms if not t.text and t.counted})
     for name in calls:
 
@@ -298,12 +298,12 @@ def _views(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
 
 
 def _one_of_batch(term: ClaimTerm) -> Fraction | None:
-    """Return the ratio of one sample's cost to the batch's; ``n``, the views of all samples, is divided by B."""
+    """Return one sample's cost relative to the batch's; views ``n`` of all samples are divided by B."""
     return substitute(term, B="1", n="n / B") if term.expr else Fraction(1, term.values["B"])
 
 
 def _sizes(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
-    """Yield the mistakes of confusing two dimensions, for each tower that has both."""
+    """Yield the mistakes of confusing two sizes of the configuration, for each tower that has both."""
     prefixes = sorted({n.removesuffix("_head_dim") for t in terms for n in t.values if n.endswith("_head_dim")})
     for p in prefixes:
 
@@ -371,7 +371,7 @@ _CLASSES: Final = ("", ", two classes")
 
 
 def rule_terms(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> list[ClaimTerm]:
-    """Return the values of rules of thumb, such as 2 FLOPs per parameter, for a claim about a one-stage model."""
+    """Return terms for rules of thumb, such as 2 FLOPs per parameter, for a model with one stage."""
     calls = capture.invocations
     if claim.metric != "flops" or claim.module or len(calls) != 1 or tokens_of(calls[0].symbols) is not None:
         return []
@@ -405,7 +405,7 @@ def rule_terms(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> list[
 
 
 def _replaced(extra: str, cause: str, what: str) -> Mistake:
-    """Return the mistake of using a rule of thumb in place of the whole count."""
+    """Return the mistake of using a rule of thumb in place of the count."""
     rule = stands_for(extra)
     return Mistake(cause, "rule", what, (left_out(_no_rule),), adds=rule, metrics=FLOPS, if_any=rule)
 
@@ -443,7 +443,7 @@ RULES_OF_THUMB: Final[MistakeTable] = (
 
 
 def _more_than_two_classes(capture: Capture, ledger: Ledger) -> int:
-    """Return how many parameters fewer the model has if its classifiers have two classes each."""
+    """Return how many parameters fewer the model would have with two-class classifiers."""
     fewer = 0
     for node in ledger.nodes:
         expr = node.exprs.get("params", "")
@@ -465,7 +465,7 @@ def _in_float32(number: int) -> int:
 
 
 def _rows(capture: Capture, ledger: Ledger) -> list[tuple[CostNode, int]]:
-    """Return matrix products of layers with their weights, each with its number of rows.
+    """Return (node, rows) for each matrix product with weights in a layer.
 
     The rows follow from the layer's parameters and the elements that it writes.
     """

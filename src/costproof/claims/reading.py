@@ -1,4 +1,4 @@
-"""Read claims from YAML files, the tables that they name and users' own numbers, and report all problems at once."""
+"""Read claims from YAML files, from tables, and from users' own numbers; report all errors at once."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _claims(source: str, where: str, folder: Path | None) -> ClaimsFile:
 
 
 class Reader:
-    """Builder of claims from rows of YAML files and tables that collects all problems."""
+    """Builds claims from rows of YAML files and tables, and collects all errors."""
 
     def __init__(self, *, formulas: bool = True) -> None:
         self.formulas = formulas
@@ -149,7 +149,9 @@ class Reader:
         elif not (folder / name).resolve().is_relative_to(folder.resolve()):
             self.problem("a table lies outside the folder of the claims file", f"{where}.file", got=name)
         elif "stage" not in columns:
-            self.problem("no column says what a row is about", f"{where}.columns", expected="stage: COLUMN")
+            self.problem(
+                "columns must name the column that holds the stage", f"{where}.columns", expected="stage: COLUMN"
+            )
         else:
             for row in self.read(folder / name, tuple(columns.values())):
                 claim: dict[str, YamlValue] = {k: row.cells[c] for k, c in columns.items() if c in row.cells}
@@ -170,7 +172,7 @@ class Reader:
     def stated(
         self, given: Mapping[str, YamlValue], where: str, conventions: Mapping[str, str], at: Mapping[str, int]
     ) -> tuple[dict[str, str], dict[str, int]]:
-        """Return conventions and symbol values of a claim, merged with those that its table or file states."""
+        """Return the conventions and symbol values of a claim, with those of its table or file as defaults."""
         words, numbers = dict(conventions), dict(at)
         for name, value in self.texts(given.get("conventions", {}), key(where, "conventions")).items():
             words[name] = value
@@ -186,7 +188,7 @@ class Reader:
         return words, numbers
 
     def value(self, given: YamlValue, where: str, metric: Metric) -> Amount | Formula | None:
-        """Parse a printed number or a formula; return ``None`` and record a problem if it is neither."""
+        """Parse a printed number or a formula; record an error and return ``None`` if it is neither."""
         if not isinstance(given, str):
             self.problem("a claim must be a number or a formula", where)
             return None
@@ -201,7 +203,7 @@ class Reader:
         return Formula(given)
 
     def conditions(self, given: YamlValue, where: str) -> tuple[Condition, ...]:
-        """Parse the conditions of claims: expressions that are at least 0 where the claims are made."""
+        """Parse conditions on claims: expressions that must be at least 0 where the claim applies."""
         found = tuple(self.text(one, f"{where}[{i}]") for i, one in enumerate(self.items(given, where)))
         for i, one in enumerate(found):
             try:
@@ -230,13 +232,13 @@ class Reader:
         return ""
 
     def known(self, given: Mapping[str, YamlValue], allowed: tuple[str, ...], where: str) -> None:
-        """Record a problem for each unknown key."""
+        """Record an error for each unknown key."""
         for name in given:
             if name not in allowed:
                 self.problem("unknown key", key(where, name[:60]), "one of " + ", ".join(allowed))
 
     def distinct(self, key: Callable[[PublishedClaim], Hashable], what: str) -> tuple[PublishedClaim, ...]:
-        """Return the claims, and record a problem for each two with the same subject."""
+        """Return the claims; record an error for each pair with the same subject."""
         seen: dict[Hashable, str] = {}
         for claim in self.claims:
             if (before := seen.setdefault(key(claim), claim.where)) != claim.where:
@@ -247,7 +249,7 @@ class Reader:
         self.problems.append(BadInput(what, where=where, expected=expected, got=got))
 
     def finish(self, what: str) -> None:
-        """Raise :class:`Problems` if any problem was recorded."""
+        """Raise :class:`Problems` if any error was recorded."""
         if self.problems:
             raise Problems(what, self.problems[:MOST_PROBLEMS])
 
@@ -360,7 +362,7 @@ def _pair(pair: re.Match[str], text: str) -> ClaimTableRow:
 
 
 def _claim(reader: Reader, row: ClaimTableRow, places: Mapping[str, Sequence[str]], default: str) -> None:
-    """Return a user's row in the form of a claim, and whether the target has its subject."""
+    """Convert a user's row to the form of a claim, and check that the target has its subject."""
     for column in ("name", "value"):
         if not row.cells.get(column):
             reader.problem(f"a number has no {column}", key(row.where, column), "a text", "an empty cell")

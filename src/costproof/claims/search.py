@@ -1,4 +1,4 @@
-"""Search for the smallest sets of causes that lead from the truth to a claim, in exact arithmetic."""
+"""Search for the smallest sets of mistakes that turn our number into the claimed one, in exact arithmetic."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ONE: Final = 10**18
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """Expected numbers of coincidental fits of a claim, for two sets of numbers that it may come from."""
+    """Expected numbers of coincidental fits of a claim, under two models of wrong numbers."""
 
     numbers: Fraction = Fraction(0)
     """Fits among all numbers with as many digits as the claim, or among multiples of the greatest common divisor of
@@ -45,17 +45,17 @@ class Chance:
 
     @property
     def both(self) -> Fraction:
-        """Return the sum of the expected fits, an upper bound for either set of numbers."""
+        """Return the sum of both expectations, an upper bound."""
         return self.numbers + self.products
 
 
 def fine(amount: Amount) -> bool:
-    """Return whether a claim is exact, or printed with at least six digits."""
+    """Return whether a claim is exact or printed with at least six digits."""
     return (amount.high - amount.low) * _FINE <= amount.low
 
 
 class SizeProducts:
-    """Products of sizes drawn at random with replacement, each size with the same probability."""
+    """Probability distribution of products of sizes drawn at random."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self.sizes = sizes
@@ -68,7 +68,7 @@ class SizeProducts:
         """Expected number of products from a quarter of a claim to four times the claim."""
 
     def weight(self, number: int) -> Fraction:
-        """Return the probability that the running product equals a number; 0 if it is not a product of sizes."""
+        """Return the probability that a running product of drawn sizes equals a number."""
         # A number with another prime factor is not a product of sizes: a fast test that rejects nearly all numbers.
         if number < 1 or pow(self._primes, number.bit_length(), number):
             return Fraction(0)
@@ -88,7 +88,7 @@ def _products(sizes: tuple[int, ...]) -> SizeProducts:
 
 
 class ReferenceClass:
-    """The sets of numbers that a claim may come from: multiples of the truth's grain, and products of sizes.
+    """Two models of wrong numbers: multiples of the terms' greatest common divisor, and products of sizes.
 
     Args:
         parts: values of the terms of the truth.
@@ -108,12 +108,12 @@ class ReferenceClass:
         return next((g for g in grains if g > width and amount.low <= amount.high // g * g), None)
 
     def has_product(self, amount: Amount) -> bool:
-        """Return whether a claim is a product of sizes; false for one with few digits, which fits too many numbers."""
+        """Return whether a precise claim is a product of sizes; false for one with few digits."""
         return fine(amount) and (amount.low < amount.high or self.products.weight(amount.low) > 0)
 
 
 class KnownNumbers:
-    """The numbers that known mistakes lead to.
+    """All numbers that known mistakes lead to, for estimating coincidences.
 
     Args:
         reference: the sets of numbers that a claim may be drawn from.
@@ -127,7 +127,7 @@ class KnownNumbers:
         self._whole: tuple[list[int], list[Fraction]] | None = None
 
     def chance(self, amount: Amount) -> Chance:
-        """Return how many of these numbers are expected to fit a claim by coincidence."""
+        """Return how many of the known numbers are expected to fit a claim by coincidence."""
         multiples = self.among_multiples(amount)
         return Chance(max(self._among_close(amount), multiples), self.among_products(amount), multiples)
 
@@ -184,7 +184,7 @@ class KnownNumbers:
         return sum(weights[near], Fraction(0)) / self.reference.products.passing
 
     def _between(self, low: Fraction, high: Fraction) -> list[int]:
-        """Return the known numbers whose integer part is in a range."""
+        """Return the known numbers in a range."""
         first, last = low * self.scale, (high + 1) * self.scale
         return self.values[bisect_left(self.values, first) : bisect_left(self.values, last)]
 
@@ -196,7 +196,7 @@ MOST_TRIED: Final = 400_000
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result of a search."""
+    """Sets of mistakes that a search found, and how far it searched."""
 
     sets: tuple[tuple[Effect, ...], ...]
     """All fitting sets of the smallest size; the empty set if the truth itself fits."""
@@ -207,7 +207,7 @@ class Found:
 
 
 class Reachable:
-    """The numbers that all sets of causes lead to, computed once per size and independent of the claimed number.
+    """Numbers that all sets of mistakes of a size lead to, computed once for all claims on a subject.
 
     Args:
         terms: the terms of the claim.
@@ -238,13 +238,13 @@ class Reachable:
         self._numbers: dict[int, KnownNumbers] = {}
 
     def numbers(self, size: int) -> KnownNumbers:
-        """Return the values of the claim that sets of ``size`` causes lead to, memoized."""
+        """Return the numbers that sets of ``size`` mistakes lead to, memoized."""
         if size not in self._numbers:
             self._numbers[size] = KnownNumbers(self.reference, self.of(size)[0], self.table.scale)
         return self._numbers[size]
 
     def of(self, size: int) -> tuple[list[int], list[tuple[int, ...]], list[int]]:
-        """Return, for all sets of a size: their sorted numbers, the sets as tried, and the set's index per number."""
+        """Return, for sets of one size: sorted numbers, the sets in search order, and each number's set."""
         if size not in self._of:
             found = list(_sets(self.table, self.state, self.start, self.indices, size, self.stated))
             order = sorted(range(len(found)), key=lambda i: found[i][1])
@@ -253,7 +253,7 @@ class Reachable:
 
 
 def search(among: Reachable, amount: Amount, most: int = MOST_CAUSES) -> Found:
-    """Search for the sets of causes that fit a claim, in ascending order of size.
+    """Return the smallest sets of mistakes that lead to a claim.
 
     Args:
         amount: the claim as an interval of integers.
@@ -282,7 +282,7 @@ def search(among: Reachable, amount: Amount, most: int = MOST_CAUSES) -> Found:
 def _sets(
     table: _Table, state: list[int], total: int, indices: range, size: int, chosen: tuple[int, ...]
 ) -> Iterable[tuple[tuple[int, ...], int]]:
-    """Yield all sets of ``size`` further causes in which each changes the number, with the resulting number."""
+    """Yield (set, number) for all sets of ``size`` further mistakes, each of which must change the number."""
     check_time()
     bits = sum(1 << i for i in chosen)
     for index in indices:
@@ -301,7 +301,7 @@ def _sets(
 
 
 class _Table:
-    """ClaimTerms and causes as integers: term i holds ``value * scale``."""
+    """Terms and mistakes as integers: each value is multiplied by ``scale``."""
 
     def __init__(self, terms: Sequence[ClaimTerm], effects: Sequence[Effect]) -> None:
         self.effects = list(effects)
@@ -326,7 +326,7 @@ class _Table:
         """Bits of the causes of which each cause requires one, 0 where it requires none."""
 
     def apply(self, state: list[int], index: int) -> list[int]:
-        """Return the state of the terms after a cause is applied."""
+        """Return the values of the terms after a mistake is applied."""
         after = list(state)
         for i in self.switches[index]:
             after[self.count + i] = 1
@@ -335,7 +335,7 @@ class _Table:
         return after
 
     def delta(self, state: list[int], index: int) -> int:
-        """Return the amount that a cause adds to the total."""
+        """Return by how much a mistake changes the total."""
         added = 0
         for i in self.switches[index]:
             if not state[self.count + i]:
@@ -347,12 +347,12 @@ class _Table:
 
 
 def walk(terms: Sequence[ClaimTerm], chosen: Sequence[Effect]) -> tuple[tuple[int, ...], int]:
-    """Return the integer amount that each cause adds when applied in sequence, and the final number."""
+    """Return the amount that each mistake adds when they are applied in order, and the final number."""
     reached = [floor(reach(terms, chosen[:size])) for size in range(len(chosen) + 1)]
     return tuple(after - before for before, after in pairwise(reached)), reached[-1]
 
 
 def reach(terms: Sequence[ClaimTerm], chosen: Sequence[Effect]) -> Fraction:
-    """Return the number that a set of causes leads to."""
+    """Return the number that a set of mistakes leads to."""
     on = {i for i, term in enumerate(terms) if term.counted}.union(*(e.switches for e in chosen))
     return sum((terms[i].value * prod(e.factors.get(i, 1) for e in chosen) for i in on), Fraction(0))

@@ -1,4 +1,4 @@
-"""Group the cost nodes of a claim into the terms that causes act on.
+"""Group the cost nodes of a claim into terms, on which known mistakes act.
 
 A term is a group of equal nodes of one metric. It is *on* if the truth counts it. Terms that are *off* represent work
 that a wrong model may count: the embedding as a matrix product, norms, biases, or dense layers in place of experts. A
@@ -40,7 +40,7 @@ Windows = Mapping[tuple[str, str], int]
 
 @dataclass(frozen=True, slots=True)
 class ClaimTerm:
-    """A group of equal cost nodes of one metric, or work that a wrong model may count in addition."""
+    """A group of equal cost nodes of one metric, or uncounted work that a wrong model may count."""
 
     stage: str
     invocation: str
@@ -72,7 +72,7 @@ class ClaimTerm:
 
     @property
     def tower(self) -> str:
-        """Return the tower (submodel) of the term, which is also the prefix of the tower's symbols: ``text``."""
+        """Return the tower (submodel) of the term, also the prefix of its symbols: ``text``."""
         return self.role.partition(".")[0]
 
     @property
@@ -86,39 +86,39 @@ class ClaimTerm:
 
     @property
     def norm(self) -> bool:
-        """Whether the term belongs to a normalisation layer."""
+        """Return whether the term belongs to a normalisation layer."""
         return is_norm(self.owner)
 
     @property
     def scores(self) -> bool:
-        """Whether the term is attention's scores and weighted sum, by a formula or as operators of a graph."""
+        """Return whether the term is attention's scores and weighted sum, by a formula or as operators of a graph."""
         return self.products and (
             self.owner in _ATTENTION or "scaled_dot_product" in self.kind or (self.kept != 1 and not self.role)
         )
 
     @property
     def prompt_scores(self) -> bool:
-        """Whether the term is the scores and weighted sum of a prompt of S tokens, S x S for each head and sequence."""
+        """Return whether the term is the S x S scores of a prompt's attention and their weighted sum."""
         return self.scores and "S" in self.values and (self.part == "attention" or self.kept != 1)
 
     @property
     def text(self) -> bool:
-        """Whether the term is work of a decoder, on a prompt or in decode steps."""
+        """Return whether the term is work of a decoder, in a prompt or in decode steps."""
         return tokens_of(self.values) is not None
 
     @property
     def mixture(self) -> bool:
-        """Whether the term is part of a mixture of experts: routed experts, shared experts or router."""
+        """Return whether the term belongs to a mixture: routed experts, shared experts or router."""
         return self.within("experts", "router", "shared")
 
 
 def is_norm(owner: str) -> bool:
-    """Whether the name of a node's formula or module class is that of a norm."""
+    """Return whether a formula's or module class's name is that of a norm."""
     return "norm" in owner.lower()
 
 
 def is_table(node: CostNode) -> bool:
-    """Whether a node belongs to an embedding table, by its role or by its module class."""
+    """Return whether a node belongs to an embedding table, by role or module class."""
     return node.role.endswith(".embedding") or node.owner == "Embedding"
 
 
@@ -132,7 +132,7 @@ def tokens_of(values: Mapping[str, int]) -> int | None:
 
 
 def in_scope(node: CostNode, claim: PublishedClaim) -> bool:
-    """Whether a claim covers a node, by stage, invocation and module."""
+    """Return whether a claim covers a node, by stage, invocation and module."""
     return (
         (claim.stage in (TOTAL, node.stage))
         and (not claim.invocation or node.invocation in ("", claim.invocation))
@@ -172,7 +172,7 @@ def terms_of(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> tuple[C
 
 
 def dense_terms(terms: Iterable[ClaimTerm]) -> list[ClaimTerm]:
-    """Return the matrices of the dense MLPs in towers that also have experts."""
+    """Return the terms of dense MLPs in towers that also have experts."""
     terms = list(terms)
     mixed = {i.tower for i in terms if i.part == "experts"}
     return [i for i in terms if i.counted and i.owner == "linear" and i.within("mlp") and i.tower in mixed]
@@ -213,7 +213,7 @@ def _windows(capture: Capture, ledger: Ledger, values: CallValues) -> tuple[Wind
 
 
 def band(tokens: int, window: int) -> int:
-    """Count the (query, key) pairs of causal attention in which a query sees the last ``window`` tokens and itself.
+    """Return the number of (query, key) pairs if each query sees itself and at most ``window`` - 1 tokens before it.
 
     Each query sees ``window`` keys, itself included; the first queries see fewer.
     """
@@ -221,7 +221,7 @@ def band(tokens: int, window: int) -> int:
 
 
 def triangles(tokens: int, chunk: int) -> int:
-    """Count the (query, key) pairs of causal attention within chunks of ``chunk`` tokens and a shorter last one."""
+    """Return the number of (query, key) pairs of causal attention within chunks of ``chunk`` tokens and a shorter last one."""
     whole, rest = divmod(tokens, chunk)
     return whole * chunk * (chunk + 1) // 2 + rest * (rest + 1) // 2
 
@@ -269,12 +269,12 @@ def _kept(node: CostNode, metric: Metric) -> Fraction:
 
 
 def _off(terms: Iterable[ClaimTerm], extra: str) -> list[ClaimTerm]:
-    """Return copies of terms that are not counted and represent the additional work ``extra``."""
+    """Return uncounted copies of terms, which represent the additional work ``extra``."""
     return [replace(i, counted=False, stands_for=extra, products=False) for i in terms]
 
 
 def _vector(capture: Capture, ledger: Ledger, claim: PublishedClaim, values: CallValues) -> list[ClaimTerm]:
-    """Return uncounted terms of vector work: norms, other vector work, and norms at 1 and 5 FLOPs per element."""
+    """Return uncounted terms of vector work, with norms also at 1 and at 5 FLOPs per element."""
     nodes = nodes_of(ledger, claim, "vector_flops")
     norms = _grouped((n for n in nodes if is_norm(n.owner)), "vector_flops", values)
     rest = _grouped((n for n in nodes if not is_norm(n.owner)), "vector_flops", values)
@@ -293,7 +293,7 @@ def _vector(capture: Capture, ledger: Ledger, claim: PublishedClaim, values: Cal
 
 
 def _extra(node: CostNode, value: Fraction, known: Mapping[str, int], extra: str) -> ClaimTerm:
-    """Return an uncounted term that represents ``extra``, with the location of a node."""
+    """Return an uncounted term at a node's place, which represents ``extra``."""
     return ClaimTerm(
         node.stage, node.invocation, node.role, node.owner, "", value, "", known, 1, (node.id,),
         counted=False, stands_for=extra,
@@ -301,7 +301,7 @@ def _extra(node: CostNode, value: Fraction, known: Mapping[str, int], extra: str
 
 
 def _embedding(ledger: Ledger, claim: PublishedClaim, values: CallValues) -> list[ClaimTerm]:
-    """Return the embedding table as a matrix product: 2 tokens entries width."""
+    """Return an uncounted term for the embedding counted as a matrix product: 2 x tokens x entries x width."""
     tables = {(n.stage, n.module): n for n in ledger.nodes if n.role.endswith(".embedding") and n.cost("params")}
     places = [
         (replace(node, invocation=invocation), known, tokens)
@@ -317,14 +317,14 @@ def _embedding(ledger: Ledger, claim: PublishedClaim, values: CallValues) -> lis
 
 
 def _tables(ledger: Ledger, nodes: Iterable[CostNode], values: CallValues) -> list[ClaimTerm]:
-    """Return uncounted terms for embedding tables read entirely in every step, like other weights."""
+    """Return uncounted terms for reading whole embedding tables in every step, like other weights."""
     size = {n.module: weight for n in ledger.nodes if (weight := n.cost("weight_bytes"))}
     read = [(n, values.get((n.stage, n.invocation), values["", ""])) for n in nodes if n.role.endswith(".embedding")]
     return [_extra(n, Fraction(known.get("N", 1) * size.get(n.module, 0)), known, "tables") for n, known in read]
 
 
 def _biases(ledger: Ledger, nodes: Iterable[CostNode], values: CallValues) -> list[ClaimTerm]:
-    """Return uncounted terms for bias additions: FLOPs / (2 weights) additions per element of the bias."""
+    """Return uncounted terms for bias additions."""
     owned = {n.module: n for n in ledger.nodes if n.exprs.get("params") and not n.invocation}
     found = []
     for node in nodes:
@@ -341,7 +341,7 @@ def _biases(ledger: Ledger, nodes: Iterable[CostNode], values: CallValues) -> li
 
 @lru_cache(maxsize=1024)
 def bias_of(expr: str) -> tuple[sympy.Expr, sympy.Expr] | None:
-    """Split the parameters of a layer into weights (the terms of highest degree) and bias (all others)."""
+    """Split the parameters of a layer into weights (terms of the highest degree) and biases (the others)."""
     addends = sympy.Add.make_args(sympy.expand(parse(expr)))
     degrees = [sympy.Poly(t).total_degree() for t in addends if t.free_symbols]
     if len(addends) != len(degrees) or len(set(degrees)) < 2:
@@ -352,7 +352,7 @@ def bias_of(expr: str) -> tuple[sympy.Expr, sympy.Expr] | None:
 
 
 def _in_place(given: Iterable[ClaimTerm], taken: Iterable[ClaimTerm], extra: str) -> list[ClaimTerm]:
-    """Return uncounted terms for one kind of layer in place of another, such as experts in place of dense MLPs."""
+    """Return uncounted terms for layers of one kind in place of another, such as experts for dense MLPs."""
     layers = {(i.stage, i.invocation): i.count for i in taken}
     return [
         replace(i, value=i.value * layers[i.stage, i.invocation] / i.count, counted=False, stands_for=extra)
@@ -370,7 +370,7 @@ RULES: tuple[tuple[str, str], ...] = (
 
 
 def _rules(ledger: Ledger, claim: PublishedClaim, values: CallValues) -> list[ClaimTerm]:
-    """Return uncounted terms of the rule 2 * parameters * tokens, for a claim about whole stages of a decoder."""
+    """Return uncounted terms of 2 x parameters x tokens, for a claim on whole stages of a decoder."""
     found = []
     for (stage, invocation), known in values.items():
         tokens = tokens_of(known)
@@ -392,7 +392,7 @@ def _rules(ledger: Ledger, claim: PublishedClaim, values: CallValues) -> list[Cl
 
 
 def _beyond(ledger: Ledger, claim: PublishedClaim, values: CallValues, windows: Windows) -> list[ClaimTerm]:
-    """Return uncounted terms for cache bytes that steps would append in layers with a full window.
+    """Return uncounted terms for cache growth in layers whose window is already full.
 
     The truth counts none, because such a layer drops one token for each that it appends.
     """
@@ -407,7 +407,7 @@ def _beyond(ledger: Ledger, claim: PublishedClaim, values: CallValues, windows: 
 
 
 def _unexecuted(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> list[ClaimTerm]:
-    """Return uncounted terms for parameters in the checkpoint that no formula counts, because they never run."""
+    """Return uncounted terms for checkpoint parameters that no code runs."""
     checkpoint = capture.by_source.get("checkpoint")
     known = {n.module for n in ledger.nodes if n.cost("params")}
     return [

@@ -1,4 +1,4 @@
-"""Define the case of a claim: its truth at the claim's workload, and at other values of the workload's symbols."""
+"""Define a claim together with our numbers for it, at the claim's workload and at others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from costproof.ledger.workload import Invocation
 
 @dataclass(frozen=True, slots=True)
 class TargetRun:
-    """Another run of a target: its calls with the values of their symbols, and a ledger with the formulas that hold."""
+    """Another run of a target: calls with values of their symbols, and a ledger of the formulas that apply."""
 
     calls: tuple[Invocation, ...]
     ledger: Ledger
@@ -39,16 +39,16 @@ class TargetRuns(Protocol):
     """Setting -> value in the run that the claims are about."""
 
     def at(self, changed: Mapping[str, int]) -> TargetRun | None:
-        """Return the run with some settings changed; None if the target refuses it."""
+        """Return the run with some settings changed; ``None`` if the target refuses it."""
 
     def source(self, stage: str, call: str, symbol: str) -> sympy.Expr | None:
-        """Return a symbol of a call as an expression in the settings; None if no setting affects it."""
+        """Return a call's symbol as an expression in the settings; ``None`` if no setting affects it."""
 
     def sizes(self, setting: str) -> tuple[int, int]:
-        """Return the smallest value of a setting and the step between its values, 0 if only one value is known."""
+        """Return the smallest value of a setting and the step between its values; 0 if only one value is known."""
 
     def ends(self, setting: str) -> tuple[int, ...]:
-        """Return the boundaries of a setting: the values from which other formulas apply."""
+        """Return the values of a setting from which on other formulas apply."""
 
 
 TIED = {"L": "S", "P": "S"}
@@ -62,7 +62,7 @@ Name = tuple[str, str]
 
 @dataclass(eq=False)
 class ClaimCase:
-    """A claim with the data to judge it: the capture, the ledger with the true formulas, and the known mistakes."""
+    """A claim with what is needed to judge it: capture, ledger with our formulas, known mistakes."""
 
     claim: PublishedClaim
     capture: Capture
@@ -76,13 +76,13 @@ class ClaimCase:
     """Memoized results that do not depend on the claimed number, by name."""
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """Memoize a result that does not depend on the claimed number."""
+        """Return a memoized result that does not depend on the claimed number."""
         if name not in self.kept:
             self.kept[name] = make()
         return cast(T, self.kept[name])
 
     def claiming(self, claim: PublishedClaim) -> ClaimCase:
-        """Return the same case for another claimed number; memoized results are shared."""
+        """Return the case of another claimed number, with which memoized results are shared."""
         other = copy(self)
         other.claim = claim
         return other
@@ -95,7 +95,7 @@ class ClaimCase:
 
     @cached_property
     def terms(self) -> tuple[ClaimTerm, ...]:
-        """The groups of cost nodes that the claim is about, and the alternatives that a wrong model may count."""
+        """Return the terms of the claim, counted ones and uncounted ones."""
         if self.claim.metric in PEAK_METRICS:
             return peak_terms(self.capture, self.ledger, self.claim)
         found = terms_of(self.capture, self.ledger, self.claim)
@@ -103,17 +103,17 @@ class ClaimCase:
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
-        """The effects of all mistakes that can change the claimed number."""
+        """Return the effects of all mistakes that can change the claimed number."""
         return effects(self.terms, self.claim.metric, self.mistakes, shared_symbols(self.capture))
 
     @cached_property
     def named(self) -> dict[Name, Effect]:
-        """(cause, required cause) -> effect, for all names of each effect."""
+        """Return (cause, required cause) -> effect, for all names of each effect."""
         return {(name, e.requires): e for e in self.effects for name in (e.cause, *e.aliases)}
 
     @cached_property
     def stated(self) -> tuple[Effect, ...]:
-        """The effects of the conventions that the claim states itself."""
+        """Return the effects of the conventions that the claim states."""
         names = {STATED[k, v] for k, v in self.claim.conventions.items() if STATED.get((k, v))}
 
         def applies(effect: Effect) -> bool:
@@ -127,22 +127,22 @@ class ClaimCase:
 
     @cached_property
     def nodes(self) -> list[CostNode]:
-        """The cost nodes that the claim is about."""
+        """Return the cost nodes that the claim covers."""
         return nodes_of(self.ledger, self.claim, self.claim.metric)
 
     @property
     def calls(self) -> list[Invocation]:
-        """The invocations that the claim is about."""
+        """Return the calls that the claim covers."""
         stage, name = self.claim.stage, self.claim.invocation
         return [i for i in self.capture.invocations if stage in (TOTAL, i.stage) and name in ("", i.id)]
 
     @property
     def symbolic(self) -> bool:
-        """Whether every node of the claim has a formula; otherwise the truth is unknown at other workloads."""
+        """Return whether every node of the claim has a formula, without which other workloads are unknown."""
         return all(self.claim.metric in n.exprs for n in self.nodes)
 
     def moved(self, change: Callable[[Invocation], Mapping[str, int]]) -> ClaimCase | None:
-        """Return the case at other values of the workload's symbols; None if some cost is not an integer there.
+        """Return the case at other values of the workload's symbols; ``None`` if a cost is not an integer there.
 
         Args:
             change: invocation -> the symbols that change, with their new values.

@@ -27,7 +27,7 @@ WORST_FIRST: Final[tuple[ClaimStatus, ...]] = ("unexplained", "undetermined", "r
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A printed number, as the interval of integers from ``low`` to ``high`` that round to the printed digits."""
+    """A printed number, as the interval from ``low`` to ``high`` of the integers that round to it."""
 
     text: str
     low: int
@@ -78,7 +78,7 @@ class ClaimsFile:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One cause in an explanation, with its share of the difference between truth and claim."""
+    """One mistake in an explanation, with its share of the difference between our number and the claim."""
 
     cause: str
     what: str
@@ -93,7 +93,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ClaimExplanation:
-    """A smallest set of causes that turns the truth into the claim, and the number that it leads to."""
+    """A smallest set of mistakes that turns our number into the claim."""
 
     steps: tuple[Step, ...]
     reaches: int
@@ -101,7 +101,7 @@ class ClaimExplanation:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The cost of a claim's stage at one sequence length."""
+    """The cost of a claim's stage at one text length."""
 
     length: int
     number: int
@@ -109,7 +109,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A claim compared with the cost at every sequence length, under one set of counting conventions."""
+    """A claim compared with the cost at every length, under one set of counting conventions."""
 
     causes: tuple[str, ...]
     """The conventions; empty for those of costproof."""
@@ -150,7 +150,7 @@ class FormulaCounterexample:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The result of checking one claim."""
+    """The result of judging one claim: verdict, our number, and explanations."""
 
     id: str
     stage: str
@@ -197,7 +197,7 @@ class ClaimsReport(NotebookRepr):
 
     @property
     def exit_code(self) -> int:
-        """The exit code.
+        """Return the exit code: 0 if all claims are right or explained, 3 if our number is unknown, else 1.
 
         It is 3 if a claim needs the unknown bytes of a quantised checkpoint, 0 if all claims are right or explained,
         and 1 otherwise.

@@ -89,7 +89,7 @@ def render(capture: Path | None, name: str | None, output: Path | None, device: 
     found = api.compare(capture, on=device)
     if device is not None and name != "html":
         raise BadInput(
-            "this format shows no device", where=f"-f {name}", expected="-f html", fix="leave out --on, or use "
+            "--on has no effect on this format", where=f"-f {name}", expected="-f html", fix="leave out --on, or use "
             "costproof roofline",
         )  # fmt: skip
     if name == "summary" and shown_on_terminal(output):

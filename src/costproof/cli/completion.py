@@ -44,7 +44,7 @@ _SOURCE: Final = """\
 
 
 class _Bash(BashComplete):
-    """Click's bash completion, with words as the program receives them."""
+    """Completion for bash that joins words which bash splits at ``@`` and ``=``, as the program receives them."""
 
     source_template = _SOURCE
 

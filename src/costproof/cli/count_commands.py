@@ -156,7 +156,7 @@ def peaks(run: api.RunRequest, progress: Progress) -> object:
 
 
 def _failures(found: Measurement) -> Iterator[str]:
-    """Yield the stages that beat their bound, and the operators that could not be run in isolation."""
+    """Yield a line for each stage below its time bound, and each operator that could not run in isolation."""
     yield from (f"{row.run} {row.stage}: {row.wrong}" for row in found.rows if row.wrong)
     yield from (f"{o.run} {o.stage}: {o.operator} could not be made: {o.why}" for o in found.operators if o.why)
 

@@ -59,7 +59,7 @@ class _ExplainLine:
 
     @property
     def chosen(self) -> bool:
-        """Whether an option of a run is given."""
+        """Return whether any option of a run is given."""
         return any(self.choices.values())
 
 
@@ -175,7 +175,7 @@ def _explain_formulas(line: _ExplainLine) -> int:
 
 
 def _capture_at(target: str) -> Path | None:
-    """Return the capture file or folder of reports that the argument names, or ``None`` if it names a target."""
+    """Return the capture file or report folder that the argument names; ``None`` if it names a target."""
     path = Path(target)
     if target in api.targets():
         return None
@@ -185,7 +185,7 @@ def _capture_at(target: str) -> Path | None:
 
 
 def _last_report(target: str) -> Capture | None:
-    """Return the capture of the last report if it is usable; it only adds to the answer."""
+    """Return the capture of the target's last report, if it can be used to add graph counts."""
     path = Path("out") / api.RunRequest(target).label
     try:
         return api.read(path) if (path / "capture.json").is_file() else None

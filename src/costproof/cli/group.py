@@ -60,7 +60,7 @@ stdout is the report, stderr is progress. COSTPROOF_DEBUG=1 shows tracebacks."""
 
 
 def _flagged(context: click.Context, param: click.Parameter, value: bool) -> None:
-    """Store a global flag, which may precede or follow the command's name."""
+    """Store the value of a global flag, which may precede or follow the command's name."""
     if value:
         context.meta[f"costproof.{param.name}"] = True
         ADVICE.shown |= param.name == "verbose"

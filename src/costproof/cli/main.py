@@ -1,4 +1,4 @@
-"""Run a command and turn every outcome into one message and one exit code."""
+"""Run a command, and turn every outcome into one message and one exit code."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _run(given: Sequence[str]) -> int:
 
 
 def _fail_at_last(error: BaseException) -> int:
-    """Print an exception raised while reporting an outcome, with minimal code, since some may be replaced."""
+    """Print an exception that occurred while an outcome was reported, with as little code as possible."""
     ours = isinstance(error, Exception)
     what = "costproof has a bug" if ours else "code of the model or of a plug-in ends the program"
     lines = [f"error: {what}", f"  got:      {type(error).__name__}"]
@@ -124,7 +124,7 @@ def _fail_at_last(error: BaseException) -> int:
 
 
 def _foreign_exit(error: BaseException) -> CostproofError:
-    """Return the error for foreign code that ends the program outside all contained calls."""
+    """Return the error for foreign code that ended the program outside of guarded calls."""
     place = line_of(error)
     told = BadInput("code of the model or of a plug-in ends the program", where=place, got=first_line(error))
     told.__cause__ = error

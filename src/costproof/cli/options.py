@@ -107,7 +107,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 def options(*names: str) -> Callable[[F], F]:
-    """Return a decorator that adds the shared options of these names, in this order."""
+    """Return a decorator that adds these shared options in this order."""
 
     def add(command: F) -> F:
         for name in reversed(names):
@@ -146,7 +146,7 @@ def run_request(target: str | None, file: Path | None, choices: dict[str, Any]) 
 
 
 def run_command(command: Callable[..., int], own: Iterable[str] = ()) -> Callable[..., int]:
-    """Pass the request made of the command line as first argument; the command's own parameters follow.
+    """Return a command that gets a request, built from the command line, as its first argument.
 
     With ``--dry-run`` the request is printed instead.
 
@@ -174,7 +174,7 @@ def report_command(
     table: bool = False,
     warnings: Callable[[Any], Iterable[str]] = lambda found: (),
 ) -> Callable[[Callable[..., Any]], Callable[..., int]]:
-    """Return a decorator for a command that returns its result, which is printed in a format or written to a file.
+    """Return a decorator for commands that return a result, which is then printed or written to a file.
 
     It adds ``-f``, ``-o`` and the shared options ``names``, and returns the exit code of the result. The format and the
     file are checked before the command runs. With the option ``request`` the command gets a request, as by

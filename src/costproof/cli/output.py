@@ -78,7 +78,7 @@ def _same(path: Path, output: Path) -> bool:
 
 
 def _files(word: object) -> list[Path]:
-    """Return the files that an argument may name: as a path, an operand of diff, or the address of a target."""
+    """Return the files that an argument may name: a path, an operand of diff, or a target's address."""
     if isinstance(word, Path):
         found = [word]
     elif isinstance(word, str):
@@ -107,7 +107,7 @@ def note_written(path: Path) -> None:
 
 
 def two_columns(pairs: Iterable[tuple[str, str]], width: int | None) -> str:
-    """Format names and meanings as two columns."""
+    """Format (name, meaning) pairs as two columns of text."""
     return fill_lines(align_table(None, list(pairs), width=width, prose=True), width)
 
 
@@ -140,7 +140,7 @@ def check_no_picture(folder: Path | None) -> None:
 
 
 def shown_on_terminal(*asked: object) -> bool:
-    """Return whether output goes to a terminal, with neither a format nor a file requested."""
+    """Return whether the output goes to a terminal because neither a format nor a file was requested."""
     return all(a is None for a in asked) and is_terminal()
 
 

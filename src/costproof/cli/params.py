@@ -26,7 +26,7 @@ def _completions(words: Iterable[str], typed: str) -> list[CompletionItem]:
 
 
 class IntParam(click.ParamType[int]):
-    """An integer in decimal digits."""
+    """Click parameter type of integers in decimal digits."""
 
     name = "integer"
 
@@ -35,7 +35,7 @@ class IntParam(click.ParamType[int]):
 
 
 class ChoiceParam(click.ParamType[str]):
-    """One of a few choices."""
+    """Click parameter type of one of a few choices."""
 
     name = "choice"
 
@@ -55,7 +55,7 @@ class ChoiceParam(click.ParamType[str]):
 
 
 class ListParam(click.ParamType[tuple[str, ...]]):
-    """A comma-separated list; if ``known`` is given, other items are rejected."""
+    """Click parameter type of comma-separated lists; if ``known`` is given, other items are errors."""
 
     name = "list"
 
@@ -104,18 +104,18 @@ class NameParam(click.ParamType[str]):
 
 
 def _names_a_function(target: str) -> bool:
-    """Return whether a target names a function, which must not run during completion."""
+    """Return whether a target is a function, which shell completion must not run."""
     return target not in api.targets() and ":" in target.removeprefix("hf:")
 
 
 def _built_in_target(target: str | None) -> str | None:
-    """Return the target if it is built in; no foreign code runs during completion."""
+    """Return the target if it is built in, since shell completion runs no foreign code."""
     plugin = api.targets().get(target) if target else None
     return target if plugin is not None and plugin.owner == "costproof" else None
 
 
 class OperandParam(click.ParamType[str]):
-    """A target with settings, or a file."""
+    """Click parameter type of a target with settings, or a file."""
 
     name = "side"
 
@@ -137,7 +137,7 @@ class OperandParam(click.ParamType[str]):
 
 
 class AxisParam(click.ParamType[str]):
-    """A setting of the target with values: ``NAME=VALUES``."""
+    """Click parameter type of a setting with values, ``NAME=VALUES``."""
 
     name = "varied"
 

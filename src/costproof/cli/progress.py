@@ -26,6 +26,7 @@ TITLES = {
     "whole model": "counting more layers, for the whole model",
     "all layers": "running all layers as shapes",
     **{source.name: source.doing for source in SOURCES},
+    "headers": "reading the headers of the checkpoint",
     "identities": "comparing expressions",
     "sizes": "enumerating sizes",
     "workloads": "enumerating workloads",
@@ -64,7 +65,7 @@ def show_progress(mode: str) -> Iterator[Progress]:
 
 
 def _lines(*, every: bool = False) -> Progress:
-    """Return a callback that prints a line per phase, and steps of long phases or, with ``every``, of all."""
+    """Return a callback that prints a line per phase, and, for long phases or with ``every``, per step."""
     began: dict[str, float] = {}
     said: dict[str, float] = {}
 

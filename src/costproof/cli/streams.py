@@ -26,7 +26,7 @@ _DONE: Final = b"\0"
 
 
 class _TolerantRaw(io.RawIOBase):
-    """A raw stream of the process that discards output once nobody reads it or nothing can be written."""
+    """Raw stream that discards output once nobody reads it."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -76,7 +76,7 @@ def _tolerant_stream(name: str) -> io.TextIOBase:
 
 
 class LibraryAdvice:
-    """Log messages and warnings of libraries during a command."""
+    """Log messages and warnings that libraries emit during a command."""
 
     def __init__(self) -> None:
         self.shown = False
@@ -152,7 +152,7 @@ def _is_stderr(stream: object) -> bool:
 
 @contextmanager
 def ending_signals() -> Iterator[list[int]]:
-    """Handle SIGTERM and SIGHUP like Ctrl-C inside the context, so that everything is cleaned up; yield them.
+    """Handle SIGTERM and SIGHUP like Ctrl-C while the block runs; yield the signals received.
 
     The first signal raises ``KeyboardInterrupt``. While a module is imported, foreign code would turn that into another
     exception, so the process ends at once. It also ends if code swallows the interrupt or does not end within a few
@@ -201,7 +201,7 @@ def _importing(frame: FrameType | None) -> bool:
 
 @contextmanager
 def _watched(numbers: Collection[int]) -> Iterator[None]:
-    """End the process a few seconds after one of the signals, even if the main thread does not react."""
+    """End the process a few seconds after a signal, even if the main thread does not react."""
     with ExitStack() as ends:
         reading, writing = (
             ends.enter_context(os.fdopen(fd, mode, 0)) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True)

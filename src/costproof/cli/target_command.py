@@ -47,14 +47,14 @@ class TargetCommand(click.Command):
             formatter.write_text("With TARGET, --help shows the options of the target too.")
 
     def _holds_a_run(self, target: str) -> bool:
-        """Return whether the argument names a capture instead of a target, for commands that allow that."""
+        """Return whether an argument names a capture, for commands that accept one in place of a target."""
         return False
 
     def _claims_missing(self, args: list[str]) -> bool:
         return any(p.name == "claims" for p in self.params) and not any(Path(a).is_file() for a in args[:1])
 
     def _named(self, args: list[str], ctx: click.Context) -> str | None:
-        """Return the target from arguments whose options are not all known yet."""
+        """Return the target in arguments some of whose options are not known yet."""
         known = {name: p for p in super().get_params(ctx) for name in (*p.opts, *p.secondary_opts)}
         values: dict[str, str] = {}
         trusted = "--trust-remote-code" in args
@@ -70,7 +70,7 @@ class TargetCommand(click.Command):
 
 
 def _refuse_a_side(target: str, command: str) -> None:
-    """Raise :class:`BadInput` for ``TARGET@PRESET,NAME=VALUE``, which other commands take; here these are options."""
+    """Raise ``BadInput`` for ``TARGET@PRESET,NAME=VALUE``, a form that only other commands accept."""
     name, at, settings = target.partition("@")
     if not at or name not in api.targets() or Path(target).exists():
         return
@@ -87,7 +87,7 @@ def _refuse_a_side(target: str, command: str) -> None:
 
 
 def _words(args: list[str], known: dict[str, click.Parameter], values: dict[str, str]) -> Iterator[str]:
-    """Yield the arguments that are not options; values of options go to ``values``. Unknown options take a value."""
+    """Yield the arguments that are not options; store values of options in ``values``."""
     while args:
         word = args.pop(0)
         if word == "--":

@@ -1,4 +1,4 @@
-"""Align the sources of a capture into rows, each with one quantity in all sources.
+"""Align the sources of a capture into rows; each row is one quantity of one module in all sources.
 
 There is one row per (stage, invocation, module, metric), for FLOPs and MACs also per operator kind. A source takes part
 in a row if it covers the stage and the metric; it has the value 0 if it has no node there. Within a module, the kinds
@@ -35,7 +35,7 @@ _ORDER: Final = (*EVERY_METRIC, *OF_BOUNDS)
 
 @dataclass(frozen=True, slots=True)
 class AlignedCell:
-    """The value of one quantity of one module in one source, with its origin."""
+    """The value of one quantity of one module in one source, with the operators that it comes from."""
 
     value: int | None
     exprs: tuple[str, ...] | None
@@ -52,7 +52,7 @@ NOTHING = AlignedCell(0, ())
 
 @dataclass(frozen=True, slots=True)
 class AlignedRow:
-    """One quantity of one module in all sources that take part."""
+    """One quantity of one module in all sources that count it."""
 
     stage: str
     invocation: str
@@ -74,7 +74,7 @@ Spot = tuple[str, str, str]
 
 
 def order(sources: Iterable[str]) -> tuple[str, ...]:
-    """Return sources in the order in which they are shown and compared."""
+    """Return the sources in the order in which reports show and compare them."""
     present = list(sources)
     return tuple(s for s in ALL_SOURCES if s in present) + tuple(sorted(s for s in present if s not in ALL_SOURCES))
 
@@ -84,7 +84,7 @@ AlignedTable = dict[tuple[Metric, Spot], dict[str, AlignedCell]]
 
 
 def gives(ledger: Ledger, metric: Metric) -> bool:
-    """Return whether a source gives a metric, which is then 0 where no node has it.
+    """Return whether a source counts a metric; if it does, nodes without the metric have the value 0.
 
     Only graphs have bytes that a run need not move, and only sources that count kept FLOPs separate them from others
     that can be skipped.
@@ -130,7 +130,7 @@ def align(ledgers: Sequence[Ledger], metrics: Collection[Metric] = EVERY_METRIC)
 
 
 def _of_other_kinds(row: AlignedRow) -> list[AlignedRow]:
-    """Return rows for the kinds of vector work in which a formula and the sources differ although their sums agree."""
+    """Return rows for the kinds of vector work in which formula and graphs differ, although their sums agree."""
     formula = row.cells.get("analytic")
     if row.metric != "vector_flops" or formula is None or not formula.value:
         return []
@@ -152,7 +152,7 @@ def _of_other_kinds(row: AlignedRow) -> list[AlignedRow]:
 
 
 def _of_kind(cell: AlignedCell, kind: str, side: Mapping[str, int]) -> AlignedCell:
-    """Return a source's amount of one kind of vector work in a module."""
+    """Return a source's cell for one kind of vector work in a module."""
     return AlignedCell(side.get(kind, 0), None, cell.kinds, cell.ids, cell.labels, cell.owner)
 
 
@@ -162,7 +162,7 @@ _tables_lock: Final = RLock()  # a reference may die, and its entry go, in a thr
 
 
 def _table(ledger: Ledger) -> AlignedTable:
-    """Return the table of a ledger, memoized for the last few ledgers as long as they live.
+    """Return the table of a ledger's cells, memoized for the last few ledgers while they are alive.
 
     Benchmarks that plant errors compare hundreds of modified ledgers with the same unmodified ones.
     """
@@ -187,7 +187,7 @@ def _table(ledger: Ledger) -> AlignedTable:
 
 
 def _build_table(ledger: Ledger) -> AlignedTable:
-    """Build the table of a ledger; nodes of the same kind are summed."""
+    """Build the table of a ledger's cells; nodes of the same kind are summed."""
     found: dict[tuple[Metric, Spot], dict[str, list[CostNode]]] = {}
     for node in ledger.nodes:
         for metric in (m for m in _ORDER if m in node.costs):  # the order of a dict is lost in a file
@@ -228,7 +228,7 @@ CellsBySource = Mapping[str, Mapping[str, AlignedCell]]
 
 
 def _match(metric: Metric, parts: CellsBySource) -> list[tuple[str, dict[str, AlignedCell]]]:
-    """Match the kinds of all sources as finely as possible; return (kind, cells by source) for each match."""
+    """Match the operator kinds of all sources as finely as possible; return (kind, cells by source) of each match."""
     kinds: list[str] = list(dict.fromkeys(k for cells in parts.values() for k in cells))
     present = {k: {s for s in parts if k in parts[s] and parts[s][k].value != 0} for k in kinds}
     kinds = [k for k in kinds if present[k]]
@@ -250,7 +250,7 @@ def _match(metric: Metric, parts: CellsBySource) -> list[tuple[str, dict[str, Al
 
 
 def _groups(parts: CellsBySource, present: Mapping[str, set[str]], odd: Sequence[str]) -> list[tuple[str, ...]]:
-    """Group the kinds that not all sources have by the work that they represent.
+    """Group the operator kinds that only some sources have by the work that they represent.
 
     Only a generic matrix product can represent another kind. It is grouped with the kinds that its sources lack; if
     the numbers agree only when all kinds are grouped together, they are.

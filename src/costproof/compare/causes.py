@@ -8,7 +8,7 @@ the convention; an operator without a rule, only if the ledger lists the operato
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 
 from costproof.algebra.evaluation import shared_values
@@ -18,7 +18,7 @@ from costproof.compare.findings import Cause, CauseKind
 from costproof.compare.kinds import kind_of
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import BYTES, KEPT, KEPT_FLOPS, STAGE_WIDE, Conventions
-from costproof.ledger.node import UnknownOp, exact_sum
+from costproof.ledger.node import StatedDifference, UnknownOp, exact_sum
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import FLOAT_BYTES
 
@@ -28,7 +28,7 @@ Call = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Lookup tables of one capture for the rules that explain differences."""
+    """Lookup tables of one capture, which the rules that find causes use."""
 
     common: Conventions
     """The conventions of the capture, to which all numbers are converted."""
@@ -51,13 +51,15 @@ class Context:
     """The symbols that the static source keeps as symbols in an invocation."""
     concrete: frozenset[Spot]
     """Modules whose static graph has no symbols, so that only the values at this workload can be compared."""
+    differences: dict[tuple[str, str, str], tuple[StatedDifference, ...]]
+    """(source, module, metric) -> the differences that the source states."""
     all_logits: bool
     """Whether all positions of the prefill get logits, so that L equals S there."""
 
     def binding(
         self, row: AlignedRow
     ) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, str], ...], frozenset[str]]:
-        """Return the arguments of an identity test: fixed symbols with values, aliases, and the free symbols."""
+        """Return the arguments of an identity test: values of fixed symbols, aliases, and free symbols."""
         call = (row.stage, row.invocation)
         values = self.values.get(call, self.values[("", "")])
         free = self.free.get(call, frozenset())
@@ -77,6 +79,10 @@ def context(capture: Capture, rows: Iterable[AlignedRow]) -> Context:
     for ledger in capture.ledgers:
         for op in ledger.unknown_ops:
             unknown[ledger.source, op.stage, op.module] += (op,)
+    differences: dict[tuple[str, str, str], tuple[StatedDifference, ...]] = defaultdict(tuple)
+    for ledger in capture.ledgers:
+        for stated in ledger.differences:
+            differences[ledger.source, stated.module, stated.metric] += (stated,)
     free: dict[Call, frozenset[str]] = defaultdict(frozenset)
     symbolic: dict[Spot, bool] = defaultdict(bool)
     config = frozenset(capture.target.symbols)
@@ -113,6 +119,7 @@ def context(capture: Capture, rows: Iterable[AlignedRow]) -> Context:
         values={("", ""): common, **{(i.stage, i.id): capture.values(i) for i in capture.invocations}},
         free=free,
         concrete=frozenset(spot for spot, has in symbolic.items() if not has),
+        differences=dict(differences),
         all_logits=capture.workload.logits == "all",
     )
 
@@ -133,7 +140,7 @@ class SourcePair:
         return self.value - self.target
 
     def turned(self) -> SourcePair:
-        """Return the pair with the sources exchanged."""
+        """Return the pair with its two sources exchanged."""
         return SourcePair(self.row, self.other, self.target, self.source, self.value)
 
 
@@ -144,11 +151,11 @@ CauseRule = Callable[[SourcePair, Context], Adjustment | None]
 
 
 def causes_of(pair: SourcePair, ctx: Context) -> tuple[Cause, ...]:
-    """Return the accepted causes of a difference; their amounts add up to the explained part."""
+    """Return the accepted causes of a difference; their amounts sum to its explained part."""
     causes: list[Cause] = []
     if pair.delta == 0:
         return ()
-    for rule in _RULES:
+    for rule in (*_RULES, *_stated_differences(pair, ctx)):
         for sign in (-1, 1):
             side = pair if sign < 0 else pair.turned()
             found = rule(side, ctx) if side.delta else None
@@ -160,6 +167,14 @@ def causes_of(pair: SourcePair, ctx: Context) -> tuple[Cause, ...]:
             evidence = tuple(f"{side.source}: {i}" for i in side.row.cells[side.source].ids[:3])
             causes.append(Cause(kind, sign * added, evidence=evidence, note=f"{side.source}: {why}"))
     return tuple(causes)
+
+
+def _stated_differences(pair: SourcePair, ctx: Context) -> Iterator[CauseRule]:
+    """Yield a rule for each difference that a source of the pair states for this module and metric."""
+    for source in (pair.source, pair.other):
+        for stated in ctx.differences.get((source, pair.row.module, pair.row.metric), ()):
+            adjustment: Adjustment = ("checkpoint_contents", -stated.amount, stated.why)
+            yield lambda side, _, source=source, found=adjustment: found if side.source == source else None  # type: ignore[misc]
 
 
 def _unit(side: SourcePair, ctx: Context) -> Adjustment | None:
@@ -209,7 +224,7 @@ def _dtype(side: SourcePair, ctx: Context) -> Adjustment | None:
 
 
 def _padding(side: SourcePair, ctx: Context) -> Adjustment | None:
-    """Explain a source that does not count the padding of windows.
+    """Explain a difference by a source that does not count the padding of attention windows.
 
     Evidence is a formula that rounds up to whole windows: without the rounding it must give the source's value.
     """
@@ -248,7 +263,7 @@ def _uncounted(side: SourcePair, ctx: Context) -> Adjustment | None:
 
 
 def other_calls(pair: SourcePair, ctx: Context) -> str | None:
-    """Explain a difference by different numbers of calls of the module; the reason for these remains open."""
+    """Return a sentence if sources counted different numbers of calls of the module, whose reason stays open."""
     calls = ctx.calls.get((pair.row.stage, pair.row.invocation, pair.row.module), {})
     a, b = calls.get(pair.source), calls.get(pair.other)
     if pair.row.metric in STAGE_WIDE or not a or not b or a == b or pair.value * b != pair.target * a:
@@ -258,7 +273,7 @@ def other_calls(pair: SourcePair, ctx: Context) -> str | None:
 
 
 def _looped(side: SourcePair, ctx: Context) -> Adjustment | None:
-    """Explain the number of calls inside a loop over experts: one for each expert that received a token."""
+    """Explain a different number of calls by a loop over experts: one call for each expert that received a token."""
     if side.row.metric != "calls" or ctx.conventions[side.source].expert_kernel != "eager":
         return None
     experts = _symbol(side.row, ctx, f"{side.row.tower}_experts")
@@ -275,7 +290,10 @@ def _looped(side: SourcePair, ctx: Context) -> Adjustment | None:
 def _unexecuted(side: SourcePair, ctx: Context) -> Adjustment | None:
     if side.row.metric not in STAGE_WIDE or side.value != 0:
         return None
-    blind = side.source not in ("analytic", "checkpoint") and (side.source, side.row.stage) not in ctx.sees_parameters
+    blind = (
+        side.source not in ("analytic", "checkpoint", "headers")
+        and (side.source, side.row.stage) not in ctx.sees_parameters
+    )
     if side.row.stage not in ctx.running and blind:
         return "unexecuted_parameters", side.target, "sees only what runs, and the stage does not run here"
     holders = [s for s, c in side.row.cells.items() if c.value != 0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 from costproof.compare.align import AlignedRow, Spot, align, bound_metrics
 from costproof.compare.causes import Context, context
@@ -28,7 +29,10 @@ def compare(capture: Capture) -> Discrepancy:
     modules = [*module_findings(rows, ctx), *bound_findings(capture, ctx)]
     judges, disputed = second_judge(capture)
     of_experts = (*expert_findings(capture), *uneven_experts(capture))
-    of_sources = (*trace_findings(capture), *size_findings(capture), *silent_findings(capture), *peak_findings(capture))
+    of_sources = (
+        *trace_findings(capture), *size_findings(capture), *silent_findings(capture), *unchecked_findings(capture),
+        *peak_findings(capture),
+    )  # fmt: skip
     findings = (*sums(capture, modules), *modules, *of_experts, *of_sources, *disputed)
     incomplete = gaps(capture, findings)
     return Discrepancy(
@@ -47,7 +51,7 @@ def compare(capture: Capture) -> Discrepancy:
 
 
 def bound_findings(capture: Capture, ctx: Context) -> list[Finding]:
-    """Return one finding for each module in which sources differ in a metric of time bounds.
+    """Return a finding for each module in which sources differ in a metric of time bounds.
 
     Metrics of bounds are in no table, so those that agree are not findings.
     """
@@ -69,7 +73,7 @@ def trace_findings(capture: Capture) -> list[Finding]:
 
 
 def silent_findings(capture: Capture) -> list[Finding]:
-    """Return one finding for each metric that a source must give according to the target's record, but does not."""
+    """Return a finding for each metric that, by the target's record, a source should give but does not."""
     return [
         _finding(
             f"{ledger.source}#{metric}", _defect("silent_source", ledger.source),
@@ -81,8 +85,33 @@ def silent_findings(capture: Capture) -> list[Finding]:
     ]  # fmt: skip
 
 
+_IN_TORCH: Final = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution")
+"""Operators that torch has a formula for in every version."""
+
+
+def unchecked_findings(capture: Capture) -> list[Finding]:
+    """Return one finding for each check of a traced run that is missing: by the second judge, or of the two tracers."""
+    dynamic = next((x for x in capture.ledgers if x.source == "dynamic"), None)
+    if capture.run is None or dynamic is None:
+        return []
+    judge, said = capture.judge, list[str]()
+    if capture.trace_check is None:
+        said.append("calls of the traced run are not compared with those of hooks")
+    if judge is None or "flops" not in judge.metrics:
+        said.append("the FLOPs of the traced run are not compared with torch's formulas")
+    else:
+        said += (f"torch's formulas do not count {stage}" for stage in dynamic.stages if stage not in judge.stages)
+        without = {o.op for o in judge.unknown_ops if o.why == NO_FORMULA}
+        said += (f"torch has a formula for {name}, which the second judge does not use" for name in _IN_TORCH
+                 if name in without)  # fmt: skip
+    return [
+        _finding(f"dispatcher/{i:03d}#flops", _defect("silent_source", text), text, stage="dispatcher", metric="flops")
+        for i, text in enumerate(said, start=1)
+    ]
+
+
 def size_findings(capture: Capture) -> list[Finding]:
-    """Return one finding for each size of a call that differs from the shapes of the inputs of a graph.
+    """Return a finding for each size of a call that contradicts the shapes of a graph's inputs.
 
     The costs of all sources in symbols are evaluated at the sizes of the calls, so no cost shows that these are wrong.
     """
@@ -101,7 +130,7 @@ def size_findings(capture: Capture) -> list[Finding]:
 
 
 def peak_findings(capture: Capture) -> list[Finding]:
-    """Return one finding for each call whose graph peak is known by formula and by its graph."""
+    """Return a finding for each call whose live peak is known both by formula and by graph."""
     found = []
     for call in capture.peaks:
         if call.formula is None or call.graph is None:
@@ -129,7 +158,7 @@ def peak_findings(capture: Capture) -> list[Finding]:
 
 
 def _defect(kind: CauseKind, evidence: str, note: str = "") -> Cause:
-    """Return a cause that explains no part of a number.
+    """Return a cause of a defect, which explains no part of a number.
 
     Args:
         note: the meaning of the kind, unless given.
@@ -147,7 +176,7 @@ def _finding(
     metric: str = "calls",
     level: Level = "source",
 ) -> Finding:
-    """Return a finding that does not compare two numbers."""
+    """Return a finding that does not compare two numbers, such as a defect."""
     return Finding(
         id=id_,
         level=level,
@@ -171,13 +200,18 @@ WITHOUT = "FLOPs of operators: the dynamic source has no second judge in this ca
 def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
     """Compare the dynamic source with torch's FlopCounterMode; return a summary, and findings for differences."""
     dynamic = next((x for x in capture.ledgers if x.source == "dynamic"), None)
-    if dynamic is None or capture.judge is None:
+    if dynamic is None or capture.judge is None or "flops" not in capture.judge.metrics:
         return Judges(0, 0, (WITHOUT,)), ()
     judge = capture.judge
     unjudged: dict[tuple[str, str], list[str]] = {}
     for o in judge.unknown_ops:
         unjudged.setdefault((o.stage, o.module), []).append(o.op)
-    rows = [r for r in align([dynamic, judge], ("flops",)) if r.cells["dynamic"].value is not None]
+    both = {"dynamic", judge.source}
+    rows = [
+        r
+        for r in align([dynamic, judge], ("flops",))
+        if both <= r.cells.keys() and r.cells["dynamic"].value is not None
+    ]
     # An operator without a rule is unknown, not 0: a surplus in torch's count may belong to it.
     lacking = {(o.stage, o.module) for o in dynamic.unknown_ops}
     ruleless = [r for r in rows if (r.stage, r.module) in lacking and _beyond(r)]
@@ -204,13 +238,13 @@ def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
 
 
 def _alone(name: str, calls: Sequence[UnknownOp]) -> str:
-    """Return the clause on the calls of an operator that the second judge could not count."""
+    """Return a clause on the calls of an operator that the second judge (torch's formulas) could not count."""
     reasons = sorted({call.why for call in calls} - {NO_FORMULA})
     return "; ".join((f"operator {name}: {unknown_clause(calls)}", *reasons))
 
 
 def _merged(rows: Iterable[AlignedRow]) -> Iterator[tuple[AlignedRow, str, int]]:
-    """Group equal rows of modules whose paths differ only in numbers: yield one row, the pattern, and the row count."""
+    """Yield (row, path pattern, number of rows) for groups of equal rows whose paths differ only in numbers."""
     alike: dict[Hashable, list[AlignedRow]] = {}
     for row in rows:
         cells = tuple((s, c.value, c.kinds) for s, c in row.cells.items())
@@ -221,7 +255,7 @@ def _merged(rows: Iterable[AlignedRow]) -> Iterator[tuple[AlignedRow, str, int]]
 
 
 def _apart(rows: Sequence[AlignedRow], unjudged: Sequence[str]) -> tuple[list[AlignedRow], list[AlignedRow]]:
-    """Split differing rows of a module into those explained by operators that torch has no formula for, and the rest.
+    """Split differing rows into those that operators without a torch formula explain, and the rest.
 
     An operator without a formula does work that torch's count lacks: all work of a kind that only our rules name, or
     part of its own kind. Apart from it both sides must have equal sums, since a composite operator of one side may be
@@ -270,7 +304,7 @@ def _without_rule(row: AlignedRow, pattern: str, count: int) -> str:
 
 
 def _beyond(row: AlignedRow) -> bool:
-    """Whether torch counts more than the rules."""
+    """Return whether torch counts more in this row than the operator rules."""
     mine, other = _said(row)
     return (other or 0) > (mine or 0)
 

@@ -1,4 +1,4 @@
-"""Turn rows into findings with status, delta, causes and residual; rows of like modules become one finding."""
+"""Turn aligned rows into findings; rows of modules that are alike become one finding."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from costproof.ledger.node import exact_sum
 from costproof.ledger.run import ALL_SOURCES, GRAPH_SOURCES
 
 _LABELS = 4
-_ONLY = {source: cast(FindingStatus, f"{source}-only") for source in ALL_SOURCES}
+_ONLY = {source: cast(FindingStatus, f"{source}-only") for source in (*ALL_SOURCES, "headers")}
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The judgement on one row; amounts are those of one module."""
+    """Result of comparing one row: status, difference, causes and residual of one module."""
 
     status: FindingStatus
     delta: int | None
@@ -119,7 +119,7 @@ def diagnose(row: AlignedRow, ctx: Context) -> Diagnosis:
 
 
 def renamed(row: AlignedRow) -> tuple[Cause, ...]:
-    """Return causes of amount 0 that state that the sources use different operators for the same work."""
+    """Return causes of amount 0 for sources that name different operators for the same work."""
     if row.metric not in ("flops", KEPT_FLOPS):
         return ()
     names = {s: sorted({k for k, v in c.kinds if v != 0}) for s, c in row.cells.items() if c.kinds}
@@ -160,7 +160,7 @@ def finding(row: AlignedRow, judged: Diagnosis, pattern: str, count: int) -> Fin
 
 
 def pairwise(values: Mapping[str, int | None]) -> dict[str, int]:
-    """Return ``first-second`` -> difference, for the pairs of sources that differ."""
+    """Return ``first-second`` -> difference for each pair of sources that differ."""
     return {
         f"{a}-{b}": x - y
         for a, b in combinations(order(values), 2)
@@ -186,7 +186,7 @@ def _differs_elsewhere(row: AlignedRow, ctx: Context) -> str | None:
 
 
 def _expressions(row: AlignedRow) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Return the addends of the analytic and the static formula if both exist; no addends mean 0."""
+    """Return the terms of the analytic and of the static formula; ``None`` if a formula is missing."""
     mine, theirs = (row.cells[s].exprs if s in row.cells else None for s in ("analytic", "static"))
     return None if mine is None or theirs is None else (mine, theirs)
 
@@ -209,7 +209,7 @@ _MOST = 3
 
 
 def hint(value: int, expected: int, exprs: tuple[str, ...] | None, values: Mapping[str, int]) -> str:
-    """Return one sentence on the likely mistake in a formula that gives ``value`` instead of ``expected``.
+    """Return a sentence that guesses the mistake in a formula that gives ``value`` instead of ``expected``.
 
     Args:
         exprs: the formula that gave the value, as a sum of expressions.
@@ -265,7 +265,7 @@ def _family(name: str) -> str:
 
 
 def _product(amount: int, values: Mapping[str, int]) -> str | None:
-    """Return the only product of up to three symbols and a small factor that equals the amount, or None."""
+    """Return the one product of up to three symbols and a small factor that equals ``amount``; else ``None``."""
     names = sorted(n for n, v in values.items() if v > 2 and amount % v == 0)
     found = []
     for size in (1, 2, 3):

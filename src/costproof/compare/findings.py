@@ -21,6 +21,7 @@ FindingStatus = Literal[
     "static-only",
     "dynamic-only",
     "isolated-only",
+    "headers-only",
     "unsupported",
     "not-executed",
 ]
@@ -41,6 +42,7 @@ CauseKind = Literal[
     "expert_kernel",
     "vector_counted",
     "double_counting",
+    "checkpoint_contents",
     "call_count",
     "formula_term",
     "source_disagreement",
@@ -60,6 +62,7 @@ CAUSES: Final[dict[CauseKind, str]] = {
     "expert_kernel": "the sources execute the experts with different kernels",
     "vector_counted": "a counter adds norms, biases or elementwise work to its products",
     "double_counting": "a counter counts an operator, and again the operators that it is made of",
+    "checkpoint_contents": "the files of the checkpoint have more, or less, than its configuration states",
     "call_count": "the sources run the module a different number of times, at the same cost per call",
     "formula_term": "a closed formula lacks a term, has one too many, or has a wrong factor",
     "source_disagreement": "two sources that should see the same work do not",
@@ -144,7 +147,7 @@ class SourceCoverage:
 
 @dataclass(frozen=True, slots=True)
 class GivenBy:
-    """The number of quantities that exactly these sources give."""
+    """The number of quantities that exactly this set of sources gives."""
 
     sources: tuple[str, ...]
     quantities: int
@@ -153,7 +156,7 @@ class GivenBy:
 
 @dataclass(frozen=True, slots=True)
 class Judges:
-    """The result of comparing the dynamic source with a second judge: torch's own FLOP formulas, at the dispatcher."""
+    """Result of comparing the dynamic source with the second judge: torch's own FLOP formulas at the dispatcher."""
 
     agreed: int
     """Number of quantities (stage, invocation, module, operator) on which both judges agree."""
@@ -167,7 +170,7 @@ class Judges:
 
 @dataclass(frozen=True, slots=True)
 class CounterFinding:
-    """A third-party counter compared with the truth, on one invocation of one stage."""
+    """A third-party counter compared with our own count, for one call of a stage."""
 
     counter: str
     stage: str
@@ -208,7 +211,7 @@ class CounterTool:
 
 @dataclass(frozen=True, slots=True)
 class CounterComparison:
-    """Third-party counters compared with costproof's count; they do not affect the verdict."""
+    """Third-party counters compared with our own count; they do not affect the verdict."""
 
     tools: tuple[CounterTool, ...]
     totals: tuple[CounterFinding, ...]
@@ -280,4 +283,4 @@ class Discrepancy:
         return known[finding_id]
 
 
-DISCREPANCY: Final = FileKind(name="costproof/discrepancy", version=(2, 5), type=Discrepancy)
+DISCREPANCY: Final = FileKind(name="costproof/discrepancy", version=(2, 6), type=Discrepancy)

@@ -144,7 +144,7 @@ def operators(kinds: Iterable[tuple[str, int | None]]) -> tuple[tuple[str, int],
 
 @lru_cache(maxsize=4096)
 def readings(found: tuple[tuple[str, int], ...]) -> tuple[Kinds, ...]:
-    """Return the possible readings of a module's operators as kinds of work; the first is the plain one.
+    """Return the possible readings of a module's operators as kinds of work; the plain one comes first.
 
     Args:
         found: operator, by its common name, and its operations.
@@ -157,7 +157,7 @@ def readings(found: tuple[tuple[str, int], ...]) -> tuple[Kinds, ...]:
 
 
 def _read(there: Kinds, fused: Mapping[str, Fraction], written: Sequence[_Recipe | None]) -> Kinds | None:
-    """Return the kinds of one reading; None if there are too few operators for it."""
+    """Return the kinds of work in one reading of operators; ``None`` if there are too few operators for it."""
     left = {name: Fraction(value) for name, value in there.items()}
     kinds: dict[str, Fraction] = {}
 
@@ -180,7 +180,7 @@ def _read(there: Kinds, fused: Mapping[str, Fraction], written: Sequence[_Recipe
 
 
 def nearest(formula: Kinds, found: tuple[tuple[str, int], ...]) -> Kinds:
-    """Return the reading of a graph's operators that is closest to the kinds of a formula.
+    """Return the reading of a graph's operators that is nearest to the kinds of work in a formula.
 
     Args:
         formula: kinds of a formula, with the same sum as the operators.

@@ -1,4 +1,4 @@
-"""Form and match patterns of module paths: ``layers.[0,1,3-4].attn`` for paths that differ only in numbers."""
+"""Merge module paths that differ only in numbers into patterns (``layers.[0,1,3-4].attn``), and match patterns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Mask = tuple[str, ...]
 
 @lru_cache(maxsize=16384)
 def template(path: str) -> tuple[Mask, tuple[int, ...]]:
-    """Split a path into the texts around its numbers, and the numbers."""
+    """Split a path into the texts around its numbers, and its numbers."""
     return tuple(_NUMBER.split(path)), tuple(int(m.group()) for m in _NUMBER.finditer(path))
 
 

@@ -1,4 +1,4 @@
-"""Build the findings for stages and the total: sums of rows, with the causes of their rows.
+"""Build the findings on stages and the total; their numbers and causes are sums over the findings of modules.
 
 Errors of opposite sign may cancel in a sum, so the status of a sum is never better than that of its worst row.
 """
@@ -50,7 +50,7 @@ def sums(capture: Capture, findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _bearers(ledger: Ledger) -> dict[Metric, list[CostNode]]:
-    """Return the nodes that have each metric, in the order of the ledger."""
+    """Return metric -> the nodes that have it, in the order of the ledger."""
     found: dict[Metric, list[CostNode]] = {}
     for node in ledger.nodes:
         for metric in {**node.costs, **node.exprs}:
@@ -59,7 +59,7 @@ def _bearers(ledger: Ledger) -> dict[Metric, list[CostNode]]:
 
 
 def _within(ledger: Ledger, bearers: Iterable[CostNode], metric: Metric, stages: Sequence[str]) -> int | None:
-    """Sum a metric of a source over stages, for stage-wide metrics each module once; None if a stage is unknown."""
+    """Sum a metric of a source over stages; ``None`` if a stage is unknown."""
     if any(ledger.hides(metric, stage) for stage in stages):
         return None
     return total((n for n in bearers if n.stage in stages), metric)
@@ -111,7 +111,7 @@ def _sum(stage: str, metric: Metric, values: Mapping[str, int | None], rows: Seq
 
 
 def _reference(sources: Sequence[str], values: Mapping[str, int | None], rows: Sequence[Finding]) -> str | None:
-    """Return the source that the sum's delta is measured against: see :class:`Finding`."""
+    """Return the source against which a sum's delta is measured, as in :class:`Finding`."""
     if len(sources) < 2:
         return None
     for status in ("unexplained", "explained"):
@@ -147,7 +147,7 @@ StageCall = tuple[str, str]
 
 
 def expert_findings(capture: Capture) -> list[Finding]:
-    """Return the calls of experts by stage: one finding per pattern of experts that ran equally often."""
+    """Return, for each stage, a finding per pattern of experts that were called equally often."""
     if capture.run is None or capture.callgraph is None:
         return []
     places = _places(capture)
@@ -189,7 +189,7 @@ def uneven_experts(capture: Capture) -> list[Finding]:
 
 
 def _places(capture: Capture) -> dict[bool, StageCall]:
-    """Return the calls of a prompt of S tokens and of steps after a context of P, the two modes of a decoder."""
+    """Return the calls of the two modes of a decoder: the prompt of S tokens, and steps after P cached tokens."""
     return {"P" in i.symbols: (i.stage, i.id) for i in capture.invocations if {"S", "P"} & i.symbols.keys()}
 
 

@@ -66,7 +66,7 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
 
 
 def _not_compared(capture: Capture, findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield the stages and calls of the capture that no source counted: a verdict over nothing is not "exact"."""
+    """Yield a sentence for each stage or call of the capture that no source counted."""
     rows = [f for f in findings if f.level == "module"]
     if not rows:
         yield "nothing was counted: there is no quantity to compare"
@@ -85,7 +85,7 @@ def _not_compared(capture: Capture, findings: Sequence[Finding]) -> Iterator[str
 
 
 def next_step(d: Discrepancy) -> str | None:
-    """Return the fix that makes the capture complete, if writing a rule is one."""
+    """Return the fix that would make the capture complete, if an operator rule is all that it lacks."""
     return rule_wanted(op for cover in d.coverage.values() for op in cover.unknown_ops)
 
 
@@ -105,7 +105,7 @@ def exit_code(d: Discrepancy) -> int:
 
 
 def given_by(findings: Sequence[Finding]) -> tuple[GivenBy, ...]:
-    """Count the quantities of modules by the sources that give them, the most sources first."""
+    """Return the number of compared quantities for each set of sources that gives them, the largest set first."""
     found: Counter[tuple[str, ...]] = Counter()
     for f in findings:
         if f.level == "module":
@@ -156,7 +156,7 @@ def _listed(sources: Sequence[str]) -> str:
 
 
 def _shares(d: Discrepancy, sources: Sequence[str]) -> tuple[bool, str]:
-    """Return whether all sources give every compared quantity, and a text in brackets: how many each set gives."""
+    """Return whether all sources give every compared quantity, and how many each set gives, as text in brackets."""
     compared = [g for g in d.given_by if len(g.sources) > 1]
     every = bool(compared or not d.given_by) and all(len(g.sources) == len(sources) for g in compared)
     shared = [f"{g.quantities:,} from {_listed(g.sources)}" for g in compared]

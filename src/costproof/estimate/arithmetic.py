@@ -29,7 +29,7 @@ def _cost(costs: Mapping[Metric, int | None], metric: Metric) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class DtypeWork:
-    """FLOPs of some operators, by dtype."""
+    """FLOPs of some operators by the dtype in which they multiply."""
 
     flops: int | None
     """Headline FLOPs; ``None``: unknown."""
@@ -40,7 +40,7 @@ class DtypeWork:
 
 
 def sum_work(works: Iterable[DtypeWork]) -> DtypeWork:
-    """Return the sum of several works."""
+    """Return the sum of several :class:`DtypeWork`."""
     every = list(works)
     full, least = Counter[str](), Counter[str]()
     for one in every:
@@ -51,7 +51,7 @@ def sum_work(works: Iterable[DtypeWork]) -> DtypeWork:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """The dtypes in which operators multiply."""
+    """The dtypes in which the operators of a run multiply."""
 
     run: str
     """The dtype of the run, which is that of all FLOPs without a dtype of their own."""
@@ -63,7 +63,7 @@ class Arithmetic:
     """Whether the counts contain the FLOPs of the scores that masks leave."""
 
     def named(self, dtype: str, kind: str) -> str:
-        """Return the dtype whose peak bounds an operator of a kind."""
+        """Return the dtype whose peak rate bounds an operator of this kind."""
         if self.instead is not None:
             return self.instead.get(dtype, dtype)
         if dtype != "float32":
@@ -73,7 +73,7 @@ class Arithmetic:
         return FUSED if "attention" in kind else dtype
 
     def of(self, cost: Callable[[Metric], int | None], kind: str) -> DtypeWork:
-        """Return the work of the operators of one kind, by their costs."""
+        """Return the FLOPs by dtype of the operators of one kind, from their costs."""
         flops = cost("flops")
         if flops is None:
             return DtypeWork(None, {}, {})
@@ -102,20 +102,20 @@ class Arithmetic:
         return dict(renamed)
 
     def of_nodes(self, nodes: Iterable[CostNode]) -> DtypeWork:
-        """Return the work of nodes."""
+        """Return the FLOPs by dtype of some cost nodes."""
         return sum_work(self.of(node.cost, node.kind) for node in nodes)
 
     def of_kinds(self, kinds: Mapping[str, Mapping[Metric, int | None]]) -> DtypeWork:
-        """Return the work of the rows of a part: kind of operator -> its costs."""
+        """Return the FLOPs by dtype of a part of the model, given kind of operator -> costs."""
         return sum_work(self.of(partial(_cost, costs), kind) for kind, costs in kinds.items())
 
     def of_stage(self, folded: Folded, stage: str) -> DtypeWork:
-        """Return the work of a stage."""
+        """Return the FLOPs by dtype of a stage."""
         return sum_work(self.of_kinds(kinds) for kinds in folded.rows.get(stage, {}).values())
 
 
 def arithmetic_of(folded: Folded, run: str, math: str | None = None) -> tuple[Arithmetic, str]:
-    """Return the arithmetic of some counts, and the dtype in which most of their FLOPs are multiplied.
+    """Return the arithmetic of a run, and the dtype in which most of its FLOPs multiply.
 
     Args:
         folded: the counts.
@@ -135,5 +135,5 @@ def arithmetic_of(folded: Folded, run: str, math: str | None = None) -> tuple[Ar
 
 
 def dtypes(bounds: Iterable[ByDtype | None]) -> Iterator[str]:
-    """Yield the dtypes of several works, each once."""
+    """Yield the dtypes that occur in several bounds, each once."""
     yield from dict.fromkeys(dtype for one in bounds for dtype in one or ())

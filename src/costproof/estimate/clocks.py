@@ -76,7 +76,7 @@ class StageClocks:
 
     @property
     def host_bound(self) -> int:
-        """Return the nanoseconds in which the device is idle."""
+        """Return the nanoseconds in which the device is idle because no work is enqueued."""
         return self.both - self.device
 
 
@@ -96,7 +96,7 @@ def stage_clocks(forward: Forward, latency: int = 0) -> dict[StageKey, StageCloc
     found: dict[StageKey, Counter[str]] = {}
 
     def run(work: int, into: Counter[str]) -> None:
-        """Simulate enqueueing work on the device: it starts when it has arrived and earlier work has finished."""
+        """Enqueue work on the simulated device: it starts once it has arrived and earlier work has finished."""
         nonlocal end
         idle = max(0, enqueue + latency - end)
         into["both"] += idle + work
@@ -133,12 +133,12 @@ def stage_clocks(forward: Forward, latency: int = 0) -> dict[StageKey, StageCloc
 
 @dataclass(frozen=True, slots=True)
 class VariantTime:
-    """Time of a stage that runs in another form than eagerly: as a CUDA graph, or compiled."""
+    """Time of a stage that runs as a CUDA graph or compiled, next to its prediction."""
 
     time: Timing | None
-    """``None`` if it does not run in this form."""
+    """Time of the stage in this form; ``None`` if it does not run in it."""
     why: str = ""
-    """Why it does not; empty if it does."""
+    """Reason why the stage does not run in this form; empty if it does."""
     kernels: int | None = None
     """Nanoseconds of its kernels by themselves, in the eager run; ``None`` if they were not measured."""
     replay: int | None = None

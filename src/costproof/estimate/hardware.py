@@ -25,7 +25,7 @@ DeviceOrigin = Literal["published", "measured"]
 
 @dataclass(frozen=True, slots=True)
 class FigureSource:
-    """A source of figures."""
+    """A source of device figures, such as a data sheet."""
 
     title: str
     read: str
@@ -45,7 +45,7 @@ class FigureQuote:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFigure:
-    """A number of a device."""
+    """One figure of a device, with its quotes."""
 
     value: int
     quotes: tuple[FigureQuote, ...]
@@ -53,7 +53,7 @@ class DeviceFigure:
 
 @dataclass(frozen=True, slots=True)
 class DevicePeak:
-    """The peak rate of one kind of unit."""
+    """The peak rate of one kind of execution unit."""
 
     dtype: str
     """dtype of the factors: ``bfloat16``, ``float16``, ``float8``, ``tf32``, ``float32``, ``float64``."""

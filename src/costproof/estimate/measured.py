@@ -1,4 +1,4 @@
-"""Compare measured times with their bounds: each stage of each forward, split into parts that add up to its time.
+"""Compare measured times with their bounds; split each stage's time into parts that add up to it.
 
 With correct counts and device figures no time is below its lower bound, for a stage or a part of the model. If one is,
 that is a finding, and the possible causes are named, first the convention of the bound: an implementation may skip
@@ -63,7 +63,7 @@ _MOVEMENT: Final = frozenset({"movement", "lookup"})
 
 @dataclass(frozen=True, slots=True)
 class TimeSplit:
-    """Nanoseconds that add up to the measured median, or to the prediction if nothing ran. ``None`` adds nothing."""
+    """Parts of a time in nanoseconds, which add up to the measured median, or to the prediction if nothing ran."""
 
     floor: Rational
     traffic: Rational
@@ -72,22 +72,22 @@ class TimeSplit:
     movement: Rational
     experts: Rational
     python: Rational | None
-    """``None`` if the host time between operators is unknown."""
+    """Nanoseconds of Python between operators; ``None`` if this host time is unknown."""
     dispatch: Rational | None
-    """``None`` on a GPU whose two clocks are unknown."""
+    """Nanoseconds of the dispatcher and allocator; ``None`` on a GPU whose two clocks are unknown."""
     launch: Rational | None
-    """``None`` if the two clocks are unknown; 0 on a processor."""
+    """Nanoseconds in which the host enqueues work; ``None`` if the two clocks are unknown; 0 on a processor."""
     synchronisation: Rational | None
-    """As :attr:`launch`."""
+    """Nanoseconds in which the device idles after a synchronisation; ``None`` and 0 as for :attr:`launch`."""
     residual: Rational | None
-    """``None`` if nothing ran."""
+    """Nanoseconds that no other part explains; ``None`` if nothing ran."""
     jitter: Rational | None
     """``None`` if nothing ran."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorWork:
-    """A distinct call in a module, timed in isolation."""
+    """A distinct operator call in a module, timed in isolation."""
 
     module: str
     kind: WorkKind
@@ -102,7 +102,7 @@ class OperatorWork:
 
 
 def work_kind(subject: str, in_experts: bool) -> WorkKind:
-    """Return the kind of an operator.
+    """Return the kind of work of an operator, under which its time is reported.
 
     Args:
         subject: the subject of its rule, see :func:`costproof.opgraph.rules.registry.subject_of`.
@@ -115,7 +115,7 @@ def work_kind(subject: str, in_experts: bool) -> WorkKind:
 
 @dataclass(frozen=True, slots=True)
 class EagerCalls:
-    """The calls of an eager run in their order, measured or predicted, on both clocks."""
+    """The operator calls of an eager run in order, measured or predicted, on both clocks."""
 
     forwards: Mapping[str, Forward]
     """Run -> its calls. A run without an entry has no clocks."""
@@ -208,7 +208,7 @@ class MeasuredStage:
     the Python between them. ``None`` if the clocks are unknown.
     """
     measured: Timing | None
-    """``None`` if nothing ran."""
+    """Measured time of the stage; ``None`` if nothing ran."""
     split: TimeSplit | None
     """``None`` if FLOPs, bytes or the times of operators are not known."""
     of_peak: Rational | None
@@ -226,7 +226,7 @@ class MeasuredStage:
 
     @property
     def error(self) -> Fraction | None:
-        """Relative error of the prediction of the median, without sign; ``None`` if either is missing.
+        """Return the relative error, without sign, of the predicted median; ``None`` without prediction or median.
 
         The prediction is that of the operators in isolation if the clocks are unknown.
         """
@@ -237,7 +237,7 @@ class MeasuredStage:
 
     @property
     def device_alone(self) -> int | None:
-        """Nanoseconds of the clock that does the work: the kernels; without any, the operators in isolation."""
+        """Return the nanoseconds that the device works, or, without kernels, those of the operators in isolation."""
         return self.replay if self.clocks is None or not self.clocks.launches else self.clocks.device
 
 
@@ -263,7 +263,7 @@ class MeasuredPart:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredOperator:
-    """The time of a distinct call."""
+    """The time of a distinct operator call."""
 
     run: str
     stage: str
@@ -283,7 +283,7 @@ class MeasuredOperator:
 
 @dataclass(frozen=True, slots=True)
 class ClockBorder:
-    """The value of a setting from which the device clock of a stage is longer than its host clock.
+    """The value of a setting from which a stage is bound by the device instead of the host.
 
     It is assumed that the host clock stays as it is, since the same operators are called (a loop over routed experts
     may call more), and that the device clock is proportional to max(FLOP / peak, bytes at the module boundary /
@@ -327,17 +327,17 @@ class Measurement:
 
     @property
     def predicted(self) -> bool:
-        """Whether only operators in isolation ran."""
+        """Return whether only operators in isolation ran, so that times of stages are predictions."""
         return all(row.measured is None for row in self.rows)
 
     @property
     def median_error(self) -> Fraction:
-        """Median error of the predictions over the rows."""
+        """Return the median of the relative errors of the predictions."""
         return median_error(self.rows)
 
     @property
     def wrong(self) -> tuple[str, ...]:
-        """Impossible times of stages and parts: ``page sam: ran at ...``."""
+        """Return a text for each impossible time, of a stage or part below its bound: ``page sam: ran at ...``."""
         places = [(f"{row.run} {row.stage}", row.wrong) for row in self.rows]
         places += [(f"{part.run} {part.stage} {part.part}", part.wrong) for part in self.parts]
         return tuple(f"{place} {wrong}" for place, wrong in places if wrong)
@@ -351,14 +351,14 @@ class Measurement:
 
 
 def median_error(found: Iterable[MeasuredStage]) -> Fraction:
-    """Return the median error of predictions, of the middle two the larger; 0 without any."""
+    """Return the median relative error of predictions (the larger of two middle ones); 0 without predictions."""
     errors = sorted(row.error for row in found if row.error is not None)
     return errors[len(errors) // 2] if errors else Fraction(0)
 
 
 @dataclass(frozen=True, slots=True)
 class StageVariants:
-    """Times of stages that do not run eagerly. A stage that was not tried in a form has no entry there."""
+    """Times of stages as CUDA graphs or compiled; a stage that was not tried in a form has no entry."""
 
     graph: Mapping[TimePlace, VariantTime]
     compiled: Mapping[TimePlace, VariantTime]
@@ -377,7 +377,7 @@ def stage_times(
     eager: EagerCalls | None = None,
     variants: StageVariants | None = None,
 ) -> tuple[MeasuredStage, ...]:
-    """Return the times of every stage that was timed, or whose operators were.
+    """Return the times of every stage that was timed, or whose operators were timed in isolation.
 
     Args:
         forwards: run -> the costs of that forward.
@@ -437,19 +437,19 @@ def stage_times(
 
 
 def _spared_bytes(nodes: Iterable[CostNode], routed: Mapping[str, int]) -> int:
-    """Return the counted bytes of experts that a routing need not touch."""
+    """Return the counted bytes of experts that not every routing reads."""
     here = [node for node in nodes if node.module in routed]
     counted = sum(node.cost("weight_read_bytes") or 0 for node in here)
     return max(0, counted - sum((node.cost("calls") or 0) * routed[node.module] for node in here))
 
 
 def _share(work: int | None, nanoseconds: int | None, best: int) -> Rational | None:
-    """Return a rate as a share of the best rate."""
+    """Return the achieved rate (work per nanosecond) as a fraction of the best rate."""
     return None if work is None or nanoseconds is None else str(Fraction(work * _NANO, max(1, nanoseconds) * best))
 
 
 def _roofs(nodes: Iterable[CostNode], of: Roof, arithmetic: Arithmetic) -> dict[str, WorkBound]:
-    """Return the bound of each module."""
+    """Return module -> its roofline bound."""
     modules: dict[str, list[CostNode]] = {}
     for node in nodes:
         modules.setdefault(node.module, []).append(node)
@@ -468,7 +468,7 @@ def part_times(
     routed: Mapping[str, int] = NO_EXPERTS,
     times: Mapping[TimePlace, Sequence[int]] = NOT_RUN,
 ) -> tuple[MeasuredPart, ...]:
-    """Return the times of every part of each stage of each forward, unknown times first, then the longest.
+    """Return the times of every part of each stage and forward; unknown times first, then the longest.
 
     Args:
         forwards: run -> the costs of that forward.
@@ -506,7 +506,7 @@ def part_times(
 
 
 def _impossibility(floor: WorkBound, spent: int | None, replay: int | None = None, *, form: str = "") -> str:
-    """Return why a time is impossible, or an empty text.
+    """Return why a measured time is impossible, or an empty text if it is possible.
 
     Args:
         floor: the bound.

@@ -1,4 +1,4 @@
-"""Estimate whether a run fits into a memory: bytes that it certainly holds, and an upper bound of the rest.
+"""Bound the memory of a run: bytes that it certainly holds, and an upper bound of all others.
 
 Weights, registered buffers, and the cache (keys, values and states) at the end of the run, including a cache given as
 input, are certain. For activations the formulas give an upper bound (:func:`activations`): every tensor that crosses a
@@ -63,7 +63,7 @@ _EXIT: Final[dict[FitVerdict, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """The memory that a stage adds; ``None`` is unknown."""
+    """Memory that a stage adds to a run; ``None`` is unknown."""
 
     id: str
     cache_bytes: int | None
@@ -80,7 +80,7 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPoint:
-    """Bytes held at a value of a setting, evaluated with the formulas of that run."""
+    """Bytes held by a run at one value of a setting."""
 
     at: int
     bytes: int
@@ -88,7 +88,7 @@ class MemoryPoint:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """The first value of a setting at which something no longer fits, with all other settings unchanged."""
+    """The first value of a setting at which a run does not fit, with all other settings unchanged."""
 
     setting: str
     held: HeldKind
@@ -158,7 +158,7 @@ class Fits:
 
     @property
     def is_known(self) -> bool:
-        """Whether the bytes of weights and cache are those of the checkpoint."""
+        """Return whether the bytes of weights and cache are in the format of the checkpoint."""
         return not {*cache_counted(self.target, self.workload).quantised} - (
             set() if self.stored_bytes is None else {"weights"}
         )
@@ -253,18 +253,18 @@ _MASKS: Final = "(3*b + 4)*B*S**2"
 """Bytes of masks in a call with B sequences of S tokens and b bytes per element."""
 _ATTENTION: Final = "attention"
 _SCORE_BYTES: Final = 13
-"""Per head, query and key of unfused attention."""
+"""Bytes per head, query and key of unfused attention, for its scores."""
 _KEY_BYTES: Final = 12
-"""Per element of a query or a key."""
+"""Bytes per element of a query or a key in unfused attention."""
 _VALUE_BYTES: Final = 8
-"""Per element of a value or a result."""
+"""Bytes per element of a value or a result in unfused attention."""
 _PROMPT: Final = ("S", "S")
 _LAST_STEP: Final = ("1", "(P + N)")
-"""Numbers of queries and keys in a call."""
+"""Numbers of queries and keys of the last call in a series of decode steps."""
 
 
 def activations(element: int, stage: str | None = None) -> FormulaSum:
-    """Return the bound for one call of a stage, or for all stages together; for decode, the last step.
+    """Return the upper bound of activation bytes for one call of a stage, or for all stages; for decode, its last step.
 
     Args:
         element: bytes per element.
@@ -292,7 +292,7 @@ def activations(element: int, stage: str | None = None) -> FormulaSum:
 def unfused_attention(
     side: Baseline, sizes: Mapping[tuple[str, str], Mapping[str, int]], stage: str | None = None
 ) -> FormulaSum:
-    """Return the bytes that latent attention holds under sdpa in addition to a fused kernel; for decode, the last step.
+    """Return the bytes that latent attention under sdpa holds beyond a fused kernel; for decode, in its last step.
 
     torch's fused CPU kernel requires queries, keys and values of one width. If the values have another width,
     as in latent attention, ``scaled_dot_product_attention`` falls back to separate operators, in float32 for 16-bit
@@ -322,12 +322,12 @@ def unfused_attention(
 
 
 def _widths_differ(values: Mapping[str, int]) -> bool:
-    """Return whether the values of latent attention have another width than queries and keys."""
+    """Return whether values of latent attention have another width than queries and keys."""
     return "text_value" in values and values["text_nope"] + values["text_rope"] != values["text_value"]
 
 
 def _layer_bytes(queries: str, keys: str, width: str, value: str) -> str:
-    """Return the expression of the bytes that one layer holds in a call."""
+    """Return the formula of the bytes that one layer holds in a call."""
     scores = f"{_SCORE_BYTES}*{queries}*{keys}"
     rows = f"({queries} + {keys})*({_KEY_BYTES}*({width}) + {_VALUE_BYTES}*{value})"
     return f"B*text_heads*({scores} + {rows})"

@@ -1,4 +1,4 @@
-"""Bound the time of a run on a device from below, by the figures of the device. This is not a prediction.
+"""Compute lower bounds of a run's time on a device, from the device's figures. They are not predictions.
 
 A piece of work takes at least as long as its products and its memory traffic:
 
@@ -51,13 +51,13 @@ Rational = str
 BoundSide = Literal["compute", "memory"]
 ThresholdOutcome = Literal["from", "never", "refused", "not solved"]
 LASTING: Final[tuple[Metric, ...]] = ("weight_read_bytes", "kv_read_bytes", "kv_cache_bytes")
-"""Bytes that are in memory before or after a call, and so move in every implementation."""
+"""Metrics of bytes that are in memory before or after a call, and so move in every implementation."""
 NEEDED: Final[tuple[Metric, ...]] = ("flops", *TRAFFIC)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkBound:
-    """Bounds of a piece of work; ``None`` is unknown."""
+    """Lower bounds of the time of some work; ``None`` is unknown."""
 
     flops: int | None
     """Headline FLOPs."""
@@ -79,13 +79,13 @@ class WorkBound:
 
     @property
     def taken(self) -> int | None:
-        """FLOPs that :attr:`compute_s` is based on."""
+        """Return the FLOPs from which :attr:`compute_s` is computed."""
         return self.flops if self.least is None else sum(self.least.values())
 
 
 @dataclass(frozen=True, slots=True)
 class PartBound:
-    """Bounds of a part of the model in a stage; equal layers are one part."""
+    """Time bounds of a part of the model in a stage; equal layers are one part."""
 
     stage: str
     part: str
@@ -94,7 +94,7 @@ class PartBound:
 
 @dataclass(frozen=True, slots=True)
 class StageBound:
-    """Bounds of a stage, or of the whole run."""
+    """Time bounds of a stage, or of the whole run."""
 
     id: str
     modules: WorkBound
@@ -111,7 +111,7 @@ class StageBound:
 
 @dataclass(frozen=True, slots=True)
 class ThresholdPoint:
-    """Both sides at a value of a setting, evaluated with the formulas of that run."""
+    """Both compared quantities at one value of a setting."""
 
     at: int
     left: Rational
@@ -120,7 +120,7 @@ class ThresholdPoint:
 
 @dataclass(frozen=True, slots=True)
 class BottleneckThreshold:
-    """The value of a setting from which one side of a bound exceeds the other, with all other settings unchanged."""
+    """The value of a setting from which another resource limits the time, with all other settings unchanged."""
 
     stage: str
     setting: str
@@ -186,7 +186,7 @@ class Roofline:
 
     @property
     def as_counted(self) -> TargetInfo:
-        """The target without those stored formats that the bounds have."""
+        """Return the target without the stored formats that the bounds already include."""
         found = cache_counted(self.target, self.workload)
         return weights_counted(found) if self.stored else found
 
@@ -195,7 +195,7 @@ ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 6), type=Roofl
 _AGAIN: Final = "costproof roofline TARGET --on DEVICE -o roofline.json"
 _EXACT: Final = re.compile(r"[0-9]{1,300}(/[0-9]{1,300})?")
 _LARGEST: Final = 10**100
-"""Above every cost that a capture may have."""
+"""Upper limit of a number, above every cost that a capture may have."""
 
 
 def roofline_in(data: object, where: str) -> Roofline:
@@ -255,7 +255,7 @@ def _contradictions(found: Roofline) -> Iterator[BadInput]:
 
 
 def _unlike(bound: WorkBound, of: Roof, where: str, *, summed: bool = False) -> Iterator[BadInput]:
-    """Yield differences between a bound and its recomputation.
+    """Yield an error for each number of a stored bound that differs from its recomputation.
 
     The seconds of a sum may be larger than those of its work.
     """
@@ -284,7 +284,7 @@ def _inexact(value: Rational | None, where: str) -> Iterator[BadInput]:
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """The figures of a device that define its roofline."""
+    """The figures of a device from which time bounds follow: peaks and bandwidth."""
 
     flops: int
     """FLOP per second."""
@@ -298,7 +298,7 @@ class Roof:
     """FLOP per second of products of other dtypes; those of missing dtypes take no time."""
 
     def bound(self, flops: int | None, moved: int | None, least: ByDtype | None = None) -> WorkBound:
-        """Return the bound of one piece of work.
+        """Return the time bound of one piece of work.
 
         Args:
             flops: headline FLOPs.
@@ -319,11 +319,11 @@ class Roof:
         return sum((Fraction(n, peaks[dtype]) for dtype, n in least.items() if dtype in peaks), Fraction(0))
 
     def work(self, work: DtypeWork, moved: int | None) -> WorkBound:
-        """Return the bound of some work and bytes."""
+        """Return the time bound of some FLOPs by dtype and some bytes."""
         return self.bound(work.flops, moved, work.least)
 
     def one_after_another(self, parts: Iterable[WorkBound]) -> WorkBound:
-        """Return the bound of pieces that run strictly one after another."""
+        """Return the time bound of pieces that run strictly one after another: the sum."""
         every = list(parts)
         least = Counter[str]()
         for p in every:
@@ -376,7 +376,7 @@ def roof(device: Device, dtype: str) -> Roof:
 
 
 def choose_source(side: Baseline, source: str | None = None, needed: Iterable[Metric] = NEEDED) -> tuple[str, Folded]:
-    """Return the source with a name, or the first that has all needed metrics, and its counts.
+    """Return the named source, or the first one that has all needed metrics, with its counts.
 
     Raises:
         BadInput: there is no such source.
@@ -400,7 +400,7 @@ def choose_source(side: Baseline, source: str | None = None, needed: Iterable[Me
 def bounds(
     folded: Folded, of: Roof, arithmetic: Arithmetic, *, routed: bool = False
 ) -> tuple[StageBound, tuple[StageBound, ...], tuple[PartBound, ...]]:
-    """Return the bounds of the whole run, of its stages and of their parts.
+    """Return the time bounds of the whole run, of its stages, and of their parts.
 
     Args:
         folded: the counts.
@@ -447,7 +447,7 @@ def bounds(
 
 
 def _spared_experts(rows: Sequence[Mapping[Metric, int | None]]) -> int | None:
-    """Return the bytes of experts read in a stage, beyond the experts that a single token passes in each call."""
+    """Return the bytes of expert weights read in a stage, beyond the experts of a single token per call."""
     calls = min((costs["calls"] or 0 for costs in rows if costs.get("calls")), default=0)
     spared = []
     for costs in rows:
@@ -465,19 +465,19 @@ def _spared_experts(rows: Sequence[Mapping[Metric, int | None]]) -> int | None:
 
 
 def _without(moved: int | None, spared: Iterable[int | None]) -> int | None:
-    """Return the bytes that certainly move: 0 if the number of spared bytes is unknown."""
+    """Return the bytes without those that need not move; 0 if the latter are unknown."""
     gone = exact_sum(spared)
     return None if moved is None else 0 if gone is None else max(0, moved - gone)
 
 
 def peaks_of(of: Roof, run: StageBound) -> dict[str, int]:
-    """Return the peaks of a roofline that some work of a run uses, besides the main one."""
+    """Return dtype -> peak rate, for peaks besides the main one that some work of the run uses."""
     used = dtypes((run.modules.least, run.floor.least, None if run.full is None else run.full.least))
     return {dtype: of.peaks[dtype] for dtype in sorted(used) if dtype in of.peaks}
 
 
 def _waiting(parts: Iterable[WorkBound]) -> Rational | None:
-    """Return the seconds in parts that are bound by compute."""
+    """Return the seconds spent in parts that are compute-bound."""
     return _write(add_seconds("0" if p.bound == "memory" else p.seconds for p in parts))
 
 
@@ -497,7 +497,7 @@ def _bound(
 
 
 def add_seconds(values: Iterable[Rational | None]) -> Fraction | None:
-    """Return the sum, or ``None`` if one value is unknown."""
+    """Return the sum of some seconds, or ``None`` if one is unknown."""
     whole = Fraction(0)
     for value in values:
         if value is None:

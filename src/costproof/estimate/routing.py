@@ -1,4 +1,4 @@
-"""Expert weight traffic for an assumed or given routing, in place of the upper bound.
+"""Replace the upper bound of expert weight traffic by that of an assumed or given routing.
 
 A token chooses k different experts out of E. T tokens together touch at most min(E, T k) experts, whatever the router
 does. If every choice of k experts is equally likely and tokens choose independently, a token leaves out one given
@@ -36,7 +36,7 @@ READ: Final[Metric] = "weight_read_bytes"
 
 @dataclass(frozen=True, slots=True)
 class TouchedExperts:
-    """The experts that one layer touches in one stage."""
+    """The number of experts that one layer reads in one stage."""
 
     stage: str
     part: str
@@ -104,7 +104,7 @@ def no_formulas_error() -> BadInput:
 
 
 def _increase(costs: Mapping[Metric, int | None], metric: Metric, more: int | None) -> dict[Metric, int | None]:
-    """Add to one metric, if it is among the costs."""
+    """Add an amount to one metric, if the costs have it."""
     return {m: exact_sum((x, more)) if m == metric else x for m, x in costs.items()}
 
 
@@ -137,7 +137,7 @@ def _touched_experts(
 
 
 def _weight_line(source: str, values: Mapping[str, int]) -> tuple[int, int, Fraction, Fraction]:
-    """Split the formula of the bytes that all calls read into a line in the number of touched experts.
+    """Split the bytes of weights that all calls read into a line over the number of experts that are read.
 
     The formula contains min(experts, rows) as the bound of the experts that a call touches.
 
@@ -168,13 +168,13 @@ def uniform_experts(experts: int, top_k: int, tokens: int) -> Fraction:
 
 
 def uniform_text(experts: int, top_k: int, tokens: int) -> str:
-    """Return :func:`uniform_experts` as a closed form: the digits of its value grow with the tokens."""
+    """Return :func:`uniform_experts` as an expression, since its exact value has as many digits as tokens."""
     left = Fraction(experts - top_k, experts)
     return f"{experts}*(1 - ({left})**{tokens})"
 
 
 def check_stages(data: Any, stages: Iterable[str], where: str) -> None:
-    """Reject a given routing with entries for anything but stages with routed experts.
+    """Check that a routing file has entries only for stages with routed experts.
 
     Raises:
         BadInput: there is one.
@@ -188,7 +188,7 @@ def check_stages(data: Any, stages: Iterable[str], where: str) -> None:
 def given_experts(
     data: Any, stage: str, place: tuple[int, int], sizes: tuple[int, int, int, int], where: str
 ) -> Fraction:
-    """Return the number of experts that a layer touches in a call of a given routing, on average over the calls.
+    """Return the number of experts that a layer reads per call, averaged over the calls of a routing file.
 
     Args:
         data: stage -> calls -> layers with experts -> tokens -> the numbers of the experts that the token passes.
@@ -224,7 +224,7 @@ def _list(value: Any, length: int, what: str, where: str) -> list[Any]:
 
 
 def _check_choice(row: Any, experts: int, top_k: int, where: str) -> None:
-    """Check the experts that one token passes."""
+    """Check the list of experts that a routing file has for one token."""
     if (
         not isinstance(row, list)
         or len(row) != top_k

@@ -18,7 +18,7 @@ _LAYER: Final = re.compile(r"(?:[^.]+\.)*?\d+(?=\.|$)")
 
 @dataclass(frozen=True, slots=True)
 class MetricTerm:
-    """A metric summed over nodes, times a constant factor."""
+    """A metric summed over some nodes, times a constant factor."""
 
     metric: Metric
     nodes: Callable[[CostNode], bool]
@@ -32,7 +32,7 @@ class MetricTerm:
 
 @dataclass(frozen=True, slots=True)
 class CallTerm:
-    """An expression in the symbols of a call, summed over all calls that define every symbol."""
+    """A formula in the symbols of a call, summed over all calls that define its symbols."""
 
     source: str
     """The expression, as text."""
@@ -57,7 +57,7 @@ def layer_of(module: str) -> str:
 
 
 def distinct_layers(nodes: Iterable[CostNode]) -> Iterator[CostNode]:
-    """Yield the nodes outside of layers and, for each call, the nodes of one layer of each kind.
+    """Yield the nodes outside of layers and, for each call, those of one layer of each kind.
 
     Two layers of a call are of the same kind if their formulas of :data:`~costproof.ledger.metrics.UNFUSED` are equal.
     The sum over one layer of each kind is at least the sum over any single layer. Unlike a maximum it is a polynomial

@@ -1,4 +1,4 @@
-"""Define the shared types: metrics, workloads, cost nodes, ledgers, captures, errors.
+"""Types that all other packages share: metrics, workloads, cost nodes, ledgers, captures, errors.
 
 All other packages build on this one; it imports no other part of costproof, and never torch.
 """

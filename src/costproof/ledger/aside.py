@@ -1,4 +1,4 @@
-"""Manage temporary files and folders of unfinished outputs, so that the next run can remove those of dead processes.
+"""Create temporary files and folders, and remove those that dead processes left behind.
 
 Their names match :data:`ASIDE`; a folder also contains a mark, which is locked while a process uses the folder. Nothing
 else is ever removed.
@@ -22,7 +22,7 @@ from typing import BinaryIO, Final, cast
 from costproof.ledger.errors import BadInput
 
 ASIDE: Final = re.compile(r"\.costproof-\w+\.part")
-"""Pattern of the names of unfinished files and folders."""
+"""Regular expression of the names of unfinished files and folders."""
 MARK: Final = "costproof.mark"
 """File that marks a folder as one of ours for unfinished files."""
 _MARKED: Final = b'{"schema": "costproof/parts", "schema_version": "1.0"}\n'
@@ -36,7 +36,7 @@ def aside(folder: Path) -> Path:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[bool]:
-    """Lock a folder against other processes that write; yield whether the file system supports that."""
+    """Lock a folder against other writing processes while the block runs; yield whether locks are supported."""
     try:
         import fcntl
 
@@ -87,7 +87,7 @@ def _remove_dead(folder: Path) -> None:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Provide a folder for temporary files, and remove those that killed processes left."""
+    """Yield a folder for temporary files, and remove those that killed processes left."""
     root = Path(tempfile.gettempdir())
     sweep(root, alone=False)
     folder = aside(root)
@@ -101,7 +101,7 @@ def scratch() -> Iterator[Path]:
 
 @contextmanager
 def own_parts_folder(folder: Path, *, busy: str) -> Iterator[None]:
-    """Hold a folder for parts, which survives an interrupted run, for one process at a time.
+    """Hold a folder for the parts of an unfinished file, which survive an interruption, while the block runs.
 
     Raises:
         BadInput: the folder was not created by this program, or another process holds it (message ``busy``).

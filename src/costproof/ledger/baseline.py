@@ -1,4 +1,4 @@
-"""Fold a capture into a baseline, small enough to commit, as an operand of diff and gate.
+"""Define baselines: captures folded to a size that can be committed, as operands of diff and gate.
 
 Equal layers become one row: a row has a stage, a part of the model (its role), an operator kind and a metric. Two
 baselines are compared from their rows, so nothing here needs torch.
@@ -49,7 +49,7 @@ RowTree = dict[str, dict[str, dict[str, dict[Metric, int | None]]]]
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """One source of a baseline."""
+    """The costs of one source in a baseline, by row."""
 
     metrics: tuple[Metric, ...]
     """Metrics that the source gives; others are absent, not zero."""
@@ -94,7 +94,7 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A target at a workload, folded."""
+    """A target at a workload, with the costs of each source folded into rows."""
 
     conventions: Conventions
     target: TargetInfo
@@ -201,7 +201,7 @@ def fold_peaks(stages: Sequence[StagePeaks]) -> dict[str, Folded]:
 
 
 def fold_ledger(ledger: Ledger, roles: Mapping[str, str]) -> Folded:
-    """Return the ledger of a source, folded.
+    """Fold the ledger of a source into rows.
 
     Args:
         roles: module -> role, for sources without roles.
@@ -238,7 +238,7 @@ def fold_ledger(ledger: Ledger, roles: Mapping[str, str]) -> Folded:
 
 
 def _uneven(ledger: Ledger) -> tuple[str, ...]:
-    """Return the parts whose modules differ in cost."""
+    """Return the parts of the model whose modules differ in cost."""
     costs: dict[str, dict[str, dict[tuple[str, ...], int | None]]] = {}
     for node in ledger.nodes:
         names = node.module.split(".")

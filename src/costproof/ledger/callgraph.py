@@ -80,7 +80,7 @@ class CallGraph:
     input_metadata: dict[str, tuple[ValueAt, ...]] = field(default_factory=dict)
     """Arguments of each module, in its first call or in all calls."""
     output_metadata: dict[str, tuple[ValueAt, ...]] = field(default_factory=dict)
-    """Results of each module, likewise."""
+    """Results of each module, in its first call or in all calls."""
     events: tuple[Event, ...] = ()
     data_edges: dict[str, int] = field(default_factory=dict)
     """``a->b``: number of pairs of a call of ``a`` and a call of ``b``, made by one call of a common caller, of
@@ -140,14 +140,14 @@ class OperatorLine:
     makes: tuple[str, ...] = ()
     """Names of its results, as later operators read them."""
     works: bool = True
-    """Whether it computes, reads or writes, unlike views, casts and empty tensors."""
+    """Whether it computes, reads or writes; views, casts and the creation of empty tensors do not."""
     bytes: int = 0
     """Bytes that it reads and writes as a separate kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseBytes:
-    """Bytes that a stage moves: weights, activations and cache, read and written."""
+    """Bytes that a stage moves, read and written, under three models of reuse."""
 
     floor: int
     """Compulsory traffic: each tensor once, whatever is fused."""
@@ -159,7 +159,7 @@ class ReuseBytes:
 
 @dataclass(frozen=True, slots=True)
 class OperatorListing:
-    """An export at the sizes of one call; the first of several decode steps."""
+    """The operators of an export at the sizes of one call; for decode, of the first step."""
 
     stage: str
     invocation: str

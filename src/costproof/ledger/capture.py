@@ -68,7 +68,7 @@ class TraceCheck:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """A target at a workload, counted by several sources."""
+    """All ledgers of one run: a target at a workload, counted by several sources."""
 
     conventions: Conventions
     target: TargetInfo
@@ -136,7 +136,7 @@ class Capture:
 
     @property
     def not_counted(self) -> tuple[tuple[str, str], ...]:
-        """Return (subject, reason) of everything that no number includes: work outside a run, and missing sources."""
+        """Return (subject, reason) of all that no number includes, such as missing sources."""
         return (*NOT_COUNTED, *((f"{source} source", why) for source, why in sorted(self.lacking.items())))
 
     def values(self, invocation: Invocation | None) -> dict[str, int]:
@@ -150,7 +150,7 @@ FAILED: Final = "failed: "
 SECONDS: Final = 60
 """Processor seconds allowed for reading a capture; a model with 61 layers takes three."""
 
-CAPTURE: Final = FileKind(name="costproof/capture", version=(4, 1), type=Capture)
+CAPTURE: Final = FileKind(name="costproof/capture", version=(4, 2), type=Capture)
 
 
 def read_capture(path: Path) -> Capture:

@@ -1,4 +1,4 @@
-"""Describe third-party counters, their results as ledgers, and their runs."""
+"""Describe third-party counters and their results, and convert these to ledgers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CounterInfo:
 
     @property
     def conventions(self) -> dict[str, str]:
-        """Return the deviations from our conventions."""
+        """Return the counter's deviations from our conventions."""
         stated = {"unit": (self.unit, "flop"), "rows": (self.rows, "all"), "einsum": (self.einsum, "exact")}
         return {name: value for name, (value, ours) in stated.items() if value != ours}
 
@@ -87,7 +87,7 @@ class CounterRun:
 
 @dataclass(frozen=True, slots=True)
 class CounterRecord:
-    """Results of third-party counters and our own count for the same forward passes; one step represents decode."""
+    """Results of third-party counters and our own count on the same forwards; a single step represents decode."""
 
     truth: tuple[CounterCall, ...]
     runs: tuple[CounterRun, ...]

@@ -63,7 +63,7 @@ def read_document(source: str, *, where: str, what: str = "a claims file") -> Ya
 
 
 def _advice(said: str, start: yaml.Mark | None) -> dict[str, str]:
-    """Translate the parser's message into ``got`` and ``fix`` for the user."""
+    """Translate the YAML parser's message into ``got`` and ``fix`` for the user."""
     if "<block end>" in said or "mapping values are not allowed" in said:
         above = "" if start is None else f" (line {start.line + 1}, column {start.column + 1})"
         return {
@@ -80,7 +80,7 @@ def _advice(said: str, start: yaml.Mark | None) -> dict[str, str]:
 
 
 class _Builder:
-    """Builds values from the parser's events; the parser never recurses, so depth is checked in time."""
+    """Builds values from the YAML parser's events, without recursion."""
 
     def __init__(self, source: str, where: str, what: str) -> None:
         self.events = yaml.parse(source, Loader=yaml.SafeLoader)

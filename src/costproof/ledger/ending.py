@@ -1,4 +1,4 @@
-"""Define the signals that end a command, importing nothing but core modules, so that signals are handled early."""
+"""Define the signals that end a command; imports only core modules, so that signals are handled early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read versions of installed packages, and requirements of optional extras, from package metadata.
+"""Read versions of installed packages and requirements of extras from package metadata, without heavy imports.
 
 Nothing heavy is imported.
 """
@@ -47,7 +47,7 @@ _REQUIREMENT: Final = re.compile(r"""(([\w.-]+)[^;]*?)\s*;.*\bextra\s*==\s*['"](
 
 
 def advice(extra: str, *only: str) -> str:
-    """Return the command that installs missing packages of an extra, or all of them if none is missing.
+    """Return the pip command that installs the missing packages of an extra, or all if none is missing.
 
     It names packages, since costproof is in no index, and ``pip install 'costproof[trace]'`` would fail in a clone.
 

@@ -140,7 +140,7 @@ def no_such(what: str, name: str, known: Iterable[str], *, where: str | None = N
 
 
 def invalid_choice(where: str | None, got: object, known: Collection[str]) -> BadInput:
-    """Return the error for a value that is not among the choices."""
+    """Return the error for a value that is not one of the choices."""
     word, expected = str(got), " or ".join(known)
     fix = did_you_mean(word, known)
     return BadInput("invalid choice", where=where, expected=expected, got=repr(word[:40]), fix=fix)

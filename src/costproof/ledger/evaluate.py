@@ -1,4 +1,4 @@
-"""Evaluate a symbolic ledger at one workload, in exact integers.
+"""Evaluate the formulas of a ledger at one workload, in exact integers.
 
 Equal layers have equal expressions: a ledger of a thousand nodes has a few dozen distinct ones, and each is computed
 once for every call of a stage.
@@ -49,5 +49,5 @@ def evaluate_ledger(
                     error.where = f"{node.id}, {metric}: {error.where}"
                     raise
             costs[metric] = done[source]
-        nodes.append(replace(node, costs=costs))
+        nodes.append(node.with_costs(costs, node.exprs))
     return replace(ledger, nodes=tuple(nodes))

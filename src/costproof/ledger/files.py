@@ -28,7 +28,7 @@ MAX_PARTS: Final = 3_000_000
 WAIT: Final = 60.0
 """Seconds within which a pipe must end."""
 _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-"""Escape that may be half of a surrogate pair; only then are strings checked."""
+"""Matches a JSON escape that may be half of a surrogate pair; only texts with one are checked."""
 _LONG: Final = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
 
 HEADER = ("schema", "schema_version", "conventions", "target", "workload", "environment")
@@ -128,7 +128,7 @@ def first_bytes(path: Path, count: int, *, regular: bool = False) -> bytes:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open without blocking until a pipe has a writer."""
+    """Open a file without waiting for a writer of a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 

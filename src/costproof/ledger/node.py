@@ -1,4 +1,4 @@
-"""Define cost nodes and ledgers, the counts of one source line by line.
+"""Define cost nodes and ledgers, the counts of one source.
 
 A ledger is a flat list of nodes; the tree is in their ids. Totals are sums over the nodes, so a total can never
 disagree with its rows.
@@ -18,7 +18,7 @@ from costproof.ledger.plural import plural
 
 @dataclass(frozen=True, slots=True)
 class CostNode:
-    """A line of a ledger: the costs of a module, or of one operator kind in it.
+    """One row of a ledger: the costs of a module, or of one operator kind in it.
 
     Metrics of the whole module (parameters, calls, bytes) are on the node with an empty ``kind``; FLOPs are on one node
     per operator kind, named as the source names it (``linear``, ``aten.linear``, ``scaled_dot_product_attention``).
@@ -47,13 +47,19 @@ class CostNode:
 
     @property
     def id(self) -> str:
-        """Return the identity across sources, except for the kind: ``stage[invocation]/module:kind``."""
+        """Return the id ``stage[invocation]/module:kind``, equal in all sources except for the kind."""
         call = f"[{self.invocation}]" if self.invocation else ""
         return f"{self.stage}{call}/{self.module or '(root)'}{':' + self.kind if self.kind else ''}"
 
     def cost(self, metric: Metric) -> int | None:
         """Return a metric: 0 if the node lacks it, ``None`` if it is unknown or only symbolic."""
         return self.costs.get(metric, None if metric in self.exprs else 0)
+
+    def with_costs(self, costs: dict[Metric, int | None], exprs: dict[Metric, str]) -> CostNode:
+        """Return the node with other costs, in a third of the time of ``dataclasses.replace``."""
+        return CostNode(
+            self.stage, self.invocation, self.module, self.kind, costs, exprs, self.owner, self.evidence, self.role
+        )
 
 
 _SHOWN: Final = 3
@@ -66,7 +72,7 @@ NO_FORMULA: Final = "torch has no formula for this operator"
 
 @dataclass(frozen=True, slots=True)
 class UnknownOp:
-    """An operator that computes and has no known cost, which makes a capture incomplete."""
+    """An operator that computes but whose cost is unknown, which makes a capture incomplete."""
 
     op: str
     stage: str
@@ -102,6 +108,17 @@ def rule_wanted(ops: Iterable[UnknownOp]) -> str | None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class StatedDifference:
+    """An amount in which a source differs from others in a module for a reason that it states."""
+
+    module: str
+    metric: Metric
+    why: str
+    amount: int
+    """Value of the source minus that of the others."""
+
+
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Ledger(NotebookRepr):
     """All counts of one source for one target and workload."""
@@ -121,23 +138,28 @@ class Ledger(NotebookRepr):
     """``stage[invocation]`` -> symbol -> value from the shapes of the inputs, independent of formulas."""
     bounds: bool = False
     """Whether nodes have the metrics of :data:`~costproof.ledger.metrics.OF_BOUNDS` where they are not 0."""
+    differences: tuple[StatedDifference, ...] = ()
+    """Amounts that headers of a checkpoint have unlike its layout, for known reasons; empty for other sources."""
 
     def __repr__(self) -> str:
         """Return one line, since a notebook must not print a thousand nodes."""
         return f"Ledger({self.source}: {plural(len(self.nodes), 'node')}, {plural(len(self.stages), 'stage')})"
 
     def without(self, left: Collection[Metric]) -> Ledger:
-        """Return the ledger without these metrics."""
+        """Return the ledger without some metrics."""
+        gone = frozenset(left)
 
         def kept(node: CostNode) -> CostNode:
-            costs = {m: cost for m, cost in node.costs.items() if m not in left}
-            return replace(node, costs=costs, exprs={m: text for m, text in node.exprs.items() if m not in left})
+            if gone.isdisjoint(node.costs) and gone.isdisjoint(node.exprs):
+                return node
+            costs = {m: cost for m, cost in node.costs.items() if m not in gone}
+            return replace(node, costs=costs, exprs={m: text for m, text in node.exprs.items() if m not in gone})
 
-        metrics = tuple(m for m in self.metrics if m not in left)
+        metrics = tuple(m for m in self.metrics if m not in gone)
         return replace(self, nodes=tuple(map(kept, self.nodes)), metrics=metrics)
 
     def hides(self, metric: Metric, stage: str | None = None) -> bool:
-        """Return whether an unknown operator, in any stage or in one, makes a sum of the metric unknown."""
+        """Return whether an unknown operator makes a metric's sum unknown, in one stage or in any."""
         of_operators = metric != "calls" and metric not in STAGE_WIDE
         return of_operators and any(stage in (None, op.stage) for op in self.unknown_ops)
 

@@ -7,11 +7,12 @@ from typing import Literal
 
 DisplayFormat = Literal["text", "md", "html"]
 display: Callable[[object, DisplayFormat], str] | None = None
-"""Function that formats a result. :mod:`costproof.api` sets it, since this package imports no reports."""
+"""Function that formats a result for a notebook. :mod:`costproof.api` sets it, since this package imports no reports.
+"""
 
 
 class NotebookRepr:
-    """A result that notebooks display as HTML."""
+    """Base class of results that notebooks display as HTML."""
 
     __slots__ = ()
 
@@ -21,7 +22,7 @@ class NotebookRepr:
 
 
 class ReportRepr(NotebookRepr):
-    """A result whose ``repr`` is the text report of its command, with Markdown for viewers that request it."""
+    """Base class of results whose ``repr`` is the text report of their command."""
 
     __slots__ = ()
 

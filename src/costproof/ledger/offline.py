@@ -1,4 +1,4 @@
-"""Disable downloads of libraries while a command runs."""
+"""Disable network access of libraries while a command runs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _CONSTANTS: Final = (
     ("datasets.config", "HF_DATASETS_OFFLINE", True, ("HF_DATASETS_OFFLINE",)),
     ("transformers.integrations.hub_kernels", "_kernels_enabled", False, ("USE_HUB_KERNELS",)),
 )
-"""(module, constant that it set from the environment at import, its offline value, the variables)."""
+"""(module, constant that it set from the environment at import, the offline value, the variables that set it)."""
 _SESSIONS: Final = "huggingface_hub.utils._http"
 """Before version 1 a session is online or offline for its whole life."""
 _TRUE: Final = ("1", "ON", "YES", "TRUE")
 
 
 class _Switch:
-    """Process-wide state that is changed while anyone needs it, and restored by the last user."""
+    """Change of process-wide state that lasts as long as any thread needs it."""
 
     def __init__(self, on: Callable[[ExitStack], None]) -> None:
         self._on = on
@@ -47,7 +47,7 @@ class _Switch:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep the switch on inside the context."""
+        """Apply the change while the block runs."""
         me = threading.get_ident()
         try:  # around all of it: an interrupt may hit between any two lines
             with self._lock:
@@ -63,7 +63,7 @@ class _Switch:
                     self._undo.close()
 
     def _forked(self) -> None:
-        """Replace the lock in a forked child, and undo changes that only threads of the parent still need."""
+        """Replace the lock in a forked child, and undo changes that only threads of the parent need."""
         self._lock = threading.Lock()
         gone = bool(self._holders)
         self._holders = [thread for thread in self._holders if thread == threading.get_ident()]
@@ -89,7 +89,7 @@ def _off(undo: ExitStack) -> None:
 
 
 def _as_imported(module: str, name: str, value: bool) -> None:
-    """Set a constant of a module that was imported offline to its online value."""
+    """Set a constant of a module that was imported while offline to its online value."""
     if hasattr(sys.modules.get(module), name):
         setattr(sys.modules[module], name, value)
 
@@ -105,7 +105,7 @@ _offline: Final = _Switch(_off)
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Disable downloads of this process and its children inside the context; restore the state afterwards."""
+    """Disable downloads of this process and its children while the block runs."""
     with _offline.held():
         yield
 
@@ -141,7 +141,7 @@ _guarded: Final = _Switch(_guard)
 
 @contextmanager
 def no_network() -> Iterator[None]:
-    """Disable downloads, and network connections of this thread, since not every library has a switch."""
+    """Disable downloads, and network connections of this thread, while the block runs."""
     with _offline.held(), _guarded.held():
         token = _refused.set(True)
         try:

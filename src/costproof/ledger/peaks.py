@@ -1,4 +1,4 @@
-"""Describe the peak of live activations of every call of a stage, in its exported graph and in the eager module.
+"""Describe peaks of live activations, of every call of a stage, in the graph and in the eager module.
 
 The two peaks differ. The *graph peak* frees a tensor after its last reader. The *eager peak* is what the module holds
 while Python runs it, whose frames keep tensors that nothing reads anymore. Neither is a sum over nodes: each is the
@@ -20,7 +20,7 @@ from costproof.ledger.workload import TargetInfo, Workload
 
 @dataclass(frozen=True, slots=True)
 class LiveTensor:
-    """A piece of memory, described by the tensor that it was allocated for; views share it."""
+    """A piece of memory that is alive at a peak, described by the tensor for which it was allocated."""
 
     name: str
     """Argument name of an input; otherwise the operator without its namespace."""
@@ -36,7 +36,7 @@ class LiveTensor:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The moment with the most live bytes within one section of an execution."""
+    """The moment with the most live bytes within one section of a run."""
 
     event: int
     """Number of allocations and releases before it."""
@@ -51,7 +51,7 @@ STRETCHES: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The first moment with the most live bytes; inputs and outputs count, parameters and buffers do not."""
+    """The first moment of a call at which the most bytes are alive, without parameters and buffers."""
 
     bytes: int
     operator: str
@@ -73,7 +73,7 @@ holds at this moment than at its own peak."""
 
 @dataclass(frozen=True, slots=True)
 class GapPart:
-    """A part of the eager peak minus the graph peak."""
+    """A part of the difference between eager and graph peak."""
 
     kind: GapKind
     bytes: int
@@ -88,7 +88,7 @@ class GapPart:
 
 @dataclass(frozen=True, slots=True)
 class CallPeaks:
-    """Peaks of one call of a stage or of a separately run part of it; the last of several decode steps."""
+    """Peaks of one call of a stage, or of one exported part of it; for decode, of the last step."""
 
     stage: str
     invocation: str
@@ -114,7 +114,7 @@ class CallPeaks:
 
     @property
     def residual(self) -> int | None:
-        """Return the bytes of the gap that its named parts do not explain."""
+        """Return the bytes of the difference that its named parts do not explain."""
         return None if self.gap_bytes is None else self.gap_bytes - sum(p.bytes for p in self.gap)
 
 

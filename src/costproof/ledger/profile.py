@@ -72,7 +72,7 @@ class OperatorTime:
 
 @dataclass(frozen=True, slots=True)
 class EnqueuedCall:
-    """One operator call on the two clocks of an eager run, in nanoseconds; calls of a stage are in order of execution.
+    """One operator call on the host and device clocks of an eager run, in nanoseconds.
 
     On a processor the work is done inside the call: ``device`` is 0, ``launches`` is 0, and ``dispatch`` has all of it.
     """
@@ -98,7 +98,7 @@ class EnqueuedCall:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All times of a run."""
+    """All measured times of a run."""
 
     device: str
     """``cpu``, or the name of the GPU."""

@@ -1,4 +1,4 @@
-"""Describe the sources and how they run a model: device, weights, number of layers, further conventions."""
+"""Describe the sources of counts, and how they run a model: device, weights, layers, conventions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from costproof.ledger.errors import BadInput, CostproofError, Problems
 
 @dataclass(frozen=True, slots=True)
 class CountingSource:
-    """A way to count a whole run."""
+    """A source of counts of a whole run: its name and what it does."""
 
     name: str
     doing: str
@@ -51,7 +51,7 @@ RANDOM: Final = "random"
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Options of a run besides the workload; by default shapes without values."""
+    """Options of a run besides the workload; by default tensors have shapes without values."""
 
     device: RunDevice = "meta"
     """``meta`` computes only shapes; on ``cpu`` and ``cuda`` the model runs."""
@@ -85,7 +85,7 @@ class RunOptions:
                 raise BadInput(what, where=where, expected="--run cpu or --run cuda", got="--run meta")
 
     def public(self) -> RunOptions:
-        """Return the options as a capture states them, without the path of this machine."""
+        """Return the options as captures store them, without paths of this machine."""
         return self if self.weights == RANDOM else replace(self, weights=PurePath(self.weights).name)
 
 
@@ -121,7 +121,7 @@ class RunRecord:
 
 
 def run_options(given: Mapping[str, Any], place: Callable[[str], str] = lambda name: f"--{name}") -> RunOptions:
-    """Return the run options from settings, of which ``None`` leaves the default.
+    """Return the run options from settings; a setting that is ``None`` has its default.
 
     Args:
         place: returns the origin of a setting, for messages.

@@ -1,4 +1,4 @@
-"""Define kinds of files with versions and JSON Schemas, and read them strictly.
+"""Define kinds of files with versions and JSON Schemas, and parse them strictly.
 
 A file begins with ``schema`` and ``schema_version`` ("major.minor"). Newer minor versions only add fields, so they are
 read; other major versions are refused. Contents are dataclasses: pydantic validates them strictly on reading and
@@ -25,7 +25,7 @@ DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 @dataclass(frozen=True, slots=True)
 class FileKind(Generic[T]):
-    """A kind of file: name, written version, and type of its content."""
+    """A kind of file: its name, the version that is written, and the type of its content."""
 
     name: str
     version: tuple[int, int]
@@ -36,7 +36,7 @@ _adapters: dict[type, TypeAdapter[Any]] = {}
 
 
 def adapter(kind: type[T]) -> TypeAdapter[T]:
-    """Return pydantic's adapter of a dataclass; pydantic is imported late, since only files need it."""
+    """Return pydantic's adapter of a dataclass; pydantic is imported only here, since few commands need it."""
     if kind not in _adapters:
         from pydantic import TypeAdapter
 
@@ -126,13 +126,13 @@ def form_schema(title: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _version(text: object) -> tuple[int | None, int]:
-    """Return major and minor version as integers; no major version if the text is not "major.minor"."""
+    """Return (major, minor) of a version as integers; major is ``None`` for an invalid text."""
     found = re.fullmatch(r"([0-9]{1,9})\.([0-9]{1,9})", text) if isinstance(text, str) else None
     return (int(found[1]), int(found[2])) if found else (None, 0)
 
 
 def location(parts: tuple[int | str, ...]) -> str:
-    """Return a place in a file as messages write it: ``$.claims[2].id``."""
+    """Return a path in a file as messages write it: ``$.claims[2].id``."""
     return "$" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in parts)
 
 

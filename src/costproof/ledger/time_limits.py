@@ -1,4 +1,4 @@
-"""Limit the processor time that processing a file may take.
+"""Limit the processor time that reading or processing a file may take.
 
 Limits on bytes, depth and terms bound each piece of a file, but many pieces may still take hours. Code that processes a
 file sets a limit, and loops over its pieces check it. Only time of the thread counts, so a busy machine refuses no
@@ -46,7 +46,7 @@ _HERE = _Here()
 
 @contextmanager
 def time_limit(seconds: int, what: str, *, where: str, fix: str | None = None) -> Iterator[None]:
-    """Limit the processor time of this thread inside the context; nested limits have no effect.
+    """Limit the processor time of this thread while the block runs; a nested limit has no effect.
 
     Args:
         what: sentence of the error.

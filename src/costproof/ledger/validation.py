@@ -1,4 +1,4 @@
-"""Recompute the numbers of a capture and check that its parts agree.
+"""Recompute the numbers of a capture, and check that its parts agree.
 
 A file may be truncated, edited or made by somebody else. It contains its expressions, the values of their symbols and
 the traced runs, so its numbers can be checked without torch, in a fraction of a second. This finds files that
@@ -197,7 +197,7 @@ def _check_ledger(
 def _check_node(
     node: CostNode, at: str, values: dict[str, int], cache: dict[tuple[str, str, str], int | BadInput]
 ) -> Iterator[BadInput]:
-    """Check that costs are not negative and equal the node's expressions; equal expressions are cached."""
+    """Check that costs are not negative and equal the node's formulas."""
     for metric, cost in node.costs.items():
         if cost is not None and not 0 <= cost < _LARGEST_COST:
             yield BadInput("a cost must be at least 0 and have at most 100 digits", where=f"{at}.costs.{metric}")

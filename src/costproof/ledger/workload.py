@@ -1,4 +1,4 @@
-"""Describe a workload and a counted model as plain data, and the line about them that begins every report."""
+"""Describe a workload and a counted model as data, and in the line that begins every report."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Shape and dtype of one tensor."""
+    """Shape and dtype of a tensor."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -71,7 +71,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """A call of a stage, or a series of calls (decode steps), with its own shapes."""
+    """One call of a stage, or a series of decode steps, with the values of its symbols."""
 
     stage: str
     id: str
@@ -83,7 +83,7 @@ class Invocation:
 
 
 def describe_calls(invocations: Iterable[Invocation]) -> dict[str, str]:
-    """Return the calls of a run in words: ``decode/steps`` -> ``3 x int64[1,1] at B 1, P 10``."""
+    """Return (stage/invocation) -> text on the call: ``decode/steps`` -> ``3 x int64[1,1] at B 1, P 10``."""
     return {f"{call.stage}/{call.id}": _call(call) for call in invocations}
 
 
@@ -96,7 +96,7 @@ def _call(call: Invocation) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModuleKind:
-    """Equal modules at one path pattern of a model: the same class, settings and parameters."""
+    """Class, settings and parameters of the modules at one path pattern of a model, which are equal."""
 
     kind: str
     """Name of the class."""
@@ -129,7 +129,7 @@ STATED_REASONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TargetInfo:
-    """The counted model."""
+    """The counted model: name, configuration, stages, and what of it was not counted."""
 
     name: str
     implementation: str
@@ -182,7 +182,7 @@ _CACHE: Final[frozenset[Metric]] = frozenset({"kv_read_bytes", "kv_cache_bytes",
 
 
 def counted_line(target: TargetInfo, workload: Workload) -> str:
-    """Return the line with dtype, attention, cuts, unused keys and formats that are not counted.
+    """Return the line that states dtype, attention, cuts, unused keys, and formats that are not counted.
 
     In JSON these are ``workload.dtype``, ``workload.attention``, and ``cut``, ``waived`` and ``quantised`` of
     ``target``.
@@ -202,7 +202,7 @@ def counted_line(target: TargetInfo, workload: Workload) -> str:
 
 
 def proved_line(target: TargetInfo) -> str:
-    """Return :func:`counted_line` of a proof, whose runs have several dtypes and implementations of attention."""
+    """Return the line of :func:`counted_line` for a proof, whose runs have several dtypes and attention kernels."""
     cut = ", ".join(f"{part} {of}" for part, of in sorted(target.cut.items()))
     parts = [
         "dtypes and attention of the runs of the domain",
@@ -214,7 +214,7 @@ def proved_line(target: TargetInfo) -> str:
 
 
 def _unused(target: TargetInfo) -> str:
-    """Return what of the configuration was not used or not compared; empty if it was not checked."""
+    """Return a clause on configuration keys that were not used or compared; empty if all were, or none was checked."""
     unused = len(target.waived.keys() - {WHOLE_FILE})
     used = "every key of the configuration used" if target.config is not None else ""
     if unused:
@@ -224,17 +224,17 @@ def _unused(target: TargetInfo) -> str:
 
 
 def quantised_clause(target: TargetInfo, workload: Workload) -> str:
-    """Return which bytes differ from those of the checkpoint, and why; empty if nothing is quantized."""
+    """Return a clause on which bytes differ from those of the checkpoint, and why; empty without quantisation."""
     return _as_if(cache_counted(target, workload), workload.dtype)
 
 
 def weights_counted(target: TargetInfo) -> TargetInfo:
-    """Return the target without the format of its weights, where these are counted as they are stored."""
+    """Return the target without its weight format, for counts that already use weights as stored."""
     return replace(target, quantised={part: text for part, text in target.quantised.items() if part != "weights"})
 
 
 def cache_counted(target: TargetInfo, workload: Workload) -> TargetInfo:
-    """Return the target without the format of its cache, if the workload counts the cache in a format of its own."""
+    """Drop the cache format from the target if the workload counts the cache in a format of its own."""
     if KV_DTYPE not in workload.inputs:
         return target
     return replace(target, quantised={part: text for part, text in target.quantised.items() if part != "cache"})

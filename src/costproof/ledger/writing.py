@@ -1,4 +1,4 @@
-"""Write files atomically: each completely or not at all, and several together as far as the file system allows.
+"""Write files atomically: each completely or not at all, and several together as far as possible.
 
 Files are written to temporary names in the same folder, flushed, and renamed while signals are blocked. A writer locks
 the folder, so temporary files of dead runs can be recognized and removed.
@@ -96,7 +96,7 @@ def write_named(path: Path, content: Content) -> None:
 
 
 def places(paths: Iterable[Path]) -> list[Path]:
-    """Return the paths at which files of a folder are written; links may only lead to a path in the folder or a device.
+    """Return the paths to which a folder's files are written, after resolving links inside the folder.
 
     Whoever created the folder may be another user, and must not choose which file of the writer is overwritten.
 
@@ -169,7 +169,7 @@ def open_in_place(path: Path) -> Iterator[BinaryIO]:
 
 
 class _PipeWriter(RawIOBase):
-    """A stream that ignores the end of its reader."""
+    """Stream that discards output once the reader of its pipe has exited."""
 
     def __init__(self, raw: RawIOBase) -> None:
         self._raw = raw
@@ -185,7 +185,7 @@ class _PipeWriter(RawIOBase):
 
 
 def _descriptor(path: Path) -> int | None:
-    """Return the descriptor of this process that a path such as ``/dev/stdout`` names."""
+    """Return the open file descriptor that a path such as ``/dev/stdout`` names."""
     found = os.path.abspath(path)
     for _ in range(40):  # links, as many as the system follows
         folder, name = os.path.split(found)
@@ -200,7 +200,7 @@ def _descriptor(path: Path) -> int | None:
 
 
 def write_error(path: Path, error: OSError) -> BadInput:
-    """Return the system's refusal to write as an error of ours."""
+    """Return the error for a file that the system refuses to write."""
     return BadInput(
         "cannot write a file",
         where=str(path),
@@ -284,7 +284,7 @@ def _durable(folder: Path) -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay signals that end a command until the context exits."""
+    """Delay signals that would end the command while the block runs."""
     if threading.current_thread() is not threading.main_thread():
         yield  # they are for the main thread
         return

@@ -1,4 +1,4 @@
-"""Convert the cache bytes of a ledger to a key/value cache format other than the dtype of the run."""
+"""Replace the key/value cache bytes of a ledger, counted in the dtype of the run, by those of another cache format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from costproof.ledger.metrics import FLOOR, UNFUSED, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import FLOAT_BYTES, KV_DTYPE, Workload
 from costproof.models.target import Setting, Target
-from costproof.storage.cache_formats import CACHE_FORMATS, LATENT_FORMATS, latent_bytes
+from costproof.storage.cache_formats import CACHE_FORMATS, LATENT_FORMATS, cache_tensors, latent_bytes
+from costproof.storage.tensors import Size
 
 RUN: Final = "run"
 SETTING: Final = Setting(
@@ -28,7 +29,7 @@ _CACHE: Final[tuple[Metric, ...]] = ("kv_read_bytes", "kv_cache_bytes")
 
 
 def with_cache_format(workload: Workload, given: Any, default: str | None) -> Workload:
-    """Return the workload with the format of its cache: the given one, else that of the configuration.
+    """Return the workload with the format of its key/value cache: the requested one, else that of the configuration.
 
     Args:
         given: value of the setting, ``None`` without one.
@@ -49,30 +50,43 @@ def cache_problems(workload: Workload, *, latent: bool) -> list[CostproofError]:
 
 
 def in_cache_format(ledger: Ledger, target: Target, workload: Workload) -> Ledger:
-    """Return a ledger with cache bytes in the format of the workload.
+    """Return the ledger of a graph or a run with cache bytes counted in the cache format that the workload requests.
 
-    What is read from the cache, what is appended, and their part of the floor and of unfused bytes change; elements of
-    a cache do not. The source counts them in the run's dtype.
+    The sources count cache bytes in the dtype of the run. Bytes read from and appended to the cache change, and with
+    them ``floor_bytes`` and unfused bytes; the number of cached elements does not. The bytes are those of the tensors
+    that hold a head in this format. Formulas derive them in closed form (:func:`cache_share`), so that an error in
+    either is a difference.
     """
     chosen = workload.inputs.get(KV_DTYPE)
     if chosen is None:
         return ledger
     config = attribute(target, "config")
     rank, rope = attribute(config, "kv_rank", 0), attribute(config, "rope", 0)
-    if rank:
-        width, size = rank + rope, latent_bytes(rank, rope)
-        symbolic = latent_bytes(sym("text_kv_rank"), sym("text_rope")) / (sym("text_kv_rank") + sym("text_rope"))
-    else:
-        width = attribute(config, "head_dim", 0) or attribute(attribute(config, "text"), "head_dim")
-        head = CACHE_FORMATS[str(chosen)].head_bytes
-        size, symbolic = head(width), head(sym("text_head_dim")) / sym("text_head_dim")
-    item = FLOAT_BYTES[workload.dtype]
-    in_formulas = symbolic / sym("b") if ledger.source == "analytic" else sympy.Rational(int(size), int(width) * item)
-    return _converted(ledger, Fraction(int(size), int(width) * item), in_formulas)
+    width = attribute(config, "head_dim", 0) or attribute(attribute(config, "text"), "head_dim")
+    widths = (rank, rope) if rank else (width,)
+    size = sum(tensor.bytes for tensor in cache_tensors(str(chosen), *widths))
+    return _converted(ledger, Fraction(int(size), int(sum(widths)) * FLOAT_BYTES[workload.dtype]))
 
 
-def _converted(ledger: Ledger, factor: Fraction, symbolic: sympy.Expr) -> Ledger:
-    """Return the ledger with cache bytes multiplied by ``factor``, and their formulas by ``symbolic``."""
+def cache_share(workload: Workload, *, latent: bool) -> Size:
+    """Return the bytes of a cache in the format of the workload as a share of those in its dtype, in symbols.
+
+    Args:
+        latent: whether the cache holds latents and rotated keys (MLA) instead of keys and values.
+    """
+    chosen = workload.inputs.get(KV_DTYPE)
+    if chosen is None:
+        return 1
+    if latent:
+        rank, rope = sym("text_kv_rank"), sym("text_rope")
+        return latent_bytes(rank, rope) / ((rank + rope) * sym("b"))
+    width = sym("text_head_dim")
+    return CACHE_FORMATS[str(chosen)].head_bytes(width) / (width * sym("b"))
+
+
+def _converted(ledger: Ledger, factor: Fraction) -> Ledger:
+    """Return the ledger with cache bytes multiplied by ``factor``."""
+    symbolic = sympy.Rational(factor.numerator, factor.denominator)
     less: dict[tuple[str, str, str], tuple[int | None, sympy.Expr]] = {}
     nodes: list[CostNode] = []
     for node in ledger.nodes:
@@ -96,7 +110,7 @@ def _converted(ledger: Ledger, factor: Fraction, symbolic: sympy.Expr) -> Ledger
 
 
 def _without(node: CostNode, less: dict[tuple[str, str, str], tuple[int | None, sympy.Expr]]) -> CostNode:
-    """Return the node with its floor and unfused bytes lowered by what the cache takes less."""
+    """Return the node with ``floor_bytes`` and unfused bytes lowered by the bytes that the cache format saves."""
     costs, exprs = dict(node.costs), dict(node.exprs)
     for metric, place in ((UNFUSED, node.module), (FLOOR, FLOOR)):
         number, expr = less.get((node.stage, node.invocation, place), (0, sympy.Integer(0)))

@@ -1,4 +1,4 @@
-"""Configurations of targets: their base classes, reading them from files, and overriding single keys."""
+"""Base classes of target configurations; functions that read them from files, override single keys and compare them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from costproof.weights.stored import without, without_dtype
 
 
 class Config(ABC):
-    """A frozen dataclass of everything that decides a cost. Its defaults are the published configuration."""
+    """Frozen dataclass of everything about a model that decides a cost.
+
+    Its defaults are the published configuration.
+    """
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -37,10 +40,10 @@ class Config(ABC):
 
     @abstractmethod
     def contradictions(self) -> list[CostproofError]:
-        """Return a problem for each value that no model can have or that contradicts another value."""
+        """Return an error for each value that no model can have or that contradicts another value."""
 
     def normalised(self) -> dict[str, Any]:
-        """Return every value that affects a cost, as JSON data."""
+        """Return every field that affects a cost, as JSON data."""
         return {key: value for key, value in asdict(self).items() if key != "waived"}
 
     def config_hash(self) -> str:
@@ -52,7 +55,7 @@ C = TypeVar("C", bound=Config)
 
 
 class NativeConfig(Config):
-    """Configuration in the form of a family's Hugging Face files."""
+    """Configuration that is read from, and written as, the ``config.json`` of a Hugging Face model class."""
 
     __slots__ = ()
     model_type: ClassVar[str]
@@ -61,18 +64,21 @@ class NativeConfig(Config):
     """Dotted keys that :meth:`native` sets to another value than the file, with the reason."""
 
     def in_file(self) -> Self:
-        """Return the configuration with the values that a file can have: itself, by default."""
+        """Return the configuration with the values that a ``config.json`` can state; by default, itself."""
         return self
 
     @classmethod
     def for_class(cls, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the JSON object of a file in the form that the class of transformers reads: as it is, by default."""
+        """Convert the JSON object of a file to the form that the configuration class of transformers reads.
+
+        By default the object is returned unchanged.
+        """
         return dict(data)
 
     @classmethod
     @abstractmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
-        """Parse the JSON value of a file and append every problem to ``problems``."""
+        """Parse the JSON value of a configuration file; append every error to ``problems``."""
 
     @abstractmethod
     def native(self) -> dict[str, Any]:
@@ -98,7 +104,7 @@ class NativeConfig(Config):
 
 
 def activation(top: Section, key: str, usual: str) -> str:
-    """Return the name of an activation function; one without a formula is a problem."""
+    """Return the name of an activation function in a section; record a problem if there is no formula for it."""
     return str(top.fixed(key, *ACTIVATION_FLOPS, why="no formula for this activation", default=usual))
 
 
@@ -108,7 +114,7 @@ def yes_or_no(top: Section, key: str, *, default: bool = False) -> bool:
 
 
 def check_type(top: Section, kind: str) -> None:
-    """Check the model type, or the class that a configuration of an unknown type names."""
+    """Check ``model_type``, or, for a type without a class in transformers, the class that the file names."""
     if top.data.get("model_type") != kind and type_of_class(top.data) == kind:
         top.waive({"model_type": NO_CLASS})
     else:
@@ -127,7 +133,7 @@ def check_padding(top: Section, vocab: int) -> None:
 
 
 def check_returns(top: Section) -> None:
-    """Check that the parts of a class return objects: it reads their results by name."""
+    """Check that ``return_dict`` is not false, since the outer model class reads the outputs of its parts by name."""
     if top.data.get("return_dict") is False:
         what = "the class reads the result of its decoder by name, and fails on a tuple"
         top.problem(what, "return_dict", expected="true, or no such key", got="false")
@@ -214,7 +220,7 @@ def with_keys(config: C, changes: Mapping[str, Any]) -> C:
 
 
 def put(config: Any, changes: Mapping[str, Any]) -> Any:
-    """Return the configuration with other values for some keys, without a check."""
+    """Return the configuration with other values for some keys, without checking them."""
     own: dict[str, Any] = {}
     nested: dict[str, dict[str, Any]] = {}
     for key, value in changes.items():
@@ -235,7 +241,7 @@ def _whole(value: Any) -> bool:
 
 
 def _wrong(key: str, now: Any, value: Any) -> BadInput | None:
-    """Return the problem with replacing the value ``now`` of a key by ``value``, or ``None``."""
+    """Return the error if ``value`` cannot replace the value ``now`` of a key, or ``None`` if it can."""
     where, name = f"$.{key}", key.rpartition(".")[2]
     if isinstance(now, bool):
         ok, expected = isinstance(value, bool), "true or false"
@@ -258,7 +264,7 @@ def _wrong(key: str, now: Any, value: Any) -> BadInput | None:
         absent = now == 0 and name not in _MAY_BE_0
         if absent and value != 0:
             fix = "--config FILE of a model with this part"
-            what = "this part cannot be added: the model has none"
+            what = "this part cannot be added, since the model was configured without it"
             return BadInput(what, where=where, expected=0, got=shown(value), fix=fix)
         least = 0 if now == 0 or name in _MAY_BE_0 else 1
         most = MOST_LAYERS if name.endswith("layers") else LARGEST

@@ -120,7 +120,7 @@ _FURTHER: Final = re.compile(r"(num_|n_)?(mtp|nextn)_.*|.*_(mtp|nextn)_.*|use_mt
 
 
 def is_read(kind: str, key: str) -> bool:
-    """Return whether the class of this model type reads a key that the formulas do not know."""
+    """Return whether the class of this model type reads a key that affects no formula of a built-in family."""
     return key in _ANY or key in _ALIASES.get(kind, ()) or key == "quantization_config"
 
 
@@ -136,7 +136,7 @@ def contradiction(kind: str, key: str, value: object, where: str) -> BadInput | 
         return None
     expected = json.dumps(implied[key])
     return BadInput(
-        "the class of transformers ignores this key and does something else",
+        "the class of transformers ignores this key and behaves as with another value",
         where=where,
         expected=expected,
         got=json.dumps(value)[:60],
@@ -191,7 +191,11 @@ def type_of_class(data: Mapping[str, Any]) -> str | None:
 
 
 def _named_alike(kind: str, config: str, architecture: str) -> tuple[bool, bool]:
-    """Return whether a class name begins with that of a configuration class, and whether it is the type's own."""
+    """Return (prefix, own), by the name of an architecture and of a configuration class.
+
+    ``prefix`` is whether the architecture's name begins with the class name without ``Config``; ``own`` is whether that
+    name equals the model type without hyphens and underscores.
+    """
     name = config.removesuffix("Config")
     return architecture.startswith(name), re.sub("[-_]", "", kind) == name.lower()
 

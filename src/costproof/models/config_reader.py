@@ -27,7 +27,7 @@ _CLOSE: Final = 0.85
 
 
 def shown(value: object) -> str:
-    """Return a value from a file as text for an error message."""
+    """Return the repr of a JSON value, shortened for an error message."""
     if isinstance(value, dict):
         return "an object"
     if value is None:
@@ -169,7 +169,7 @@ class Section:
         return section
 
     def finish(self, *, strict: bool = False) -> tuple[tuple[str, str], ...]:
-        """Return every key here and below that affects no cost or that nothing read, with the reason.
+        """Return (path, reason) of every key, here and in subsections, that affects no cost or was not read.
 
         A key that only a section below reads, with a different value there, is a problem: it is probably misplaced.
 
@@ -207,7 +207,7 @@ class Section:
         return tuple(sorted(waived))
 
     def _meant(self, kind: str, key: str) -> bool:
-        """Return whether a key is probably a misspelling of a known one; prefixes and suffixes make different keys."""
+        """Return whether an unknown key is probably a misspelling of a known one, not a prefixed or suffixed name."""
         close = get_close_matches(key, self.known | config_keys.aliases(kind), n=1, cutoff=_CLOSE)
         parts = (a.startswith(f"{b}_") or a.endswith(f"_{b}") for n in close for a, b in ((key, n), (n, key)))
         return bool(close) and not any(parts)
@@ -219,7 +219,7 @@ class Section:
 
 
 def renamed(config: object, keys: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of a configuration's fields under their keys in a file."""
+    """Return the fields of a configuration under the keys that they have in a file."""
     return {key: getattr(config, field) for field, key in keys.items()}
 
 

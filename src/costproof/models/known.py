@@ -1,4 +1,4 @@
-"""Record published models and the metrics that each source gives of the built-in families."""
+"""List published models of the built-in families, and load the metrics that each source gives of a family."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Published model, which is also a factory of targets."""
+    """Published model with its configuration; a factory of targets of its family."""
 
     name: str
     family: str
@@ -41,7 +41,7 @@ class Known:
         return made
 
     def from_file(self, path: Path) -> Target:
-        """Return the target of a configuration file of the family.
+        """Return the target of a configuration file, reported by its differences from this model.
 
         Reports list the keys that differ from the published configuration of this model, not from the default of the
         family.
@@ -65,7 +65,7 @@ class Known:
         return found
 
     def from_normalised(self, text: str) -> WithProof:
-        """Return the target of a normalised configuration, as a certificate holds it."""
+        """Return the target with a configuration in the normalised form that a certificate contains."""
         made: WithProof = self._as_published(self._family().from_normalised(text))
         return made
 
@@ -193,7 +193,7 @@ def family_of(target: Target) -> str:
 
 
 def recorded(target: Target, workload: Workload) -> dict[str, tuple[Metric, ...]]:
-    """Return the metrics on record for each source of a target, or ``{}`` if there is no record.
+    """Return the metrics that each source of a target gives, from the committed record; ``{}`` if there is none.
 
     If data or the device selects operators, runs do not report the bytes that each operator moves. Which metrics of
     storage there are depends on the format of a quantised checkpoint.

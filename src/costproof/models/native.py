@@ -1,4 +1,4 @@
-"""Base classes of targets that have one configuration, and of those that are a class of transformers."""
+"""Define base classes of targets with one configuration, and of targets that are a class of transformers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Configured(ABC, Generic[C]):
         return replace(self, config=with_keys(self.config, changes))
 
     def normalised(self) -> str:
-        """Return the configuration as JSON text."""
+        """Return the configuration as JSON text, the form that certificates contain."""
         return json.dumps(self.config.normalised(), sort_keys=True)
 
     def info(self) -> TargetInfo:
@@ -104,7 +104,10 @@ class Configured(ABC, Generic[C]):
         )
 
     def uncompared(self) -> dict[str, str]:
-        """Return why the configuration file was not compared with the reading of transformers, by its key."""
+        """Return the reason why the file could not be compared with what transformers reads, by key.
+
+        Empty if it was.
+        """
         return {}
 
     @property
@@ -153,7 +156,7 @@ N = TypeVar("N", bound=NativeConfig)
 
 @dataclass(frozen=True, slots=True)
 class Native(Configured[N]):
-    """Target that is a class of transformers with one configuration."""
+    """Base class of targets that are a class of transformers with one configuration."""
 
     file: ConfigFile | None = None
     """The file that the configuration was read from, if any."""
@@ -177,7 +180,7 @@ class Native(Configured[N]):
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """Return the target of a ``config.json``, and recognise a published configuration."""
+        """Return the target of a ``config.json``; a configuration equal to a published one is recognised."""
         usual = cls.default()
         data = read_configuration(path)
         config = type(usual.config).of(data, path)
@@ -187,7 +190,10 @@ class Native(Configured[N]):
         return replace(usual, config=config, published=published, is_known=known, stored=stored(data, path), file=file)
 
     def uncompared(self) -> dict[str, str]:
-        """Return why the configuration file was not compared with the reading of transformers, by its key."""
+        """Return the reason why the file could not be compared with what transformers reads, by key.
+
+        Empty if it was.
+        """
         return {} if self.file is None or find_spec("transformers") else {WHOLE_FILE: NOT_COMPARED}
 
     def every_published(self) -> tuple[N, ...]:
@@ -198,7 +204,7 @@ class Native(Configured[N]):
 
     @classmethod
     def from_normalised(cls, text: str) -> Self:
-        """Return the target of a configuration that a certificate holds."""
+        """Return the target with a configuration in the normalised form that a certificate contains."""
         usual = cls.default()
         return replace(usual, config=type(usual.config)(**json.loads(text)))
 
@@ -227,7 +233,7 @@ class Native(Configured[N]):
         return Workload(name, next(p.tokens["text"] for p in self.named if p.name == name))
 
     def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """Return the workload with its input settings, removed from ``given``; append errors to ``found``."""
+        """Return the workload with its input settings, which are removed from ``given``; append errors to ``found``."""
         return workload
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
@@ -247,7 +253,7 @@ class Native(Configured[N]):
         return made if made == plain else replace(made, name="custom")
 
     def build_stored(self) -> nn.Module:
-        """Return the model on the meta device in the dtype of its checkpoint; no length of a preset has to fit it."""
+        """Return the model on the meta device in the dtype of its checkpoint, for any length of a run."""
         usual = self.default_workload(next(preset.name for preset in self.named if preset.default))
         return self.build(replace(usual, dtype=self.dtype, attention=self.attentions[0]))
 
@@ -257,7 +263,7 @@ class Native(Configured[N]):
         return Decoder()
 
     def native_arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class, after a check of the file that they come from.
+        """Return the keyword arguments of the configuration class; check first that transformers reads the file alike.
 
         Raises:
             Incomplete: as :func:`~costproof.models.reader_check.check_reader`.
@@ -280,7 +286,7 @@ class Native(Configured[N]):
         return self.built(workload, "grouped_mm" if workload.experts == "eager" else workload.experts)
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
-        """Return the model on the meta device with a given kernel for routed experts, if it has any."""
+        """Return the model on the meta device with the given implementation of routed experts, if it has experts."""
         return build(*self.native(), dtype=workload.dtype, attention=workload.attention)
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
@@ -298,7 +304,7 @@ class Native(Configured[N]):
 
     @staticmethod
     def proof_settings() -> tuple[Setting, ...]:
-        """Return no settings: no size of a run has to be enumerated."""
+        """Return no settings: the proof enumerates no sizes."""
         return ()
 
     def proof(self, samples: int, seed: int) -> Proof:

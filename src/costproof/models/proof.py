@@ -1,4 +1,4 @@
-"""Describe a proof about a target as plain data: the pieces of work that the proof carries out."""
+"""Describe a proof about a target as plain data: its pieces of work, and what it covers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from costproof.models.target import Exportable, Setting, WithFormulas
 
 
 class Provable(WithFormulas, Exportable, Protocol):
-    """Target with both sides of a proof: formulas and graphs."""
+    """Target with formulas and exports, which a proof compares."""
 
 
 T = TypeVar("T", bound=Provable, covariant=True)
@@ -42,14 +42,14 @@ class Piece(Generic[T]):
 
 
 def not_drawn(config: Config | type[Config]) -> dict[str, str]:
-    """Return the configuration fields that no draw of a proof varies, by dotted path, with the reason."""
+    """Return dotted path -> reason of each configuration field that no random draw of a proof varies."""
     parts = {f.name: part for f in fields(config) if isinstance(part := getattr(config, f.name), Config)}
     inside = {f"{name}.{path}": why for name, part in parts.items() for path, why in not_drawn(part).items()}
     return {**inside, **config.not_drawn}
 
 
 def reasons(config: Config | type[Config]) -> tuple[str, ...]:
-    """Return the fields of :func:`not_drawn` as sentences for a certificate, grouped by reason."""
+    """Return the fields of :func:`not_drawn` as sentences for a certificate, one per reason."""
     named: dict[str, list[str]] = {}
     for path, why in not_drawn(config).items():
         named.setdefault(why, []).append(path)
@@ -58,7 +58,7 @@ def reasons(config: Config | type[Config]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Everything that a proof does, and the ranges that it covers."""
+    """The pieces of a proof, and the ranges that it covers."""
 
     pieces: tuple[Piece[Provable], ...]
     settings: Settings
@@ -84,7 +84,7 @@ class WithProof(Provable, Protocol):
     """Target that defines a proof about itself."""
 
     def proof(self, samples: int, seed: int, **chosen: Any) -> Proof:
-        """Return the proof, made of pieces.
+        """Return the pieces of a proof, and what it covers.
 
         Args:
             samples: number of random configurations to draw, if the family draws any.
@@ -103,7 +103,7 @@ class Proves(Protocol):
         """Return the settings of a proof besides the number of draws and their seed."""
 
     def from_normalised(self, text: str) -> WithProof:
-        """Return the target of a normalised configuration, as a certificate holds it.
+        """Return the target with a configuration in the normalised form that a certificate contains.
 
         Args:
             text: JSON, as the target wrote it.

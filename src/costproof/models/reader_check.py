@@ -51,7 +51,7 @@ class ConfigFile:
 
     @classmethod
     def of(cls, data: object, read: NativeConfig, path: Path) -> ConfigFile:
-        """Return the record of a file with this JSON value."""
+        """Return the record of a file with this JSON content, read by a family as ``read``."""
         return cls(json.dumps(without_dtype(without(data)), sort_keys=True), read, str(path))
 
 
@@ -76,7 +76,7 @@ def check_reader(file: ConfigFile) -> None:
 
 
 def written(config: Any) -> ConfigFile:
-    """Return the file that transformers writes of a configuration of ours, and what its family reads from it.
+    """Write a configuration with transformers' own class, and read that file by the family.
 
     Raises:
         Incomplete: the family refuses the file.
@@ -93,7 +93,7 @@ def written(config: Any) -> ConfigFile:
 
 
 def differences(file: ConfigFile) -> Iterator[tuple[str, str, str]]:
-    """Yield key, value that transformers reads, and value that the family passes to the class, where they differ."""
+    """Yield (key, value that transformers reads, value that the family passes to the class) where they differ."""
     config: Any = file.read
     data = config.for_class(json.loads(file.text))
     named = data.get("architectures")
@@ -119,7 +119,7 @@ def differences(file: ConfigFile) -> Iterator[tuple[str, str, str]]:
 
 
 def _is_unread(path: str, theirs: Any, ours: Any, waived: list[str], kind: str) -> bool:
-    """Return whether a difference in a key that the family does not pass to the class changes no cost."""
+    """Return whether a key that only transformers reads decides no cost, so that a difference does not matter."""
     key = path.rpartition(".")[2]
     if _ROTATION in path:  # frequencies, computed once when the model is built
         return key != "rope_type" or theirs in _FIXED_ROTATIONS
@@ -139,7 +139,7 @@ def _read(data: Mapping[str, Any], where: str) -> Any:
 
 
 def flat(config: Any) -> dict[str, Any]:
-    """Return the values of a configuration object by their dotted keys; names of classes as their number."""
+    """Return the values of a configuration object by dotted key; label names are replaced by their number."""
     return dict(_flat(config.to_dict(), ""))
 
 
@@ -164,7 +164,7 @@ def flat_arguments(arguments: Mapping[str, Any], config: Any, within: str = "") 
 
 
 def _meaning(values: Mapping[str, Any], path: str) -> Any:
-    """Return a value as the class uses it, where files state it in several forms."""
+    """Return the value of a key in one form, where files may state it in several."""
     within, _, key = path.rpartition(".")
     within, value = within and f"{within}.", values.get(path, _ABSENT)
     match key:

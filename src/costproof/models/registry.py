@@ -96,7 +96,7 @@ def _contained(name: str, method: Callable[..., Any], plugin: Plugin[Any]) -> Ca
 
 
 def _returned(name: str, found: Any) -> str | None:
-    """Return the expected result type of a method if the value does not have it, else ``None``."""
+    """Return a description of the expected result of a factory method if ``found`` is not one, else ``None``."""
     one = {"settings": Setting, "presets": NamedWorkload, "proof_settings": Setting}.get(name)
     if one is not None and not (isinstance(found, tuple) and all(isinstance(item, one) for item in found)):
         return f"a tuple of {one.__name__}"
@@ -107,7 +107,7 @@ def _returned(name: str, found: Any) -> str | None:
 
 
 def _wrong_part(target: Any) -> tuple[str, str, str] | None:
-    """Return the first method of a target with a wrong result: its name, the expected and the returned value.
+    """Return (method, expected, returned) of the first method of a target with a wrong result, else ``None``.
 
     Invocations are those of the default workload.
     """
@@ -127,7 +127,10 @@ def _wrong_part(target: Any) -> tuple[str, str, str] | None:
 
 
 def _unlike(found: Any, kind: type[Any]) -> tuple[str, str] | None:
-    """Return (expected, actual) type of a value or its first field that contradicts its annotation, else ``None``."""
+    """Return (expected, actual) type of a value, or of its first field, that contradicts its annotation.
+
+    Else ``None``.
+    """
     if not isinstance(found, kind):
         return kind.__name__, _named(found)
     from pydantic import ValidationError
@@ -202,7 +205,7 @@ class KnowsMistakes(Protocol):
 
 @runtime_checkable
 class ServesTypes(Protocol):
-    """Factory whose formulas describe models of certain Hugging Face model types."""
+    """Factory whose formulas describe models of the Hugging Face ``model_types`` that it lists."""
 
     model_types: tuple[str, ...]
     """Values of ``model_type`` in the configurations of these models."""
@@ -218,21 +221,24 @@ class ServesClasses(Protocol):
 
 @runtime_checkable
 class ServesParts(Protocol):
-    """Factory whose formulas describe only models whose parts have certain kinds."""
+    """Factory whose formulas describe only some configurations of its model types."""
 
     def serves(self, config: Mapping[str, Any]) -> bool:
         """Return whether the formulas describe the model of this configuration."""
 
 
 def _built_in() -> tuple[Plugin[TargetFactory], ...]:
-    """Return the built-in families, which are the modules of ``models.families``, and their known models."""
+    """Return the registrations of the built-in families, the modules of ``models.families``, and their known models."""
     found = [_family_plugin(module.name, is_package=module.ispkg) for module in iter_modules(families.__path__)]
     known: list[Plugin[TargetFactory]] = [Plugin(k.name, k.what, partial(_itself, k)) for k in KNOWN]
     return (*found, *known)
 
 
 def _family_plugin(name: str, *, is_package: bool) -> Plugin[TargetFactory]:
-    """Return the lazy registration of a family; its first line describes it, and is read without an import."""
+    """Return the lazy registration of a family.
+
+    Its description is the first line of its module, read without import.
+    """
     file, place = (f"{name}/__init__.py", f"{name}.target") if is_package else (f"{name}.py", name)
     with (Path(families.__path__[0]) / file).open(encoding="utf-8") as source:
         what = source.readline().strip().strip('"').rstrip(".")
@@ -297,7 +303,7 @@ def load_target(name: str, config_path: Path | None = None, *, trusted: bool = F
 
 
 def _is_beyond(factory: TargetFactory, path: Path) -> bool:
-    """Return whether a file has the model type of a factory, but options that its formulas do not describe.
+    """Return whether a file has a factory's model type, but options that the factory's formulas do not describe.
 
     Such options concern the cache, or replace a part of the model.
     """
@@ -391,7 +397,7 @@ def _serves(made: TargetFactory, kind: str, architecture: str, config: Mapping[s
 
 
 def mistakes_of(name: str) -> Mistakes:
-    """Return the mistakes that a target, named as in a capture, adds to the general ones."""
+    """Return the mistakes that the factory of a target, named as in a capture, adds to the general ones."""
     from costproof.claims.effects import Mistakes
 
     made = TARGETS.load(name) if name in TARGETS.all() else None

@@ -1,4 +1,4 @@
-"""Settings shared by most targets: convert them to their types, apply them to a workload, and check that."""
+"""Define settings that most targets share; convert them, apply them to a workload, and check the result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_BATCH: Final = 1024
 
 
 def known_preset(name: str, known: Collection[str], where: str = "--preset") -> str:
-    """Return the name of a preset, checked.
+    """Check that a preset exists, and return its name.
 
     Raises:
         BadInput: there is no such preset.
@@ -48,7 +48,7 @@ def known_preset(name: str, known: Collection[str], where: str = "--preset") -> 
 def changed(
     workload: Workload, given: Mapping[str, Any], settings: Iterable[Setting], problems: list[CostproofError]
 ) -> Workload:
-    """Return the workload with other values of its own fields; ``None`` leaves a field unchanged.
+    """Return the workload with other values for some of its fields; ``None`` leaves a field unchanged.
 
     Settings that are not fields of the workload are stored in its ``inputs``. Unknown settings and invalid choices are
     added to ``problems``, and the workload is returned unchanged.
@@ -72,7 +72,7 @@ def changed(
 
 
 def problems(workload: Workload, head_dim: int, *, least_text: int = 1) -> list[CostproofError]:
-    """Return a problem for each reason why no decoder with heads of this width can run a workload."""
+    """Return an error for each reason why no decoder with heads of this width can run a workload."""
     found: list[CostproofError] = []
     for what, option, value, least in (
         ("too few text tokens", "--text-tokens", workload.text_tokens, least_text),
@@ -87,14 +87,14 @@ def problems(workload: Workload, head_dim: int, *, least_text: int = 1) -> list[
 
 
 def batch_problems(workload: Workload) -> list[CostproofError]:
-    """Return a problem if the batch size is out of range."""
+    """Return an error if the batch size is out of range."""
     if 1 <= workload.batch <= MAX_BATCH:
         return []
     return [BadInput("the batch is out of range", where="--batch", expected=f"1 to {MAX_BATCH}", got=workload.batch)]
 
 
 def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]:
-    """Return a problem if a prompt of ``length`` tokens and its steps exceed a context of ``most`` tokens."""
+    """Return an error if a prompt of ``length`` tokens and its new tokens exceed a context of ``most`` tokens."""
     total = length + workload.new_tokens
     problem = BadInput(
         "the run is longer than the model's context",
@@ -106,12 +106,12 @@ def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]
 
 
 def device_problems(workload: Workload, options: RunOptions) -> list[CostproofError]:
-    """Return a problem for each kernel of a workload that the device does not have."""
+    """Return an error for each kernel of a workload that the device of the run does not have."""
     found: list[CostproofError] = []
     if workload.experts == "eager" and not options.real:
         found.append(
             BadInput(
-                "a loop over the experts that received tokens needs their numbers",
+                "a loop over the experts that received tokens needs real routing, which meta does not have",
                 where="--experts eager",
                 expected="grouped_mm or batched_mm on meta",
                 fix="leave --experts out, or count a real run: costproof report … --run cpu",
@@ -135,7 +135,7 @@ ChoicePlace = Callable[[str], str]
 
 
 def option(name: str) -> str:
-    """Return the name of a choice on the command line."""
+    """Return the command-line option of a setting: ``--new-tokens`` for ``new_tokens``."""
     return "--" + name.rpartition(".")[2].replace("_", "-")
 
 
@@ -174,7 +174,7 @@ def _convert(setting: Setting, value: Any, where: str) -> TypedValue:
 
 @contextmanager
 def collect_problems(problems: list[CostproofError]) -> Iterator[None]:
-    """Append the errors that are raised in the context to a list, so that all of them can be reported at once."""
+    """Append the error that the block raises, if any, to a list, so that all can be reported at once."""
     try:
         yield
     except Problems as error:

@@ -1,4 +1,4 @@
-"""Specifications that a target gives to the sources: parts to export, forwards to trace, built models, truncations."""
+"""Records that a target passes to the sources: parts to export, forwards to trace, built models, truncations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RUNS_ALL: Final = "the class runs all"
 
 @dataclass(frozen=True, slots=True)
 class SymbolicSize:
-    """Dimension of an example input that the export keeps symbolic, under a name chosen here."""
+    """Dimension of an example input that the export keeps symbolic, with its symbol."""
 
     argument: tuple[str | int, ...]
     """Path into the arguments: ``("pixel_values",)``, ``("keys", 0)``."""
@@ -39,7 +39,7 @@ class SymbolicSize:
 
 @dataclass(frozen=True, slots=True)
 class ExportJob:
-    """Part of a model to export or to trace in isolation: a module, its inputs on meta, and the stage of its costs.
+    """Part of a model to export, or to trace in isolation: module, inputs on meta, and the stage of its costs.
 
     An export uses example sizes; an isolated trace uses the sizes of the workload.
     """
@@ -99,7 +99,7 @@ class ExportJob:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Extra event in the call graph: the inputs of a module, recorded when it is first entered in a run."""
+    """Event that a callgraph records when a module is first entered in a run, with fields read from its inputs."""
 
     name: str
     """``vision_inputs``, ``llm_stack``, …"""
@@ -160,7 +160,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """For each module of a truncated model, the number of modules of the whole model that it represents."""
+    """Truncated stacks of a model; for each module, how many modules of the whole model it represents."""
 
     parameters: int
     """Number of elements of all parameters of the whole model, each tensor once."""
@@ -182,7 +182,7 @@ EACH_KIND: Final = "one of each kind of layer"
 
 
 def layers_cut(stack: str, layers: int, least: int, most: int, why: str = EACH_KIND) -> tuple[int, str]:
-    """Return how many layers a stack keeps, and a phrase such as ``2 of 32``; the phrase is empty if it keeps all.
+    """Return how many layers of a stack remain, and a phrase such as ``2 of 32``, empty if all remain.
 
     Args:
         stack: ``decoder`` or ``encoder``, for messages.

@@ -1,4 +1,4 @@
-"""Add the metrics of storage to the formulas of a target."""
+"""Add the storage metrics of a checkpoint to the formulas of a target."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from costproof.analytic.storage import Storage, with_storage
 from costproof.ledger.attributes import attribute
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.cache_dtype import in_cache_format
 from costproof.models.native import Configured
 from costproof.storage.scheme import PLAIN, CheckpointLayout, UnknownFormat
 
 
 class GivesFormulas(Protocol):
-    """Part of a target that closed formulas need."""
+    """Protocol of targets that have closed formulas."""
 
     def formulas(self, workload: Workload) -> Ledger:
         """Return the analytic ledger in symbols."""
@@ -25,9 +24,9 @@ NOT_KNOWN: Final = "stored bytes are not known"
 
 
 def stored_formulas(target: GivesFormulas, workload: Workload) -> Ledger:
-    """Return the analytic ledger of a target in symbols, with the metrics of storage where its format is known."""
+    """Return the analytic ledger in symbols, with storage metrics if the checkpoint's format is known."""
     of = attribute(target, "model", target)
-    ledger = in_cache_format(target.formulas(workload), of, workload)
+    ledger = target.formulas(workload)
     if not isinstance(of, Configured):  # as the static source: in the dtype of the run
         return with_storage(ledger, Storage(PLAIN, workload.dtype, CheckpointLayout(), {}))
     try:

@@ -1,4 +1,4 @@
-"""Yield the tensors of a checkpoint from the module that it fills, built on the meta device."""
+"""Yield the tensors that a checkpoint stores, derived from the module that it fills, on the meta device."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput
 from costproof.snapshots.copies import held_bytes
 from costproof.storage.formats import Format, LinearShape
+from costproof.storage.headers import HeaderTensor
+from costproof.storage.mismatches import ModelNames
 from costproof.storage.scheme import LinearModule, Scheme, UnknownFormat, in_numbered_layer
 from costproof.storage.tensors import StoredTensor
 
@@ -33,7 +35,7 @@ _IN_FLOAT32: Final = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Properties of a model, besides its tensors, on which the layout of its checkpoint depends."""
+    """Facts about a model, other than its tensors, that decide the layout of its checkpoint."""
 
     model_type: str
     params: int
@@ -50,9 +52,50 @@ def model_facts(model: nn.Module) -> ModelFacts:
     return ModelFacts(str(attribute(config, "model_type", "")), params, modules if type(modules) is int else 0)
 
 
+def model_names(model: nn.Module) -> ModelNames:
+    """Return what the class of a model knows of the names in its checkpoint."""
+    names, seen = checkpoint_names(model), set[int]()
+    parameters: set[str] = set()
+    tied: dict[str, tuple[int, ...]] = {}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        name = names.parameter(path)
+        parameters.add(name)
+        if id(parameter) in seen:
+            tied[name] = tuple(parameter.shape)
+        seen.add(id(parameter))
+    ignored = [str(pattern) for pattern in attribute(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    if any(path.endswith("position_ids") for path, _ in model.named_buffers()):
+        ignored.append(r"(^|\.)position_ids$")  # as on loading in transformers
+    modules = model_facts(model).next_token_modules
+    layers = attribute(attribute(model, "config"), "num_hidden_layers", 0)
+    further = [f"model.layers.{layers + i}." for i in range(modules)] if type(layers) is int else []
+    return ModelNames(frozenset(parameters), tied, tuple(ignored), (*further, "mtp.", "model.mtp."))
+
+
+def named_as_class(headers: Iterable[HeaderTensor], model: nn.Module) -> tuple[HeaderTensor, ...]:
+    """Return tensors of headers by the names that the class of the model has in its checkpoints.
+
+    As on loading in transformers, the prefix of the base model (``transformer.`` of GPT-2) is added where the file was
+    saved from the base model, and removed where the model is one.
+    """
+    prefix, names = str(attribute(model, "base_model_prefix", "")), checkpoint_names(model)
+    held = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
+    known = {names.parameter(path) for path, _ in held}
+    tops = {name.partition(".")[0] for name in known}
+    inside = {name.split(".")[1] for name in known if name.startswith(f"{prefix}.")}
+
+    def renamed(name: str) -> str:
+        top, _, rest = name.partition(".")
+        if not prefix or top in tops:
+            return name
+        return f"{prefix}.{name}" if top in inside else rest if top == prefix and rest else name
+
+    return tuple(replace(tensor, name=renamed(tensor.name)) for tensor in headers)
+
+
 @dataclass(frozen=True, slots=True)
 class StoredModule:
-    """What a checkpoint stores of a module, without its children."""
+    """Tensors that a checkpoint stores for one module, without the module's children."""
 
     path: str
     quantised: tuple[StoredTensor, ...]
@@ -73,7 +116,7 @@ def stored_tensors(model: nn.Module, scheme: Scheme) -> Iterator[StoredTensor]:
 
 
 def stored_modules(model: nn.Module, scheme: Scheme, dtypes: Mapping[str, str] = _AS_IT_IS) -> Iterator[StoredModule]:
-    """Yield what a checkpoint of the model in a scheme stores: parameters and persistent buffers, each once.
+    """Yield, for each module, what its checkpoint stores in a quantisation scheme: parameters and persistent buffers.
 
     Names are those of the checkpoint, which transformers may change on loading. Stacks of experts are linear layers of
     each expert, unless the scheme stores stacks, or the checkpoint does and the scheme leaves them as they are. What
@@ -152,7 +195,7 @@ def stored_modules(model: nn.Module, scheme: Scheme, dtypes: Mapping[str, str] =
 
 
 def _embedding(model: nn.Module, method: str) -> nn.Module | None:
-    """Return the embedding that a method of transformers returns, or ``None`` for a model without one."""
+    """Return the embedding that ``get_input_embeddings`` or another method returns; ``None`` without one."""
     try:
         found: nn.Module | None = attribute(model, method, lambda: None)()
     except NotImplementedError:
@@ -161,7 +204,7 @@ def _embedding(model: nn.Module, method: str) -> nn.Module | None:
 
 
 def assumed_of_experts(model: nn.Module, tensors: Iterable[StoredTensor]) -> tuple[str, ...]:
-    """Return the assumption that quantised experts are stored one by one, unless transformers' loading states it."""
+    """Return a note if it is only assumed that quantised experts are stored as separate linear layers."""
     one_by_one = any(".*." in tensor.name and tensor.stands_for for tensor in tensors)
     if not one_by_one or checkpoint_names(model).stacks:
         return ()
@@ -177,12 +220,12 @@ def _plain(name: str, tensor: torch.Tensor) -> StoredTensor:
 
 
 def _named(tensors: Iterable[StoredTensor], path: str) -> list[StoredTensor]:
-    """Return tensors with the path of their module before their names."""
+    """Return tensors with names prefixed by the path of their module."""
     return [replace(tensor, name=f"{path}.{tensor.name}".lstrip(".")) for tensor in tensors]
 
 
 def _packed(of: Format, linear: LinearShape) -> Iterator[StoredTensor]:
-    """Yield the tensors of a linear layer; the one with the weights states how many it holds."""
+    """Yield the stored tensors of a quantised linear layer; that of the weights states how many it represents."""
     for tensor in of.tensors(linear):
         yield replace(tensor, stands_for=linear.rows * linear.columns) if tensor.purpose == "weight" else tensor
 
@@ -197,7 +240,7 @@ def _stack(
     names: CheckpointNames,
     as_stored: Callable[[str], str],
 ) -> Iterator[tuple[LinearShape, int, Format | None, list[StoredTensor]]]:
-    """Yield the tensors of a stack of matrices, each [rows, columns] or, if the class says so, [columns, rows].
+    """Yield the stored tensors of a parameter that stacks the matrices of all experts, split into linear layers.
 
     Nothing is yielded for a stack that the checkpoint has as it is.
 
@@ -246,7 +289,7 @@ def _stack(
 
 
 def _is_transposed(module: nn.Module) -> bool:
-    """Return whether the matrices of a stack are [columns, rows], as transformers' expert classes state."""
+    """Return whether the class stores the matrices of a stack as [columns, rows], as its attributes state."""
     stated: Any = attribute(module, "is_transposed", None)
     return bool(stated)
 
@@ -256,7 +299,7 @@ _LIKE_DEEPSEEK: Final = ("deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe")
 
 
 def next_token_tensors(model: nn.Module, scheme: Scheme, modules: int) -> Iterator[StoredTensor]:
-    """Yield the tensors of the modules that predict one more token, as DeepSeek-V3's checkpoint has them.
+    """Yield the checkpoint tensors of the modules that predict further tokens, as in DeepSeek-V3.
 
     A module is a layer like the last one, a projection eh_proj [h, 2 h] of embedding and hidden state that is not
     quantised, three norms, and copies of the embedding and of the output projection. The class in transformers has
@@ -296,7 +339,7 @@ _EXPERT: Final = ".experts.*."
 
 @dataclass(frozen=True, slots=True)
 class CheckpointNames:
-    """The reverse of the renamings and conversions that transformers applies to a checkpoint on loading."""
+    """Maps names of a model to those in its checkpoint: the reverse of transformers' conversions on loading."""
 
     renamings: tuple[Any, ...] = ()
     """Reversed renamings, in the order in which they apply."""
@@ -310,21 +353,24 @@ class CheckpointNames:
         return name
 
     def module(self, path: str) -> str:
-        """Return the path of a module with a weight in the checkpoint."""
+        """Return the path, in the checkpoint, of a module with a weight."""
         named, dot, last = self.parameter(f"{path}.weight").rpartition(".")
         return named if dot and last == "weight" else path
 
     def layers_of(self, stack: str) -> tuple[str, ...]:
-        """Return the linear layers that an expert has in the checkpoint for a parameter of a stack; empty: no stack."""
+        """Return the names of an expert's linear layers that a stacked parameter is split into.
+
+        Empty if it is not a stack.
+        """
         return (self.stacks or {}).get(stack) or _STACKS.get(stack, ())
 
     def is_split(self, stack: str) -> bool:
-        """Return whether the checkpoint is known to have a linear layer for each expert rather than the stack."""
+        """Return whether the checkpoint is known to store each expert's linear layers instead of the stack."""
         return stack in (self.stacks or {})
 
 
 def checkpoint_names(model: nn.Module) -> CheckpointNames:
-    """Return the names of a model's checkpoint; for a model that is not from transformers, its own."""
+    """Return the map of a model's names to its checkpoint's; the identity for models outside transformers."""
     from transformers import PreTrainedModel
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter

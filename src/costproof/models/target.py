@@ -1,4 +1,4 @@
-"""Protocols of a target, one for each capability, and which sources a target supports."""
+"""Define the protocols of targets, one per capability, and which source needs which."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Workload setting: an option of the command line and a keyword argument in Python."""
+    """Setting of a workload: an option of the command line and a keyword argument in Python."""
 
     name: str
     """Name of the Python argument: ``base_size``; the option is ``--base-size``."""
@@ -38,7 +38,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class NamedWorkload:
-    """Preset in the list of a target's workloads."""
+    """Preset as listed among a target's workloads."""
 
     name: str
     what: str
@@ -48,7 +48,7 @@ class NamedWorkload:
 
 
 class Target(Protocol):
-    """Model that can be counted."""
+    """Protocol of every target: a model that can be counted."""
 
     @property
     def name(self) -> str:
@@ -85,7 +85,7 @@ class Target(Protocol):
 
 @runtime_checkable
 class WithFormulas(Target, Protocol):
-    """Target with closed formulas, for the analytic source."""
+    """Target with closed formulas, which the analytic source evaluates."""
 
     def formulas(self, workload: Workload) -> Ledger:
         """Return the analytic ledger in symbols, with ``exprs`` filled and ``costs`` empty."""
@@ -140,7 +140,7 @@ class WithCheckpoint(Target, Protocol):
 
 @runtime_checkable
 class WithModules(Target, Protocol):
-    """Target without formulas, which can be compared with another one module by module."""
+    """Target without formulas, which a diff compares with another one module by module."""
 
     def module_kinds(self) -> ModuleKinds:
         """Return the modules of the model by path."""
@@ -156,7 +156,7 @@ class WithValues(Target, Protocol):
 
 @runtime_checkable
 class WithStorage(Target, Protocol):
-    """Target whose checkpoint has a known form on disk."""
+    """Target whose checkpoint has a known storage format."""
 
     @property
     def stored(self) -> Stored:
@@ -164,7 +164,7 @@ class WithStorage(Target, Protocol):
 
     @property
     def dtype(self) -> Dtype | None:
-        """Return the dtype of what the checkpoint does not quantise; ``None``: that of each parameter."""
+        """Return the dtype of tensors that the checkpoint does not quantise; ``None`` if each parameter has its own."""
 
     def build_stored(self) -> nn.Module:
         """Return the model on the meta device, in the dtype of the tensors that its checkpoint does not quantise."""
@@ -172,7 +172,7 @@ class WithStorage(Target, Protocol):
 
 @runtime_checkable
 class Exportable(Target, Protocol):
-    """Target whose parts can be exported, for the static source."""
+    """Target whose parts can be exported with ``torch.export``, for the static source."""
 
     def build(self, workload: Workload) -> nn.Module:
         """Return the model on the meta device, in the workload's dtype, ready to run."""
@@ -195,10 +195,10 @@ class PartlyExported(Exportable, Protocol):
 
 @runtime_checkable
 class Derivable(Exportable, Protocol):
-    """Target with stages that can be exported with more symbols than usual."""
+    """Target that can export a stage with more symbolic sizes than its usual exports."""
 
     def derivable(self, stage: str) -> tuple[Exportable, Workload, Mapping[str, int]] | None:
-        """Return the target, workload and symbol steps with which the export of a stage has all possible symbols.
+        """Return (target, workload, symbol -> step) with which a stage's export has all possible symbols.
 
         ``None`` if the default exports already have all possible symbols.
         """
@@ -241,10 +241,10 @@ class Runnable(Target, Protocol):
 
 @runtime_checkable
 class Truncatable(Runnable, Protocol):
-    """Target that can be truncated to its first layers and extrapolated from them."""
+    """Target that can be truncated to its first layers; the whole model is extrapolated from them."""
 
     def stretched(self) -> tuple[Truncation, Runnable, Truncation] | None:
-        """Return the truncation, a deeper truncation of the same model, and the truncation of that one.
+        """Return this truncation, the model truncated to more layers, and the truncation of that one.
 
         The second one has at least one more layer of each kind that is left out. ``None``: the model is not cut.
         """
@@ -255,7 +255,7 @@ class Truncatable(Runnable, Protocol):
 
 @runtime_checkable
 class InProcess(Runnable, Protocol):
-    """Target that may exist only in this process, so that its sources run in this process, one after another."""
+    """Target that may exist only in this process, so that its sources run here one after another."""
 
     @property
     def here(self) -> bool:
@@ -298,7 +298,7 @@ def run_with(target: Target, options: RunOptions) -> Target:
 
 
 def require_device(device: RunDevice) -> None:
-    """Check that torch can use a device; only for ``cuda`` torch is imported.
+    """Check that torch can use a device of a run; torch is imported only for ``cuda``.
 
     Raises:
         Incomplete: it cannot.

@@ -36,7 +36,7 @@ StageLocator = Callable[[str, int], tuple[str, str] | None]
 """(module path, call number) -> (stage, invocation), or ``None`` for scaffolding that is not counted."""
 
 APPENDED: Final[tuple[Metric, ...]] = ("kv_cache_bytes", UNFUSED)
-"""Metrics of appended cache bytes on the module that appends; every model of reuse writes them."""
+"""Metrics of cache bytes that a module appends."""
 
 NOT_KEPT: Final = "kept scores are not counted: the content of a mask is not known in"
 _MOST_NAMED: Final = 3
@@ -45,7 +45,7 @@ _Key = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class AccountedGraph:
-    """Nodes and unknown operators of one graph."""
+    """Nodes and unknown operators that one graph adds to a ledger."""
 
     nodes: tuple[CostNode, ...]
     unknown: tuple[UnknownOp, ...]
@@ -145,7 +145,7 @@ def account(
 
 
 def _avoidable_traffic(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> AvoidableTraffic | None:
-    """Return the bytes that another implementation with the same result need not move; ``None`` if all are needed."""
+    """Return the bytes that another implementation of the same result need not move; ``None`` if all are needed."""
     ops = costed.graph.ops
     cast = any(op.attrs.get(AUTOCAST) for op in ops)
     halved = frozenset(v.id for op in ops for v in op.outputs if v.floating) if cast else frozenset()
@@ -179,7 +179,7 @@ def _uncounted_module_error(op: OpCall) -> Incomplete:
 
 
 def settle_kept(ledger: Ledger) -> Ledger:
-    """Return the ledger without ``kept_flops`` and ``kept_scores`` if some of them are unknown.
+    """Return the ledger without ``kept_flops`` and ``kept_scores`` if either is unknown for some node.
 
     Bounds leave out what a mask hides or may hide in any case: it becomes part of the FLOPs that can be skipped.
     """
@@ -229,7 +229,10 @@ def cache_nodes(locate: InvocationLocator, graph: Graph, cache_inputs: Iterable[
 
 
 def _bytes_by_writer(value: Value, writer: Mapping[str, OpCall]) -> list[tuple[str, Size]]:
-    """Return (module, bytes) for each module that wrote a part of a tensor; with ``cat`` the part that it appended."""
+    """Return (module, bytes) for each module that wrote part of a cache tensor.
+
+    Behind ``cat``, only what it appended.
+    """
     op = writer.get(value.id)
     if op is None:
         return []
@@ -250,7 +253,7 @@ def cache_growth_nodes(stage: str, invocation: str, module: str, grown: Size) ->
 
 
 def locator(locate: InvocationLocator, calls: Iterable[ModuleCall]) -> InvocationLocator:
-    """Return a function (module, call) -> (stage, invocation) that uses the outermost repeated ancestor."""
+    """Return a function (module, call) -> (stage, invocation) that decides by the outermost repeated enclosing call."""
     parents = {(c.module, c.call): c.parent for c in calls}
     repeated = {module for module, call in parents if call > 1}
 

@@ -91,7 +91,7 @@ def substitute_sizes(graph: Graph, values: Mapping[str, int]) -> Graph:
 def bound_unknown(
     unknown: Iterable[UnknownOp], costed: CostedGraph, values: Mapping[str, int], runs: int = 1
 ) -> list[UnknownOp]:
-    """Return the unknown operators of a symbolic graph with FLOP bounds at concrete sizes.
+    """Return the unknown operators of a symbolic graph, with upper bounds of their FLOPs at concrete sizes.
 
     Args:
         runs: number of runs of the graph, none at larger sizes.
@@ -116,7 +116,10 @@ def known_at_sizes(costed: CostedGraph, values: Mapping[str, int]) -> tuple[str,
 
 
 def failing_at_sizes(costed: CostedGraph, values: Mapping[str, int]) -> str:
-    """Return why an attention call fails at the given sizes, of those that only sizes decide; empty if none fails."""
+    """Return why an attention call fails at the given sizes, where the symbolic graph leaves it open.
+
+    Empty if none does.
+    """
     ops = tuple(op for op in costed.graph.ops if canonical(op.name) in SDPA and mask_misfit(op, at_sizes=True))
     costs = (cost_of(op) for op in substitute_sizes(replace(costed.graph, ops=ops), values).ops) if ops else ()
     return next((cost.why for cost in costs if isinstance(cost, UnknownCost)), "")

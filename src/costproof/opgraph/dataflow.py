@@ -67,7 +67,7 @@ def feeding_calls(costed: CostedGraph) -> set[tuple[CallKey, CallKey]]:
 
 
 def _chains(graph: Graph) -> Callable[[CallKey], tuple[CallKey, ...]]:
-    """Return a function from a call to the calls around it, from the root to the call itself."""
+    """Return a function from a call to its enclosing calls, from the root to the call itself."""
     parents = {(c.module, c.call): c.parent for c in graph.calls}
 
     @cache
@@ -79,5 +79,5 @@ def _chains(graph: Graph) -> Callable[[CallKey], tuple[CallKey, ...]]:
 
 
 def _common(a: tuple[CallKey, ...], b: tuple[CallKey, ...]) -> int:
-    """Return the length of the common prefix."""
+    """Return the length of the common prefix of two chains of calls."""
     return sum(1 for _ in takewhile(lambda calls: calls[0] == calls[1], zip(a, b, strict=False)))

@@ -28,7 +28,7 @@ from costproof.opgraph.rules.names import canonical, source_kind
 
 @dataclass(frozen=True, slots=True)
 class FvcoreCount:
-    """Count of one call of an operator that fvcore has a handler for."""
+    """What fvcore counts for one call of an operator."""
 
     macs: int | None
     """``None`` where fvcore fails."""
@@ -68,7 +68,7 @@ def _costs(parts: list[FvcoreCount]) -> dict[Metric, int | None]:
 
 
 def _name(op: OpCall) -> str:
-    """Return the operator as fvcore's trace names it, with an interpolation by its mode."""
+    """Return the operator's name in fvcore's trace; an interpolation has a name for each mode."""
     name = canonical(op.name)
     if name in ("interpolate", "upsample"):
         planar = len(tensor(op, "input", 0).shape) == 4 and not attr(op, "antialias", default=False)
@@ -81,7 +81,7 @@ def _elements(value: Value) -> int:
 
 
 def _product(op: OpCall, first: int, second: int, *, activations: bool = True) -> FvcoreCount:
-    """Count a product of two operands at these positions: elements of the first * last size of the second."""
+    """Count a product: elements of the operand at ``first`` times the last size of that at ``second``."""
     a, b = op.tensors[first], op.tensors[second]
     if len(b.shape) < 2:
         raise Uncountable("the tool asks for the last but one dimension of the second operand")
@@ -93,7 +93,7 @@ def _linear(op: OpCall) -> FvcoreCount:
 
 
 def _conv(op: OpCall) -> FvcoreCount:
-    """Count batch x positions x elements of the weight; input positions for a transposed convolution."""
+    """Count a convolution: batch x output positions x weight elements; a transposed one has input positions instead."""
     data, made = tensor(op, "input", 0), result(op)
     transposed = "transpose" in canonical(op.name) or bool(attr(op, "transposed", default=False))
     positions = (data if transposed else made).shape[2:]

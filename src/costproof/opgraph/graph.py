@@ -41,7 +41,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class CausalMask:
-    """Content of a mask [.., queries, keys] that is an input: the last query is aligned with the last key."""
+    """Content of a mask input [.., queries, keys]: causal or windowed, last query aligned with the last key."""
 
     window: int = 0
     """Keys that a query sees up to its own; 0 for all of them."""
@@ -74,7 +74,7 @@ class OpCall:
     """Tensor arguments by their names in the signature, such as ``attn_mask``, if the source records names."""
 
     def reading(self, change: Callable[[Value], Value]) -> OpCall:
-        """Return the call with ``change`` applied to its tensor arguments."""
+        """Return the call with ``change`` applied to each of its tensor arguments."""
         names = {name: change(value) for name, value in self.names.items()}
         return replace(self, tensors=tuple(map(change, self.tensors)), names=names)
 
@@ -112,12 +112,12 @@ class Graph:
         return found
 
     def with_calls_of(self, modules: Collection[str]) -> Graph:
-        """Return the graph with only the calls of ``modules``, or with all if that is empty."""
+        """Return the graph with only the module calls of ``modules``; with all of them if ``modules`` is empty."""
         return replace(self, calls=tuple(c for c in self.calls if c.module in modules)) if modules else self
 
 
 def path_renamer(prefix: Mapping[str, str]) -> Callable[[str], str | None]:
-    """Return a function from paths inside a wrapper to paths of the model; ``None`` for scaffolding.
+    """Return a function from paths inside a wrapper to paths of the model; ``None`` for modules of the wrapper.
 
     Args:
         prefix: paths inside -> paths from the root; the longest prefix wins.
@@ -137,7 +137,7 @@ def path_renamer(prefix: Mapping[str, str]) -> Callable[[str], str | None]:
 
 
 def rename_modules(graph: Graph, prefix: Mapping[str, str], scaffolding: str) -> Graph:
-    """Return the graph with the model's own paths and parameter names, without calls of scaffolding.
+    """Return the graph with the model's own paths and parameter names, and without the wrapper's module calls.
 
     Args:
         prefix: see :func:`path_renamer`.

@@ -1,4 +1,4 @@
-"""Count the scores that masks leave: the pairs of a query and a key of each attention in a graph.
+"""Count the query-key pairs that masks leave in each attention of a graph.
 
 Attention is a fused call, whose rule states the grid of scores and its mask, or two products with a softmax or a mask
 between them (:func:`unfused_attention`). How many pairs a mask leaves is counted by a :class:`PairCounter`, of which
@@ -29,7 +29,7 @@ _FUSED: Final = "attention"
 
 @dataclass(frozen=True, slots=True)
 class MaskUse:
-    """A mask that an operator applies to scores."""
+    """A mask, and the operator that applies it to scores."""
 
     op: OpCall
     mask: Value | None
@@ -39,47 +39,47 @@ class MaskUse:
 
 
 class PairCounter(Protocol):
-    """Counts the pairs of a query and a key that masks leave; ``None`` is unknown."""
+    """Protocol of counters of the query-key pairs that masks leave; ``None`` means unknown."""
 
     def in_band(self, queries: Size, keys: Size, left: Size | None, right: Size | None, *, at_end: bool) -> Size | None:
-        """Count the pairs of one grid in a band around the diagonal; see :class:`.rules.cost.ScoreGrid`."""
+        """Count the pairs of one score grid inside a band, with arguments as in :class:`.rules.cost.ScoreGrid`."""
         ...
 
     def under_masks(self, masks: Sequence[MaskUse], grids: Size, queries: Size, keys: Size) -> Size | None:
-        """Count the pairs of all grids that the masks leave together."""
+        """Count the pairs of all score grids that every mask leaves."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FirstKnown:
-    """Asks several counters in order, and returns the first count that is known."""
+    """Pair counter that asks other counters in order, and returns the first known count."""
 
     counters: tuple[PairCounter, ...]
 
     def in_band(self, queries: Size, keys: Size, left: Size | None, right: Size | None, *, at_end: bool) -> Size | None:
-        """Count the pairs of one grid in a band."""
+        """Count the pairs of one grid of scores inside a band around the diagonal."""
         found = (one.in_band(queries, keys, left, right, at_end=at_end) for one in self.counters)
         return next((n for n in found if n is not None), None)
 
     def under_masks(self, masks: Sequence[MaskUse], grids: Size, queries: Size, keys: Size) -> Size | None:
-        """Count the pairs of all grids that the masks leave together."""
+        """Count the pairs of all score grids that every mask leaves."""
         found = (one.under_masks(masks, grids, queries, keys) for one in self.counters)
         return next((n for n in found if n is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
 class KeptWork:
-    """The work of an operator on the scores that masks leave; ``None`` is unknown."""
+    """FLOPs and query-key pairs of an operator that masks leave; ``None`` is unknown."""
 
     flops: Size | None
     scores: Size | None = 0
-    """Number of these scores; 0 for the second product of unfused attention, whose scores the first one computed."""
+    """Number of scores that no mask hides; 0 for the second product of unfused attention, as the first has them."""
     hides_keys: bool = False
     """Whether a mask may hide a key from all queries."""
 
 
 def kept_work(costed: CostedGraph, count: PairCounter) -> Mapping[int, KeptWork]:
-    """Return, by index of the operator, the work of every operator that computes or weighs scores."""
+    """Return index of an operator -> the work that masks leave, for each operator that computes or weights scores."""
     found: dict[int, KeptWork] = {}
     for i, (op, cost) in enumerate(zip(costed.graph.ops, costed.costs, strict=True)):
         if isinstance(cost, OpCost) and cost.attention is not None and cost.flops != 0:
@@ -101,7 +101,7 @@ def kept_work(costed: CostedGraph, count: PairCounter) -> Mapping[int, KeptWork]
 
 
 def _fused(op: OpCall, grid: ScoreGrid, count: PairCounter) -> KeptWork:
-    """Return the FLOPs and the query-key pairs of a call of fused attention that its mask or window leaves."""
+    """Return the FLOPs and query-key pairs that the mask or window of a fused attention call leaves."""
     pairs = prod((grid.grids, grid.queries, grid.keys))
     kept: Size | None = pairs
     hides = False
@@ -131,7 +131,7 @@ def _share(flops: Size, kept: Size | None, pairs: Size) -> Size | None:
 
 @dataclass(slots=True)
 class _Scores:
-    """Masks and softmax applied to scores since the product that computed them."""
+    """Masks and softmax that were applied to scores after the product that computed them."""
 
     masks: tuple[MaskUse, ...] = ()
     before: tuple[MaskUse, ...] | None = None
@@ -140,7 +140,7 @@ class _Scores:
 
 @dataclass(frozen=True, slots=True)
 class UnfusedAttention:
-    """Two products, of which the second weighs values by the scores that the first computed."""
+    """Attention as two matrix products: the first computes scores, the second weights values by them."""
 
     first: int
     second: int
@@ -151,7 +151,7 @@ class UnfusedAttention:
 
 
 def unfused_attention(costed: CostedGraph) -> Iterator[UnfusedAttention]:
-    """Yield the pairs of matrix products with a softmax or a mask between them."""
+    """Yield the attentions that a graph computes by two matrix products with a softmax or mask between them."""
     scores: dict[str, dict[int, _Scores]] = {}
     """Id of a value derived from scores -> index of the product that computed them -> what was applied."""
     live, kept = set[str](), set[str]()
@@ -205,12 +205,12 @@ def _applied(state: _Scores, uses: tuple[MaskUse, ...], *, normalized: bool) -> 
 
 
 def _may_hide(value: Value) -> bool:
-    """Return whether a tensor that is combined with scores differs between queries or keys, as a mask does."""
+    """Return whether a tensor combined with scores varies along queries or keys, as only a mask does."""
     return any(size != 1 for size in value.shape[-2:])
 
 
 def _is_larger(out: Value, scores: Value) -> bool:
-    """Return whether a result is certainly larger than the scores in it, which were broadcast over its rows."""
+    """Return whether a result has certainly more elements than the scores, which were broadcast over its rows."""
     before, after = numel(scores), numel(out)
     return isinstance(before, int) and isinstance(after, int) and after > before
 
@@ -226,7 +226,7 @@ class Write:
     """An operator that overwrites a tensor or a view of it."""
 
     views: tuple[OpCall, ...]
-    """From the tensor to the view that is overwritten."""
+    """Views that lead from the tensor to the part that is overwritten, outermost first."""
     op: OpCall
 
 
@@ -246,7 +246,7 @@ def writes_of(ops: Iterable[OpCall]) -> dict[str, list[Write]]:
 
 
 def is_selected(op: OpCall) -> bool:
-    """Return whether a ``where`` takes the scores, its floating-point tensor, where the condition is true."""
+    """Return whether a ``where`` returns the scores at positions where its condition is true."""
     others = [v for v in op.tensors[1:] if v.floating]
     scores = max(others, key=lambda v: len(v.shape), default=None)
     return scores is not None and scores is not op.names.get("other") and "self" not in op.attrs

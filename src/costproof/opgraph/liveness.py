@@ -1,4 +1,4 @@
-"""Follow which tensors are alive after each event of a run, compare the peaks of two runs, and express them in symbols.
+"""Determine which tensors are alive at each moment of a run; compare and express peaks of live memory.
 
 The order of the operators of a graph does not depend on the sizes, so the live bytes at a moment are a sum of symbolic
 sizes. Most moments never exceed another one, whatever the sizes; they are dropped, and the rest is a maximum.
@@ -31,7 +31,7 @@ class MemoryEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProgramStep:
-    """Memory use of one operator of a graph, in order of execution."""
+    """Memory that one operator of a graph allocates and reads."""
 
     reads: tuple[int, ...]
     """Pieces of memory that hold its arguments and results."""
@@ -41,7 +41,7 @@ class ProgramStep:
 
 @dataclass(frozen=True, slots=True)
 class MemoryProgram:
-    """Memory use of a graph: pieces of memory and the steps that use them."""
+    """Memory that a graph uses: pieces of memory, and the steps (operators) that use them."""
 
     tensors: tuple[LiveTensor, ...]
     inputs: tuple[int, ...]
@@ -77,7 +77,7 @@ class Timeline:
 
 
 def timeline(program: MemoryProgram, *, inputs_held: bool = True) -> Timeline:
-    """Return the timeline of a graph that releases each piece as soon as nothing reads it anymore.
+    """Return the timeline of a graph that releases each piece of memory after its last reader.
 
     Args:
         inputs_held: whether inputs stay alive to the end, as the caller of a stage by itself holds them.
@@ -99,13 +99,13 @@ def _events(program: MemoryProgram, inputs_held: bool) -> Iterator[MemoryEvent]:
 
 
 def _survivors(events: Sequence[MemoryEvent]) -> Iterable[int]:
-    """Yield the pieces that are allocated and not released."""
+    """Yield the pieces that are allocated and never released."""
     gone = {e.tensor for e in events if not e.made}
     return (e.tensor for e in events if e.made and e.tensor not in gone)
 
 
 def peak_of(line: Timeline) -> Peak:
-    """Return the first moment at which most bytes are alive."""
+    """Return the peak: the first moment at which the most bytes are alive."""
     at = line.highest()
     if at < 0:
         return Peak(0, "", "", ())
@@ -115,7 +115,7 @@ def peak_of(line: Timeline) -> Peak:
 
 
 def _curve(line: Timeline) -> tuple[Moment, ...]:
-    """Return the allocated bytes over the execution; see :attr:`~costproof.ledger.peaks.Peak.curve`."""
+    """Return the live bytes over the run, as :attr:`~costproof.ledger.peaks.Peak.curve` stores them."""
     held, modules, module = line.held(), list[str](), ""
     for event in line.events:
         module = line.tensors[event.tensor].module if event.made else module
@@ -129,7 +129,7 @@ def _curve(line: Timeline) -> tuple[Moment, ...]:
 def gap_parts(
     graph: Timeline, eager: Timeline, holders: Callable[[int, Collection[int]], Mapping[int, tuple[str, ...]]]
 ) -> tuple[GapPart, ...]:
-    """Return the parts of the difference between the eager peak and the graph peak; they sum to it.
+    """Return the parts whose sum is the difference between the eager peak and the graph peak.
 
     The graph is evaluated where it creates the tensor that the eager module creates at its peak, or the last tensor
     before
@@ -162,12 +162,12 @@ def gap_parts(
 
 
 def _creation_events(line: Timeline) -> dict[int, int]:
-    """Return the event that creates each tensor."""
+    """Return tensor -> the event that creates it."""
     return {e.tensor: at for at, e in enumerate(line.events) if e.made}
 
 
 def _match_tensors(graph: Timeline, eager: Timeline) -> dict[int, int]:
-    """Match tensors of the eager run with those of the graph by operator and order; eager -> graph."""
+    """Return tensor of the eager run -> tensor of the graph with the same operator and order."""
     mine, its = (tuple(map(_key, line.tensors)) for line in (eager, graph))
     return dict(_matched_pairs(SequenceMatcher(None, mine, its, autojunk=False)))
 
@@ -186,7 +186,7 @@ MOST: Final = 8
 
 
 def peak_form(events: Iterable[MemoryEvent], sizes: Sequence[Size]) -> sympy.Expr:
-    """Return the peak of live bytes for all sizes at which the graph is valid.
+    """Return the peak of live bytes as a formula, for all sizes at which the graph is valid.
 
     Args:
         events: allocations and releases, by the number of the piece of memory.
@@ -205,7 +205,7 @@ def peak_form(events: Iterable[MemoryEvent], sizes: Sequence[Size]) -> sympy.Exp
 
 
 def _moments(events: Iterable[MemoryEvent], sizes: Sequence[Size]) -> Iterable[Terms]:
-    """Yield the live bytes after each allocation, as sums of products."""
+    """Yield the live bytes after each allocation, as a sum of products of symbols."""
     terms = [terms_of(size) for size in sizes]
     alive: dict[Factors, ExactNumber] = {}
     for event in events:

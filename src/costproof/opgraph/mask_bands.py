@@ -1,4 +1,4 @@
-"""Count the scores that masks leave in an exported graph, in symbols: pairs in a band around the diagonal.
+"""Count, as formulas, the query-key pairs that masks leave in an exported graph: bands around the diagonal.
 
 A mask is followed to the comparisons of positions that it is made of, which are linear in the positions of the query
 and of the key. Each of them limits the band on one side. Masks of another form are not counted here.
@@ -25,7 +25,7 @@ from costproof.opgraph.rules.sizes import never_negative, prod, tidy, total
 def band_pairs(
     queries: Size, keys: Size, left: Size | None, right: Size | None, *, at_end: bool, facts: Iterable[Size] = ()
 ) -> Size:
-    """Count the pairs of a query i and a key from i + s - left to i + s + right.
+    """Count the pairs of a query i and a key from i + s - left to i + s + right, where s aligns the two.
 
     All pairs are counted, less those above the band and those below it. Rows of x, x - 1, … pairs, none below 0, have
     x (x + 1) / 2 of them, and all but the first n rows x - n in place of x.
@@ -48,12 +48,12 @@ def _band_pairs(
     shift = total((keys, prod((-1, queries)))) if at_end else 0
 
     def rows(first: Size) -> Size:
-        """Return the sum of ``queries`` terms first, first - 1, …, each at least 0."""
+        """Return the sum over ``queries`` rows of first, first - 1, …, each at least 0."""
         rest = total((first, prod((-1, queries))))
         return total((_triangle(first, facts), prod((-1, _triangle(rest, facts)))))
 
     def outside(first: Size) -> Size:
-        """Return the same with each term at most the number of keys."""
+        """Return the sum over ``queries`` rows of first, first - 1, …, each from 0 to the number of keys."""
         return total((rows(first), prod((-1, rows(total((first, prod((-1, keys)))))))))
 
     kept = prod((queries, keys))
@@ -65,7 +65,7 @@ def _band_pairs(
 
 
 def _triangle(n: Size, facts: tuple[Size, ...]) -> Size:
-    """Return n + (n - 1) + … + 1, 0 for negative n; ``Max`` remains if neither the symbols nor the facts decide it."""
+    """Return n + (n - 1) + … + 1, or 0 for negative n; a ``Max`` remains if the sign of n is not known."""
     if isinstance(n, int):
         return n * (n + 1) // 2 if n > 0 else 0
     if any(never_negative(tidy(n + 1 - fact)) for fact in (0, *facts)):
@@ -78,13 +78,13 @@ def _triangle(n: Size, facts: tuple[Size, ...]) -> Size:
 
 @dataclass(frozen=True, slots=True)
 class _Linear:
-    """Integers that are linear in the indices of the last two dimensions."""
+    """An integer tensor whose elements are a linear function of their last two indices."""
 
     constant: Size
     query: int = 0
-    """Coefficient of the index in the second to last dimension."""
+    """Coefficient of the query's index, which is the index in the second to last dimension."""
     key: int = 0
-    """Coefficient of the index in the last dimension."""
+    """Coefficient of the key's index, which is the index in the last dimension."""
 
     def plus(self, other: _Linear, sign: int = 1) -> _Linear:
         constant = total((self.constant, prod((sign, other.constant))))
@@ -97,7 +97,7 @@ class _Linear:
 
 @dataclass(frozen=True, slots=True)
 class _Visible:
-    """Pairs for which linear expressions are not negative; all pairs without any."""
+    """The query-key pairs at which all of some linear expressions are at least 0; without expressions, all pairs."""
 
     margins: frozenset[_Linear] = frozenset()
 
@@ -119,16 +119,16 @@ _MARGINS: Final = {"le": (-1, 1, 0), "lt": (-1, 1, -1), "ge": (1, -1, 0), "gt": 
 _APPLYING: Final = frozenset({"add", "mul", "masked_fill", "where", "baddbmm", "addmm", *SDPA})
 """Operators that hide scores with a mask."""
 _LARGEST: Final = 2**62
-"""From here on the end of a slice is that of the tensor."""
+"""Integer from which on the end of a slice means the end of the tensor."""
 _HIDDEN: Final = -9_999
-"""Scores with at most this number added are hidden."""
+"""Scores to which at most this number is added are hidden."""
 
 
 class BandMasks:
-    """Counts pairs in symbols."""
+    """Pair counter that counts in symbols, for masks that leave a band around the diagonal."""
 
     def __init__(self, graph: Graph, given: Mapping[str, CausalMask], facts: Iterable[Size] = ()) -> None:
-        """Read masks of a graph.
+        """Prepare to follow the masks of a graph.
 
         Args:
             graph: the graph.
@@ -141,13 +141,13 @@ class BandMasks:
         self.known: dict[str, _Content] = {}
 
     def in_band(self, queries: Size, keys: Size, left: Size | None, right: Size | None, *, at_end: bool) -> Size | None:
-        """Count the pairs of one grid in a band; ``None`` if a maximum remains whose sum over steps is not known."""
+        """Count the pairs of one grid inside a band; ``None`` if the result cannot be summed over decode steps."""
         found = band_pairs(queries, keys, left, right, at_end=at_end, facts=self.facts)
         undecided = not isinstance(found, int) and found.has(sympy.Max) and CONTEXT in found.free_symbols
         return None if undecided else found
 
     def under_masks(self, masks: Sequence[MaskUse], grids: Size, queries: Size, keys: Size) -> Size | None:
-        """Count the pairs of all grids that the masks leave together."""
+        """Count the pairs of all score grids that every mask leaves."""
         left: list[Size] = []
         right: list[Size] = []
         for use in masks:
@@ -173,12 +173,12 @@ class BandMasks:
         return None if one is None else prod((grids, one))
 
     def _repeated(self, masks: Sequence[MaskUse], grids: Size, queries: Size, keys: Size) -> Size | None:
-        """Count the pairs under masks with one row for all queries."""
+        """Count the pairs under masks that have one row for all queries, such as padding masks."""
         one = self.under_masks(masks, 1, 1, keys)
         return None if one is None else prod((grids, queries, one))
 
     def _declared(self, use: MaskUse, queries: Size, keys: Size) -> _Visible | None:
-        """Return the content of a mask that is an input, or a view of one."""
+        """Return the declared content of a mask that is an input, or a view of one."""
         value = use.mask
         while value is not None and (op := self.writers.get(value.id)) is not None and canonical(op.name) in _SAME:
             value = op.tensors[0] if op.tensors and op.tensors[0].shape[-2:] == value.shape[-2:] else None
@@ -192,7 +192,7 @@ class BandMasks:
         return _Visible(frozenset(margins))
 
     def _use(self, use: MaskUse) -> _Content:
-        """Return the pairs that an operator leaves where it applies a mask to scores."""
+        """Return the pairs that an operator leaves when it applies a mask to scores."""
         name = canonical(use.op.name)
         if use.mask is None:
             return _triangle_of(use.op)
@@ -256,7 +256,7 @@ class BandMasks:
         return self._biased(op, name, parts) if value.floating else None
 
     def _indexed(self, name: str, op: OpCall, first: _Content) -> _Content:
-        """Return the content of a view with further dimensions, or of one that selects all."""
+        """Return the content of a view that adds dimensions or selects everything."""
         if not isinstance(first, _Linear):
             return first if name == "unsqueeze" or first == _ALL else None
         if first.fixed:
@@ -282,7 +282,7 @@ class BandMasks:
         return None
 
     def _biased(self, op: OpCall, name: str, parts: Sequence[_Content]) -> _Content:
-        """Return the pairs that a floating-point tensor leaves where it is added to scores.
+        """Return the pairs that a floating-point tensor leaves when it is added to scores.
 
         Numbers that a product or a table gives hide nothing. Masks become numbers where ``where`` or ``masked_fill``
         writes a large negative one.
@@ -314,7 +314,7 @@ class BandMasks:
 
 
 def _is_hiding(number: Any, others: Sequence[object]) -> bool:
-    """Return whether a number, or a tensor in place of one, hides the scores that it is written to or added to."""
+    """Return whether a number, or a tensor in its place, is so negative that it hides scores."""
     return bool(others) if number is None else isinstance(number, int | float) and number <= _HIDDEN
 
 
@@ -324,7 +324,7 @@ def _scalar(number: Any) -> _Linear | None:
 
 
 def _inverted(content: _Content) -> _Content:
-    """Return the pairs where a single comparison does not hold."""
+    """Return the pairs at which a single comparison is false."""
     if not isinstance(content, _Visible) or len(content.margins) != 1:
         return None
     (margin,) = content.margins
@@ -332,7 +332,7 @@ def _inverted(content: _Content) -> _Content:
 
 
 def _triangle_of(op: OpCall) -> _Content:
-    """Return the pairs that ``tril`` or ``triu`` leaves."""
+    """Return the pairs that ``tril`` or ``triu`` leaves, at its diagonal."""
     diagonal = op.attrs.get("diagonal", 0)
     if not isinstance(diagonal, int):
         return None
@@ -341,7 +341,7 @@ def _triangle_of(op: OpCall) -> _Content:
 
 
 def _least(sizes: Sequence[Size]) -> Size | None:
-    """Return the smallest of some sizes; ``None`` if there is none, or if the symbols decide."""
+    """Return the smallest of some sizes; ``None`` if there are none, or if it depends on the symbols' values."""
     for one in sizes:
         if all(never_negative(tidy(other - one)) for other in sizes):
             return one

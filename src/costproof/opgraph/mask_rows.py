@@ -1,4 +1,4 @@
-"""Count the scores that masks leave in a graph with concrete sizes: the masks are computed row by row.
+"""Count the query-key pairs that masks leave in a graph with concrete sizes, row by row.
 
 Integer and boolean operators that lead to a mask are computed with NumPy. A comparison of positions of queries and of
 keys is not computed pair by pair: the keys that it leaves to a query are an interval, as long as the positions of the
@@ -23,14 +23,14 @@ from costproof.opgraph.rules.registry import cost_of
 
 Array = np.ndarray[Any, Any]
 MOST_ELEMENTS: Final = 2**26
-"""Larger tensors are not computed."""
+"""Maximum number of elements of a mask whose values are computed."""
 _HIDDEN: Final = -9_999.0
-"""Scores with at most this number added are hidden."""
+"""Scores to which at most this number is added are hidden."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Intervals:
-    """A boolean tensor [.., rows, keys] that is true in one interval of keys of each row."""
+    """A boolean tensor [.., rows, keys] whose rows are each true in a single interval of keys."""
 
     begin: Array
     """[.., rows]: the first key."""
@@ -43,7 +43,7 @@ class Intervals:
         return Intervals(np.maximum(self.begin, other.begin), np.minimum(self.end, other.end), self.keys)
 
     def dense(self) -> Array | None:
-        """Return the tensor, or ``None`` if it is too large."""
+        """Return the boolean tensor itself, or ``None`` if it is too large to store."""
         if self.begin.size * self.keys > MOST_ELEMENTS:
             return None
         key = np.arange(self.keys)
@@ -53,14 +53,14 @@ class Intervals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Added:
-    """Floating-point numbers that hide scores where ``visible`` is false if they are added to them."""
+    """A floating-point tensor that, added to scores, hides those where ``visible`` is false."""
 
     visible: Intervals | Array | None = None
-    """``None``: everywhere."""
+    """For each row, the keys to which no hiding number is added; ``None``: all keys."""
 
 
 Content = Intervals | Array | Added | None
-"""What is known of a tensor; ``None``: nothing."""
+"""Known values of a tensor; ``None`` if nothing is known."""
 _EVERYWHERE: Final = Added()
 
 _UFUNCS: Final[Mapping[str, Callable[..., Any]]] = {
@@ -84,10 +84,10 @@ _APPLYING: Final = frozenset({"add", "mul", "masked_fill", "where", "baddbmm", "
 
 
 class RowMasks:
-    """Counts pairs in numbers."""
+    """Pair counter for concrete sizes, which evaluates the masks of a graph."""
 
     def __init__(self, graph: Graph, given: Mapping[str, CausalMask | Callable[[], Array]]) -> None:
-        """Read masks of a graph without symbols.
+        """Prepare to evaluate the masks of a graph without symbols.
 
         Args:
             graph: the graph.
@@ -99,14 +99,14 @@ class RowMasks:
         self.known: dict[str, Content] = {}
 
     def in_band(self, queries: Any, keys: Any, left: Any, right: Any, *, at_end: bool) -> int:
-        """Count the pairs of one grid in a band."""
+        """Count the pairs of one grid of scores inside a band around the diagonal."""
         rows = np.arange(queries, dtype=np.int64) + (keys - queries if at_end else 0)
         begin = np.zeros_like(rows) if left is None else np.maximum(rows - left, 0)
         end = np.full_like(rows, keys) if right is None else np.minimum(rows + right + 1, keys)
         return int(np.maximum(end - begin, 0).sum())
 
     def under_masks(self, masks: Sequence[MaskUse], grids: Any, queries: Any, keys: Any) -> int | None:
-        """Count the pairs of all grids that the masks leave together."""
+        """Count the pairs of all score grids that every mask leaves."""
         every: Intervals | Array | None = None
         for use in masks:
             found = self._use(use, queries, keys)
@@ -128,7 +128,7 @@ class RowMasks:
         return None if rest else one * whole
 
     def _use(self, use: MaskUse, queries: int, keys: int) -> Added | None:
-        """Return the pairs that an operator leaves where it applies a mask to scores."""
+        """Return the pairs that an operator leaves when it applies a mask to scores."""
         name = canonical(use.op.name)
         if use.mask is None:
             diagonal = int(use.op.attrs.get("diagonal", 0))
@@ -152,7 +152,7 @@ class RowMasks:
         return added if added.visible is None or applies else None
 
     def content(self, value: Value) -> Content:
-        """Return what is known of a tensor."""
+        """Return the values of a tensor as far as they are known."""
         if value.id not in self.known:
             self.known[value.id] = None
             with suppress(TypeError, ValueError, IndexError, KeyError, OverflowError):  # other forms of arguments
@@ -160,7 +160,7 @@ class RowMasks:
         return self.known[value.id]
 
     def _overwritten(self, value: Value, content: Content) -> Content:
-        """Return the content of a tensor after all operators that overwrite it or a view of it."""
+        """Return the values of a tensor after all operators that overwrite it or a view of it."""
         writes = self.written.get(value.id, ())
         if not writes:
             return content
@@ -170,7 +170,7 @@ class RowMasks:
         return whole if all(self._write(whole, one) for one in writes) else None
 
     def _write(self, whole: Array, write: Write) -> bool:
-        """Carry out an operator that overwrites a view of a tensor; return whether that is possible."""
+        """Execute an operator that overwrites a view of a tensor; return whether that was possible."""
         view: Content = whole
         for op in write.views:
             name, shape = canonical(op.name), tuple(int(n) for n in op.outputs[0].shape)
@@ -237,7 +237,7 @@ class RowMasks:
         return _EVERYWHERE if value.floating and value.origin == "param" else None
 
     def _biased(self, op: OpCall, name: str, parts: Sequence[Content]) -> Content:
-        """Return what a floating-point tensor hides where it is added to scores."""
+        """Return which pairs a floating-point tensor hides when it is added to scores."""
         if name == "masked_fill" and len(parts) >= 2 and _is_hiding(op.attrs.get("value"), parts[2:]):
             flags, before = _flags(parts[1]), _numbers(parts[0])
             left = None if flags is None else _inverted(flags)
@@ -264,7 +264,7 @@ class RowMasks:
 
 
 def _made(name: str, attrs: Mapping[str, Any], value: Value, shape: tuple[int, ...]) -> Content:
-    """Return a tensor that an operator creates from numbers."""
+    """Return the values of a tensor that an operator creates from numbers, such as ``arange``."""
     if prod(shape) > MOST_ELEMENTS:
         return None
     if name == "arange":
@@ -278,7 +278,7 @@ def _made(name: str, attrs: Mapping[str, Any], value: Value, shape: tuple[int, .
 
 
 def _cast(first: Content, value: Value) -> Content:
-    """Return the content in another dtype."""
+    """Return known values converted to another dtype."""
     if not isinstance(first, np.ndarray):
         flags = isinstance(first, Intervals) and value.dtype != "bool"
         return first.dense() if flags and isinstance(first, Intervals) else first
@@ -288,7 +288,7 @@ def _cast(first: Content, value: Value) -> Content:
 
 
 def _reshaped(name: str, first: Content, before: Value, shape: tuple[int, ...]) -> Content:
-    """Return the content in another shape; intervals keep their last two dimensions."""
+    """Return known values in another shape; intervals must keep their last two dimensions."""
     if isinstance(first, np.ndarray):
         if name == "expand":
             return first.reshape((1,) * (len(shape) - first.ndim) + first.shape)
@@ -308,7 +308,7 @@ def _transposed(name: str, first: Array, attrs: Mapping[str, Any]) -> Array:
 
 
 def _selected(name: str, op: OpCall, parts: Sequence[Content], shape: tuple[int, ...]) -> Content:
-    """Return a part of a tensor."""
+    """Return the part of known values that a slice or an index selects."""
     first, attrs = parts[0], op.attrs
     if not isinstance(first, np.ndarray):
         same = op.tensors[0].shape[-2:] == shape[-2:] and len(op.tensors) == 1
@@ -332,7 +332,7 @@ def _apply(function: Callable[..., Any], first: Content) -> Content:
 
 
 def _combined(name: str, op: OpCall, parts: Sequence[Content], shape: tuple[int, ...]) -> Content:
-    """Return the result of an operator on two tensors, or on a tensor and a number."""
+    """Return the result of an operator on two tensors, or on a tensor and a number, if known."""
     first: Any = parts[0]
     other: Any = parts[1] if len(parts) > 1 else op.attrs.get("other")
     if isinstance(first, Intervals) or isinstance(other, Intervals):
@@ -360,7 +360,7 @@ def _combined(name: str, op: OpCall, parts: Sequence[Content], shape: tuple[int,
 
 
 def _intervals(name: str, first: Array, other: Array) -> Intervals | None:
-    """Return the comparison of a column with a row as intervals; ``None`` if the call does not compare these two."""
+    """Return a comparison of a column with a row as intervals; ``None`` for other operands."""
     if first.ndim == other.ndim >= 2 and first.shape[-2] == 1 and other.shape[-1] == 1 and first.shape[-1] != 1:
         turned = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}.get(name, name)
         return _intervals(turned, other, first)
@@ -379,14 +379,14 @@ def _intervals(name: str, first: Array, other: Array) -> Intervals | None:
 
 
 def _flags(content: object) -> Intervals | Array | None:
-    """Return a boolean content."""
+    """Return known values as a boolean mask; ``None`` if they are not boolean."""
     if isinstance(content, Intervals):
         return content
     return content.astype(bool) if isinstance(content, np.ndarray) else None
 
 
 def _numbers(content: object) -> Added | None:
-    """Return a floating-point content as what it hides."""
+    """Return known floating-point values as the pairs that they hide; ``None`` for other values."""
     if isinstance(content, np.ndarray):
         shown = content > _HIDDEN
         return _EVERYWHERE if bool(shown.all()) else Added(shown)
@@ -418,5 +418,5 @@ def _both(one: Intervals | Array, other: Intervals | Array) -> Intervals | Array
 
 
 def _is_hiding(number: Any, others: Sequence[object]) -> bool:
-    """Return whether a number, or a tensor in place of one, hides scores."""
+    """Return whether a number, or a tensor in its place, is so negative that it hides scores."""
     return bool(others) if number is None else isinstance(number, int | float) and number <= _HIDDEN

@@ -1,4 +1,4 @@
-"""Add up cost nodes: equal ids, the modules of a group of experts, and decode steps."""
+"""Sum cost nodes: those of equal id, of the modules of an expert group, and of decode steps."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def expression(node: CostNode, metric: Metric) -> sympy.Expr | None:
 
 
 def evidence(labels: Iterable[str]) -> tuple[str, ...]:
-    """Return at most :data:`MAX_EVIDENCE` labels, followed by the number of the others.
+    """Return at most :data:`MAX_EVIDENCE` labels, then a text with the number of the others.
 
     The number includes labels that lists among the arguments already left out.
     """
@@ -92,7 +92,7 @@ READING: Final[tuple[Metric, ...]] = ("weight_read_bytes", UNFUSED)
 
 
 def group_costs(nodes: Iterable[CostNode], groups: Groups) -> tuple[CostNode, ...]:
-    """Move the costs of grouped modules to their group, without their calls.
+    """Move the costs of modules in a group (experts) to the group, without the modules' calls.
 
     A mixture with one module per expert runs the experts that received tokens. The cost of each depends on the router;
     the
@@ -124,7 +124,7 @@ def group_costs(nodes: Iterable[CostNode], groups: Groups) -> tuple[CostNode, ..
 
 
 def group_parameters(nodes: Iterable[CostNode], groups: Groups, positions: int) -> tuple[CostNode, ...]:
-    """Return stage-wide nodes with the parameters of grouped modules on their groups.
+    """Return nodes in which the parameters of modules in a group (experts) belong to the group.
 
     Of the parameters of E experts one token passes rows / (positions E): as many experts as rows per position.
 
@@ -142,13 +142,13 @@ def group_parameters(nodes: Iterable[CostNode], groups: Groups, positions: int) 
 
 
 def _with_more(node: CostNode, metrics: Iterable[Metric], more: Iterable[int | None]) -> CostNode:
-    """Return the node with ``more`` added to those of ``metrics`` that it has."""
+    """Return the node with these amounts added to its metrics."""
     added = {m: exact_sum((node.cost(m), *more)) for m in metrics if m in node.costs}
     return replace(node, costs=node.costs | added)
 
 
 def _split(nodes: Iterable[CostNode], groups: Groups) -> tuple[list[CostNode], list[CostNode]]:
-    """Return nodes outside the groups, and nodes inside them, moved to their groups."""
+    """Return (nodes outside of all groups, nodes inside one, with the group as their module)."""
     found: list[CostNode] = []
     inside: list[CostNode] = []
     for node in nodes:
@@ -162,7 +162,7 @@ def _split(nodes: Iterable[CostNode], groups: Groups) -> tuple[list[CostNode], l
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """A traced decode step."""
+    """Cost nodes of a traced decode step, with the number of cached tokens before it."""
 
     context: int
     """Tokens in the cache before the step."""
@@ -172,7 +172,7 @@ class DecodeStep:
 
 
 def sum_traced_steps(steps: Sequence[DecodeStep], count: int) -> tuple[list[CostNode], list[str]]:
-    """Return the costs of ``count`` decode steps from the first, a middle and the last one, and notes.
+    """Return the costs of ``count`` decode steps, extrapolated from the first, a middle and the last; and notes.
 
     Up to two steps are all traced. With more, a cost f that is linear over the traced steps sums to
     count * (f_first + f_last) / 2; any other is unknown and gets a note. The floor is piecewise linear where more rows
@@ -201,7 +201,7 @@ def sum_traced_steps(steps: Sequence[DecodeStep], count: int) -> tuple[list[Cost
 
 
 def sum_all_steps(node: CostNode) -> CostNode:
-    """Return the costs of N decode steps from the expressions of the step at context P.
+    """Return the costs of N decode steps, summed from the formula of the step at context P.
 
     Raises:
         Incomplete: a cost has no closed sum, for example where a table of positions is cut off at its end.
@@ -234,7 +234,7 @@ def _line_sum(values: Sequence[int | None], at: Sequence[int], count: int) -> in
 def _floor_sum(
     values: Sequence[int | None], tables: Sequence[Mapping[str, tuple[int, int]]], at: Sequence[int], count: int
 ) -> int | None:
-    """Sum the floor bytes of decode steps, in which each table counts at most once and looked-up rows grow linearly."""
+    """Sum ``floor_bytes`` over decode steps, where looked-up rows count at most once per table."""
     whole = {name: size for found in tables for name, (_, size) in found.items()}
     rows = {name: [found.get(name, (size, size))[0] for found in tables] for name, size in whole.items()}
     once = [sum(min(size, rows[name][i]) for name, size in whole.items()) for i in range(len(at))]
@@ -244,7 +244,7 @@ def _floor_sum(
 
 
 def _full_sum(values: Sequence[int], most: int, at: Sequence[int], count: int) -> int | None:
-    """Sum a nondecreasing linear sequence over ``count`` steps, with each term at most ``most``."""
+    """Sum, over ``count`` steps, a linear sequence whose terms are capped at ``most``."""
     first, last, length = values[0], values[-1], at[-1]
     step, odd = divmod(last - first, length)
     if odd or step < 0 or any(v != first + step * x for v, x in zip(values, at, strict=True)):

@@ -1,4 +1,4 @@
-"""Compute the bytes that cross the boundary of a region, a set of operators that runs as one fused kernel.
+"""Compute the bytes that cross the boundary of a region: operators that run as one fused kernel.
 
 By default, a region is the work of one call of one module, without its children. Views and casts are followed to their
 root: the tensor that an operator, an input, a parameter or a buffer created.
@@ -29,7 +29,7 @@ from costproof.opgraph.rules.sizes import nbytes, numel, prod, smaller, total
 
 _REPEATING: Final = frozenset({"expand", "expand_as", "expand_copy", "broadcast_to", "broadcast_tensors"})
 _BOUNDED: Final = frozenset({"getitem", "narrow", "select", "select_copy", "slice", "slice_copy"})
-"""Views whose arguments identify the part that they show."""
+"""Views whose arguments identify the part of the tensor that they show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ViewPart:
     """Real numbers in the part, each counted once; a complex element holds two."""
 
     def among(self, others: Iterable[Hashable]) -> bool:
-        """Return whether the part lies inside one of the parts with the keys ``others``."""
+        """Return whether the part lies inside one of the parts with these keys."""
         keys, key = set(others), self.key
         while isinstance(key, tuple):
             key = key[0]
@@ -71,7 +71,7 @@ def part_of(value: Value, found: Mapping[str, ViewPart]) -> ViewPart:
 
 
 def outermost_sizes(shown: Iterable[tuple[ViewPart, Size]]) -> Iterator[Size]:
-    """Return the sizes of the parts that lie inside no other part; of several equal parts one is returned."""
+    """Return the sizes of the parts that lie in no other part; equal parts count once."""
     sizes: dict[Hashable, tuple[ViewPart, Size]] = {}
     for part, size in shown:
         sizes.setdefault(part.key, (part, size))
@@ -89,7 +89,7 @@ def number_bytes(value: Value) -> int:
 
 
 def _part_of_output(op: OpCall, at: int, out: Value, source: Value, part: ViewPart) -> ViewPart:
-    """Return the part of the root tensor in output ``at`` of a view, given the part in the source of the view."""
+    """Return the part of the root tensor that output ``at`` of a view shows, given the part that its source shows."""
     name, shown, before = canonical(op.name), count_numbers(out), count_numbers(source)
     # What a slice of repeats shows of the part is at most all of it; which repeats it leaves out is not looked at.
     if name in _REPEATING or shown == before or before != part.numbers:
@@ -111,7 +111,7 @@ _SCATTERS: Final = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes of one tensor across the boundary of one region."""
+    """Bytes of one tensor that cross the boundary of one region."""
 
     value: Value
     """The root tensor, after following views and casts."""
@@ -160,7 +160,7 @@ class RegionTraffic:
 
 @dataclass(slots=True)
 class _RootReads:
-    """All reads of one root by one region: whole views, and reads of only some rows."""
+    """Reads of one root tensor by one region: of whole views, and of single rows."""
 
     root: Value
     views: dict[str, Value] = field(default_factory=dict)
@@ -241,7 +241,7 @@ def region_traffic(
 
 
 def _overwritten_inputs(graph: Graph, roots: Mapping[str, Value]) -> Iterable[Value]:
-    """Return the final contents of inputs that are overwritten as a whole, which the caller can read."""
+    """Return the inputs that the graph overwrites as a whole, with their final contents, which the caller can read."""
     given: dict[str, str] = {}
     last: dict[str, Value] = {}
     for op in graph.ops:
@@ -255,7 +255,7 @@ def _overwritten_inputs(graph: Graph, roots: Mapping[str, Value]) -> Iterable[Va
 
 
 def resolve_views(ops: Iterable[OpCall], costs: Iterable[OpCost | UnknownCost]) -> dict[str, Value]:
-    """Return, by the id of each view and cast, the root tensor that an operator or the caller created."""
+    """Return id of each view and cast -> its root: the tensor that an operator or the caller created."""
     roots: dict[str, Value] = {}
     for op, cost in zip(ops, costs, strict=True):
         if isinstance(cost, UnknownCost) or not op.tensors or (cost.role != "alias" and cost.aliases is None):
@@ -276,7 +276,7 @@ def tensors_read(op: OpCall, cost: OpCost | UnknownCost) -> tuple[Value, ...]:
 
 
 def _activation_bytes(read: _RootReads, shown: Mapping[str, ViewPart]) -> Size:
-    """Return the bytes that a region reads of an activation: the sum of its parts, at most the whole."""
+    """Return the bytes that a region reads of an activation: the sum of the parts, at most the whole tensor."""
     root = read.root
     whole = prod((numel(root), _item(root, (*read.views.values(), *(p.value for p in read.partial)))))
     sizes: list[Size] = []
@@ -309,29 +309,29 @@ def packed_numbers(graph: Graph, costs: Sequence[OpCost | UnknownCost], roots: M
 
 
 def _sizes(root: Value, views: Iterable[Value], shown: Mapping[str, ViewPart]) -> list[tuple[ViewPart, Size]]:
-    """Return parts and their bytes, the widest first; a cast to a wider type is read in the root's own type."""
+    """Return (part, bytes) of the views that a region reads; a view cast to a wider dtype has the root's item size."""
     by_width = sorted(views, key=number_bytes, reverse=True)
     return [(part, prod((part.numbers, _number(root, v)))) for v in by_width for part in (part_of(v, shown),)]
 
 
 def _row_bytes(root: Value, read: PartialRead) -> Size:
-    """Return the bytes of the rows that are read of an activation or a buffer."""
+    """Return the bytes of the rows that a region reads of an activation or buffer."""
     value = read.value
     return prod((read.elements, ITEM_BYTES[value.dtype] // number_bytes(value), _number(root, value)))
 
 
 def _number(root: Value, view: Value) -> int:
-    """Return the bytes read per number: those of the view, or of the root if the view casts to a wider type."""
+    """Return the bytes per number that a view reads: its own, or the root's if the view is wider."""
     return min(number_bytes(root), number_bytes(view))
 
 
 def _item(root: Value, views: Iterable[Value]) -> int:
-    """Return the bytes of an element in the widest size that the readers see, at most the root's own."""
+    """Return the widest item size in which some views read a tensor, at most the tensor's own."""
     return ITEM_BYTES[root.dtype] // number_bytes(root) * min(number_bytes(root), max(map(number_bytes, views)))
 
 
 def _weight_bytes(read: _RootReads, shown: Mapping[str, ViewPart]) -> Size:
-    """Return the bytes that a region reads of a parameter; a cast is read in the parameter's own type."""
+    """Return the bytes that a region reads of a parameter, in the parameter's own dtype."""
     whole, number = nbytes(read.root), number_bytes(read.root)
     rows = [prod((p.elements, ITEM_BYTES[read.root.dtype])) for p in read.partial]
     if read.views:

@@ -1,4 +1,4 @@
-"""Compute the bytes that a graph moves under three models of reuse: unfused, fused by module, and floor.
+"""Compute the bytes that a graph moves under three models of data reuse: unfused, fused by module, and floor.
 
 They differ in the size of a region. *Unfused*: every operator is one. *Fused*: each call of a module is one, as in the
 ledgers (:mod:`costproof.opgraph.regions`). *Floor* (compulsory traffic): the whole graph is one; each input, weight and
@@ -28,7 +28,7 @@ RETURNED: Final = "return."
 def floors(
     work: CostedGraph, regions: Sequence[R], inside: Collection[str] = (), spared: AvoidableTraffic | None = None
 ) -> dict[R, Size]:
-    """Return the bytes that cross the boundary of each region, without bytes appended to a cache.
+    """Return the bytes that cross the boundary of each region, without those appended to a cache.
 
     Args:
         regions: the region of each operator.
@@ -51,7 +51,7 @@ def floors(
 
 @dataclass(frozen=True, slots=True)
 class AvoidableTraffic:
-    """The bytes of a graph's traffic that a run need not move."""
+    """The bytes that a graph moves and another implementation of the same result need not."""
 
     hidden: frozenset[str]
     """Ids of tensors that are only read as keys or values, which a mask may hide."""
@@ -59,7 +59,7 @@ class AvoidableTraffic:
     """Ids of float32 tensors that may be half as large under autocast."""
 
     def of(self, moved: RegionTraffic) -> Iterator[Traffic]:
-        """Yield the avoidable part of a region's traffic."""
+        """Yield the avoidable part of each tensor's traffic."""
         for one in moved.every:
             if one.value.id in self.hidden and one.value.origin != "param":
                 yield one
@@ -73,7 +73,7 @@ class AvoidableTraffic:
 
 
 def _bytes_read_once(found: Iterable[Traffic]) -> Size:
-    """Return the bytes read of some tensors, each tensor at most once as a whole, even if its rows are read repeatedly.
+    """Return the bytes read of some tensors; of each tensor at most its size, even if rows are read repeatedly.
 
     A trace has a new value for each read of a buffer; reads of one name count as one tensor.
     """
@@ -85,7 +85,7 @@ def _bytes_read_once(found: Iterable[Traffic]) -> Size:
 
 
 def partly_read(work: CostedGraph) -> dict[str, tuple[int, int]]:
-    """Return (bytes of rows with repeats, bytes of the whole) of parameters that are looked up by rows."""
+    """Return name -> (bytes of looked-up rows with repeats, bytes of the whole) of parameters read by rows."""
     moved = work.crossing([""] * len(work.graph.ops)).get("", RegionTraffic())
     found = {t.value.name: (int(t.nbytes), int(nbytes(t.value))) for t in moved.weights}
     return {name: both for name, both in found.items() if both[0] != both[1]}

@@ -1,4 +1,4 @@
-"""Convert graphs to plain data for JSON and back: each tensor once, sizes in the grammar of ``algebra.symbols``."""
+"""Convert graphs to plain JSON data and back, with each tensor stored once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from costproof.algebra.symbols import parse, text
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
 
 _EXPRESSION: Final = "expression"
-"""Key that marks a symbolic size among plain values."""
+"""Key that marks an object in JSON as a symbolic size, among plain values."""
 
 
 StoredSize = int | dict[str, str]
@@ -23,7 +23,7 @@ StoredCall = tuple[str, int, tuple[str, int] | None, str]
 
 @dataclass(frozen=True, slots=True)
 class StoredGraph:
-    """A graph in JSON, with tensors by number; pydantic checks the types."""
+    """A graph in JSON, in which tensors are indices into a table; pydantic validates the types."""
 
     ops: list[StoredOp]
     outputs: list[int]
@@ -32,7 +32,7 @@ class StoredGraph:
 
 
 class GraphWriter:
-    """Converts graphs to plain data and numbers their tensors; ``values`` is the table of tensors."""
+    """Converts graphs to plain data, and numbers their tensors in a common table."""
 
     def __init__(self) -> None:
         self._numbers: dict[Value, int] = {}
@@ -43,7 +43,7 @@ class GraphWriter:
         return [[v.id, [to_plain(s) for s in v.shape], v.dtype, v.origin, v.name] for v in self._numbers]
 
     def numbers(self, values: tuple[Value, ...]) -> list[int]:
-        """Return the indices of tensors in the table, and append tensors that it lacks."""
+        """Return the indices of tensors in the table; tensors that it lacks are appended."""
         return [self._numbers.setdefault(v, len(self._numbers)) for v in values]
 
     def graph(self, graph: Graph) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class GraphWriter:
 
 
 class GraphReader:
-    """Restores graphs whose tensors are numbers of one table."""
+    """Restores graphs from plain data and the table of their tensors."""
 
     def __init__(self, values: list[StoredValue]) -> None:
         self._values = [

@@ -1,4 +1,4 @@
-"""Find FLOPs and bytes that an execution of the same result can skip, which time bounds leave out.
+"""Find FLOPs and bytes that another algorithm for the same result can skip; lower time bounds exclude them.
 
 Cached latents that a product expands to keys and values: queries and sums may absorb the weights (DeepSeek-V2, section
 2.1.2), so the product over the past can be skipped. Scores of the latents are wider then, which is deducted, unless
@@ -25,7 +25,7 @@ _NARROWEST: Final = 4
 
 
 def skippable_flops(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> Mapping[int, Size]:
-    """Return, by index of the operator, the headline FLOPs that another algorithm skips, whatever masks hide.
+    """Return index of an operator -> the headline FLOPs that another algorithm skips, apart from masks.
 
     Args:
         kept: result of :func:`~costproof.opgraph.kept.kept_work`; without it, attention skips nothing.
@@ -59,7 +59,7 @@ def skippable_flops(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> Mappin
 
 
 def _wider(op: OpCall, rank: Size, out: Size) -> int | None:
-    """Return by how many elements two latents are wider than the key and value of one head.
+    """Return by how many elements two latents are wider than the key and value of one head together.
 
     0 if key and value together are narrower than ``_NARROWEST`` and not wider than two latents: attention on latents
     then skips at most the expansion. ``None`` if a size is a symbol.
@@ -78,7 +78,7 @@ def _wider(op: OpCall, rank: Size, out: Size) -> int | None:
 
 
 def _mapped_past(op: OpCall, costed: CostedGraph, writer: Mapping[str, int]) -> Value | None:
-    """Return the part of a cache that is joined with new rows and multiplied by a weight."""
+    """Return the cached part of the tensor, cache joined with new rows, that a call multiplies by a weight."""
     if not any(v.origin == "param" or costed.roots.get(v.id, v).origin == "param" for v in op.tensors):
         return None
     for value in op.tensors:
@@ -92,7 +92,7 @@ def _mapped_past(op: OpCall, costed: CostedGraph, writer: Mapping[str, int]) -> 
 
 
 def hidden_reads(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> frozenset[str]:
-    """Return the ids of tensors that are read only as keys or values of attention that a mask may hide."""
+    """Return the ids of tensors that are read only as keys or values of attention with a mask."""
     graph, roots = costed.graph, costed.roots
 
     def root(value: Value) -> str:

@@ -1,4 +1,4 @@
-"""Collect the graphs of one source into the nodes of its ledger, with parameters and active parameters."""
+"""Collect the graphs of one source into ledger nodes, with parameters and active parameters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from costproof.opgraph.rules.sizes import numel, total
 
 
 def active_elements(costed: CostedGraph) -> dict[str, int | None]:
-    """Return, for every parameter that is a stack of matrices read by rows, the elements that one token passes.
+    """Return name -> elements that one token uses, for each parameter that stacks the matrices of experts.
 
     A router sends every token to k of E experts. The graph shows k although no value is known: the rows that meet the
     stack
@@ -71,7 +71,7 @@ def active_elements(costed: CostedGraph) -> dict[str, int | None]:
 
 
 def _row_of(op: OpCall) -> Value | None:
-    """Return the parameter if a call returns one row of it as a view, else ``None``."""
+    """Return the parameter of which a call returns a single row as a view, else ``None``."""
     table = op.tensors[0] if op.tensors and op.outputs else None
     if table is None or table.origin != "param" or not table.shape:
         return None
@@ -79,7 +79,7 @@ def _row_of(op: OpCall) -> Value | None:
 
 
 def _tokens(entering: Iterable[Value], widths: Iterable[Size]) -> Size | None:
-    """Return the rows of activations with one of these widths; ``None`` if there are none or they differ."""
+    """Return the rows (tokens) of the activations with one of these widths; ``None`` if there is no single answer."""
     wide = set(widths)
     rows = {
         sympy.cancel(sympy.sympify(numel(value)) / value.shape[-1])
@@ -90,7 +90,7 @@ def _tokens(entering: Iterable[Value], widths: Iterable[Size]) -> Size | None:
 
 
 def _share(elements: Size, rows: Size, tokens: Size, experts: Size) -> int | None:
-    """Return the elements that one token passes; ``None`` if that is not an integer or more than the stack."""
+    """Return the elements of a stack that one token uses; ``None`` if not an integer or above the stack."""
     share = sympy.cancel(sympy.sympify(elements) * rows / (tokens * experts))
     whole = share.is_Integer and not bool(sympy.sympify(elements) < share)
     return int(share) if whole else None
@@ -110,7 +110,7 @@ def parameter_nodes(
     active: Mapping[str, int | None],
     storage: Storage = MappingProxyType({}),
 ) -> list[CostNode]:
-    """Return stage-wide nodes with the parameters and buffers that each module owns.
+    """Return nodes, each for all invocations of a stage, with the parameters and buffers that a module owns.
 
     Args:
         buffers: full name -> bytes that are not counted under another name; ``None`` if unknown.
@@ -162,12 +162,12 @@ def _enclosing_modules(name: str) -> list[str]:
 
 
 def with_owners(nodes: Iterable[CostNode], owners: Mapping[str, str]) -> tuple[CostNode, ...]:
-    """Return the nodes with the class names of their modules, which a structure-only trace lacks."""
+    """Return the nodes with the class names of their modules added, which a trace lacks."""
     return tuple(node if node.owner else replace(node, owner=owners.get(node.module, "")) for node in nodes)
 
 
 def graph_metrics(options: RunOptions, storage: Collection[Metric] = ()) -> tuple[Metric, ...]:
-    """Return the metrics that a graph provides: ours, and those of fvcore's convention if it is counted too.
+    """Return the metrics that a graph gives, including fvcore's convention if that is requested.
 
     Args:
         storage: metrics of storage that are known.
@@ -178,7 +178,7 @@ def graph_metrics(options: RunOptions, storage: Collection[Metric] = ()) -> tupl
 
 @dataclass(slots=True)
 class LedgerBuilder:
-    """Accumulates nodes and unknown operators of several graphs of one model, with decode steps apart."""
+    """Accumulates the cost nodes and unknown operators of several graphs of one model; decode steps stay separate."""
 
     nodes: list[CostNode] = field(default_factory=list)
     steps: list[DecodeStep] = field(default_factory=list)

@@ -1,1 +1,1 @@
-"""Evaluate closed formulas as functions of settings: at many points, exactly, with the branches that hold there."""
+"""Closed formulas as functions of settings, evaluated exactly at many points, in the branch of each point."""

@@ -32,7 +32,7 @@ _SAFE: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class BranchCondition:
-    """A comparison that a target made, and its outcome."""
+    """A comparison that a target made, with its outcome."""
 
     how: str
     left: SizeExpr
@@ -45,7 +45,7 @@ class BranchCondition:
         return self.how, self.left, self.right
 
     def holds(self, values: PointValues, known: dict[SizeExpr, Any]) -> Any:
-        """Return whether the comparison has the same outcome at other values: a bool, or an array of bools."""
+        """Return whether the comparison has the same outcome at other values, as a bool or an array of bools."""
         found = _COMPARISONS[self.how](
             evaluate_size(self.left, values, known), evaluate_size(self.right, values, known)
         )
@@ -64,7 +64,7 @@ class PathRecorder:
         return outcome
 
     def variable(self, name: str, value: int) -> ConcolicInt:
-        """Return a number of the point as a concolic integer."""
+        """Return a number of the point as a concolic integer named ``name``."""
         return ConcolicInt(self, ("var", name), value)
 
 
@@ -86,7 +86,7 @@ def concrete(number: Any) -> int:
 
 
 def _arithmetic(how: str) -> tuple[Any, Any]:
-    """Return the methods of an operator on expressions: with the integer on the left, and on the right."""
+    """Return the methods of an arithmetic operator on expressions: normal and reflected."""
 
     def left(self: ConcolicInt, other: Any) -> Any:
         return self._derive(how, self, other)
@@ -98,7 +98,7 @@ def _arithmetic(how: str) -> tuple[Any, Any]:
 
 
 def _concretized(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
-    """Return the methods of an operator on concrete values: with the integer on the left, and on the right."""
+    """Return the methods of an operator that needs concrete values: normal and reflected."""
 
     def left(self: ConcolicInt, other: Any) -> Any:
         return function(self._concretize(), other)
@@ -110,7 +110,7 @@ def _concretized(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
 
 
 class ConcolicInt(Integral):
-    """An integer that records its comparisons and the arithmetic that made it."""
+    """Integer that records its comparisons, and the arithmetic from which it results."""
 
     __slots__ = ("expr", "path", "value")
 
@@ -118,7 +118,7 @@ class ConcolicInt(Integral):
         self.path, self.expr, self.value = path, expr, value
 
     def _concretize(self) -> int:
-        """Return the concrete value, and record equality with it as a condition of the path."""
+        """Return the concrete value, and record the equality with it as a path condition."""
         self.path.note("==", self.expr, ("int", self.value), True)
         return self.value
 
@@ -136,7 +136,7 @@ class ConcolicInt(Integral):
         )
 
     def _compare(self, how: str, left: Any, right: Any) -> Any:
-        """Return the outcome of a comparison, and record it as a condition of the path."""
+        """Return the outcome of a comparison, and record it as a path condition."""
         if not isinstance(left, int | ConcolicInt) or not isinstance(right, int | ConcolicInt):
             return NotImplemented
         outcome = bool(_COMPARISONS[how](concrete(left), concrete(right)))
@@ -252,7 +252,7 @@ def largest_magnitude(value: Any) -> int:
 
 
 def _divide(how: str, left: Any, right: Any) -> Any:
-    """Return a quotient or remainder, or anything for a divisor of 0, which a condition of the path excludes."""
+    """Return a quotient or remainder; for divisor 0, which path conditions exclude, any value."""
     if isinstance(right, np.ndarray):
         return _OPERATORS[how](left, np.where(right == 0, 1, right))
     return _OPERATORS[how](left, right) if right else left

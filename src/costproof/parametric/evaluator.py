@@ -1,4 +1,4 @@
-"""Evaluate the formulas of one target at any configuration and workload, compiling each regime of them once."""
+"""Evaluate the formulas of a target at any configuration and workload; each branch is compiled once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CostCell = tuple[str, Metric]
 
 @dataclass(frozen=True, slots=True)
 class PointCosts:
-    """All costs that the formulas give at one point, as exact integers."""
+    """All costs that the formulas give at one point, in exact integers."""
 
     rows: Mapping[BaselineRow, int]
     totals: Mapping[CostCell, int]
@@ -44,7 +44,7 @@ class PointCosts:
 
 @dataclass(frozen=True, slots=True)
 class PointChoices:
-    """Everything that is chosen at a point, numbers and other values."""
+    """The values that define a point (a configuration and a workload): numbers and others."""
 
     keys: Mapping[str, Any]
     preset: str | None
@@ -53,7 +53,7 @@ class PointChoices:
 
 @dataclass(slots=True)
 class Regime:
-    """A set of points with the same formulas: its path conditions, and the costs as polynomials."""
+    """A set of points at which formulas take the same branches: its path conditions, and costs as polynomials."""
 
     paths: list[PathCondition]
     """Path conditions, each of which leads to these formulas."""
@@ -77,7 +77,7 @@ class Regime:
     """Bit mask of the sizes that are 1 -> how an export at such a point differs from :attr:`graphs`."""
 
     def mask(self, values: PointValues) -> Any:
-        """Return which points are in the regime: a bool if all are or none is, else an array that broadcasts."""
+        """Return which points belong to the regime: one bool for all, or an array that broadcasts to the points."""
         held: Any = False
         for path in self.paths:
             mask = path.mask(values)
@@ -89,11 +89,11 @@ class Regime:
         return True if held is not False and held.all() else held
 
     def holds(self, values: Mapping[str, int]) -> bool:
-        """Return whether one point is in the regime."""
+        """Return whether one point belongs to the regime."""
         return any(path.holds(values) for path in self.paths)
 
     def equals(self, other: Regime) -> bool:
-        """Return whether two regimes have the same formulas.
+        """Return whether two regimes have the same formulas, although the target took different branches.
 
         This is so if the target branched on a number without consequence, as for a name.
         """
@@ -106,7 +106,7 @@ class Regime:
         )
 
     def columns(self, cells: Sequence[CostCell], values: PointValues, shape: tuple[int, ...]) -> list[ExactColumn]:
-        """Return costs at points of the regime, as columns with as many numbers as an array of ``shape`` has."""
+        """Return the costs at points of the regime, one column per cost."""
         costs = [self.cost(cell) for cell in cells]
         chunk = PointBatch(self.atoms.found, values, shape)
         return [chunk.column(cost) for cost in costs]
@@ -129,13 +129,13 @@ class Regime:
         )
 
     def at(self, cells: Sequence[CostCell], values: Mapping[str, int]) -> dict[CostCell, int]:
-        """Return some costs at one point of the regime."""
+        """Return some of the costs at one point of the regime."""
         costs = {cell: self.cost(cell) for cell in cells}
         exact = ExactEvaluator(self.atoms.found, values)
         return {cell: exact.number(cost) for cell, cost in costs.items()}
 
     def graphs_hold(self, values: PointValues, shape: tuple[int, ...]) -> Any:
-        """Return at which points of the regime the exported graphs hold, as an array that broadcasts to theirs."""
+        """Return at which points the exported graphs of the regime are valid, as an array that broadcasts."""
         chunk = PointBatch(self.atoms.found, values, shape)
         held: Any = np.True_
         for call in self.graphs:
@@ -148,7 +148,7 @@ class Regime:
         return self.atoms.from_formula(parse(source), self.symbols[call.stage, call.invocation])
 
     def cost(self, what: CostCell | BaselineRow) -> Quotient:
-        """Return a row, the sum of a stage, or for a graph peak the largest of the calls, compiled on first use."""
+        """Return a cost compiled to a quotient of polynomials: of a row or a stage, or the largest graph peak."""
         if what not in self.costs:
             if not isinstance(what, BaselineRow) and what[1] in PEAK_METRICS:
                 peaks = [self._of_call(call, call.form) for call in self.graphs if what[0] in ("", call.stage)]
@@ -179,7 +179,7 @@ class Regime:
 
 
 def trace_regime(target: Configurable, choices: PointChoices, numbers: Mapping[str, int]) -> Regime:
-    """Return the regime of a point, by running the target with concolic integers.
+    """Return the regime of a point, by running the target's formulas with concolic integers.
 
     Args:
         target: the target.
@@ -205,7 +205,7 @@ def trace_regime(target: Configurable, choices: PointChoices, numbers: Mapping[s
 def _run_traced(
     target: Configurable, choices: PointChoices, path: PathRecorder, variables: Mapping[str, Any]
 ) -> Regime:
-    """Build the regime of a target whose numbers are concolic or plain integers."""
+    """Build the regime from a run of the target's formulas, with concolic or plain integers."""
     keys = {k: variables.get(f"key:{k}", v) for k, v in choices.keys.items()}
     settings = {k: variables.get(f"setting:{k}", v) for k, v in choices.settings.items()}
     model = target.with_keys(keys) if keys else target
@@ -242,7 +242,7 @@ T = TypeVar("T", bound=Configurable)
 
 @dataclass(slots=True)
 class Evaluator(Generic[T]):
-    """The formulas of one target at any point, where a point is a configuration and a workload.
+    """The formulas of a target at any point, that is at any configuration and workload.
 
     Formulas are traced and compiled once for each regime, that is for all points at which the target takes the same
     branches.
@@ -272,7 +272,7 @@ class Evaluator(Generic[T]):
         return Evaluator(target)
 
     def key(self, name: str, where: str = "") -> str:
-        """Return the configuration key that a name means; see :func:`~costproof.models.config.key_named`."""
+        """Return the full configuration key for a short name; see :func:`~costproof.models.config.key_named`."""
         return key_named(self.target.config, name, where or name)
 
     def keys(self) -> dict[str, Any]:
@@ -306,7 +306,7 @@ class Evaluator(Generic[T]):
     def choices(
         self: Evaluator[WithKeys], keys: Mapping[str, Any], preset: str | None, settings: Mapping[str, Any]
     ) -> PointChoices:
-        """Return the choices of a point with settings of the types that the target declares.
+        """Return the values that define a point, converted to the types that the target declares.
 
         Raises:
             Problems: a setting that does not exist or has the wrong type.
@@ -318,7 +318,7 @@ class Evaluator(Generic[T]):
         return PointChoices(keys, preset, chosen)
 
     def regime(self, choices: PointChoices) -> tuple[Regime, dict[str, int]]:
-        """Return the regime of a point, and the numbers of the point that vary within it."""
+        """Return the regime of a point, and those numbers of the point that vary within the regime."""
         now = self.keys()
         given = {f"key:{k}": v for k, v in choices.keys.items() if now[k] is None or type(now[k]) is int}
         given |= {f"setting:{k}": v for k, v in choices.settings.items()}
@@ -327,7 +327,7 @@ class Evaluator(Generic[T]):
         return found or self.trace(choices, numbers), numbers
 
     def known(self, choices: PointChoices, numbers: Collection[str]) -> list[Regime]:
-        """Return the regimes found so far for points with these choices; :meth:`trace` extends the list."""
+        """Return the known regimes of points with these values apart from ``numbers``; :meth:`trace` extends it."""
         return self.regimes.setdefault(_without_numbers(choices, numbers), [])
 
     def trace(self, choices: PointChoices, numbers: Mapping[str, int]) -> Regime:
@@ -344,7 +344,7 @@ class Evaluator(Generic[T]):
         return found
 
     def ledger(self, choices: PointChoices, numbers: Mapping[str, int]) -> Ledger:
-        """Evaluate the formulas at a point one by one, without the compiled regimes.
+        """Evaluate the formulas at one point directly, without compiled regimes.
 
         Raises:
             Problems, BadInput: the target refuses the point.
@@ -364,7 +364,7 @@ class Evaluator(Generic[T]):
         return target, target.workload(choices.preset, **settings)
 
     def refusal(self, choices: PointChoices, numbers: Mapping[str, int]) -> CostproofError:
-        """Return the error with which the target refuses a point of a regime without formulas."""
+        """Return the error with which the target refuses a point."""
         try:
             self.ledger(choices, numbers)
         except CostproofError as error:
@@ -373,7 +373,7 @@ class Evaluator(Generic[T]):
 
 
 def _without_numbers(choices: PointChoices, numbers: Collection[str]) -> Any:
-    """Return the values of a point except its numbers, as a dictionary key."""
+    """Return the values of a point without its numbers, as a dictionary key."""
     others = [
         (name, None if name in numbers else str(value))
         for name, value in (

@@ -36,7 +36,7 @@ _EXACT_FLOAT: Final = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Int128Array:
-    """Integers of 128 bits in two's complement, as two arrays of 64 bits."""
+    """Array of 128-bit integers in two's complement, stored as two arrays of 64 bits."""
 
     low: npt.NDArray[np.uint64]
     high: Ints
@@ -56,11 +56,11 @@ ExactColumn = Ints | Int128Array | npt.NDArray[np.object_]
 
 
 class _TooLarge(Exception):
-    """An intermediate result of a formula exceeds 62 bits."""
+    """Raised if an intermediate result of a formula exceeds 62 bits."""
 
 
 class PointBatch:
-    """Points that are evaluated together, with the intermediate results computed so far.
+    """A batch of points to evaluate, with the intermediate results so far.
 
     Args:
         atoms: variables and functions (``Min``, ``ceiling``) whose products are the terms of the regime's formulas.
@@ -99,7 +99,7 @@ class PointBatch:
         return self._python(cost)
 
     def _size(self, atom: int) -> int:
-        """Return the largest absolute value of an atom at these points."""
+        """Return the largest absolute value of an atom in this batch."""
         if atom not in self.sizes:
             self.sizes[atom] = largest_magnitude(self._atom(atom))
         return self.sizes[atom]
@@ -136,7 +136,7 @@ class PointBatch:
         return self._nested(horner(terms), float, self.floats, np.float64)
 
     def _nested(self, tree: HornerForm, number: Any, powers: dict[tuple[int, int], Any], of: Any) -> Any:
-        """Evaluate a Horner form. Results that do not depend on all axes are smaller than the array of points."""
+        """Evaluate a Horner form; a result that does not depend on every axis stays smaller than the batch."""
         if isinstance(tree, int):
             return number(tree)
         atom, exponent, inner, rest = tree
@@ -158,7 +158,7 @@ class PointBatch:
         return powers[atom, exponent]
 
     def _full(self, value: Any) -> Any:
-        """Return a value as a new array over all points."""
+        """Return a value broadcast to a new array over all points."""
         kind = np.int64 if isinstance(value, int) else None
         return (
             np.array(np.broadcast_to(np.asarray(value, kind), self.shape)) if np.shape(value) != self.shape else value
@@ -205,7 +205,7 @@ class PointBatch:
 
 
 class ExactEvaluator:
-    """Evaluates costs with Python's integers, at one point or at arrays of points."""
+    """Evaluates compiled costs with Python's integers, at one point or at arrays of points."""
 
     def __init__(self, atoms: Sequence[SizeAtom | FunctionAtom], values: PointValues) -> None:
         self.atom_values: list[Any] = []
@@ -244,7 +244,7 @@ def _plain(one: Any, other: Any) -> bool:
 
 @cache
 def horner(terms: Terms) -> HornerForm:
-    """Return the Horner form of a sum.
+    """Return the Horner form of a sum of products.
 
     The most frequent atom is factored out; then the quotient and the remaining terms are treated likewise.
     """

@@ -1,4 +1,4 @@
-"""Parse the values that a sweep varies into grids: ranges and lists, their products, and names that vary in step."""
+"""Parse the values of a sweep into grids: ranges and lists, their products, and names that vary together."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class GridParameter:
 
 @dataclass(frozen=True, slots=True)
 class GridAxis:
-    """Parameters that vary in step."""
+    """Parameters of a sweep that vary together, with their values."""
 
     names: tuple[GridParameter, ...]
     columns: tuple[Sequence[Any], ...]
@@ -58,7 +58,7 @@ class GridAxis:
 
 @dataclass(frozen=True, slots=True)
 class GridBlock:
-    """Points that differ only in numeric parameters."""
+    """Points of a grid that differ only in numeric parameters."""
 
     fixed: Mapping[GridParameter, Any]
     """Values of the parameters that are not numbers."""
@@ -69,7 +69,7 @@ class GridBlock:
         return prod(map(len, self.axes))
 
     def boxes(self, size: int) -> Iterator[tuple[dict[str, Any], tuple[int, ...]]]:
-        """Yield boxes of at most ``size`` points, in order: values by variable, and their common shape."""
+        """Split the block into boxes of at most ``size`` points; yield (variable -> values, shape) of each."""
         lengths = [len(axis) for axis in self.axes]
         steps = [1] * len(lengths)
         room = size
@@ -98,7 +98,7 @@ def _array(values: Sequence[int]) -> Any:
 
 
 def split_blocks(axes: Sequence[GridAxis]) -> Iterator[GridBlock]:
-    """Yield the blocks of a product of axes.
+    """Split a product of axes into blocks, in which only numeric parameters vary.
 
     Parameters that are not numbers vary slowest, whatever the order of the axes.
     """
@@ -110,7 +110,7 @@ def split_blocks(axes: Sequence[GridAxis]) -> Iterator[GridBlock]:
 
 
 def _runs(axis: GridAxis) -> Iterator[tuple[dict[GridParameter, Any], GridAxis | None]]:
-    """Yield consecutive values of an axis that differ only in numbers."""
+    """Yield runs of consecutive values of an axis that differ only in numbers."""
     texts = [i for i, name in enumerate(axis.names) if not name.number]
     numbers = [i for i, name in enumerate(axis.names) if name.number]
 
@@ -186,7 +186,7 @@ def _pairs(names: tuple[GridParameter, ...], item: str, where: str) -> list[tupl
 
 
 def _in_step(words: list[tuple[GridParameter, str]], where: str) -> list[Sequence[Any]]:
-    """Return the values of one item, equally many for every name; a single value is repeated."""
+    """Return the values of names that vary together, equally many for each; a single value is repeated."""
     parts = [_values(name, word, where) for name, word in words]
     longest = max(map(len, parts))
     if any(len(part) not in (1, longest) for part in parts):

@@ -1,4 +1,4 @@
-"""Path conditions: evaluate conjunctions of branch conditions at arrays of points, merge them, find their limits."""
+"""Represent path conditions: evaluate them at arrays of points, merge them, and find where they end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _ConditionGroup:
-    """The conditions of a path on the same variables, with their last result.
+    """Conditions of a path that use the same variables, with their last result.
 
     Consecutive boxes of points share the arrays of all axes but one, so that most groups need not be evaluated again.
     """
@@ -92,7 +92,7 @@ _MOST_ZEROS = 2
 
 
 def branch_limit(path: PathCondition, variable: str, start: int) -> int | None:
-    """Return the smallest value above ``start`` at which a condition of the path fails or may fail, or ``None``.
+    """Return the smallest value above ``start`` at which a path condition fails or may fail, or ``None``.
 
     If a condition compares anything but polynomials of degree two at most, ``start + 1`` is returned.
 
@@ -105,7 +105,7 @@ def branch_limit(path: PathCondition, variable: str, start: int) -> int | None:
 
 
 def _limits(condition: BranchCondition, variable: str, start: int) -> Iterator[int]:
-    """Yield candidates, the smallest of which is the first value at which the condition fails."""
+    """Yield candidate values; the smallest is the first value at which the condition fails."""
     name = sym(variable)
     try:
         left, right = (to_sympy(part, lambda _: name) for part in (condition.left, condition.right))
@@ -115,7 +115,7 @@ def _limits(condition: BranchCondition, variable: str, start: int) -> Iterator[i
 
 
 def _difference_limits(condition: BranchCondition, f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
-    """Yield the same candidates from the difference of both sides, which is an integer at every value."""
+    """Yield candidate values, as :func:`_limits`, from the difference of both sides."""
     # The expression that is above 0 where the condition does not hold.
     broken = {
         ("<", True): [f + 1], ("<", False): [-f], ("<=", True): [f], ("<=", False): [1 - f],

@@ -1,4 +1,4 @@
-"""Represent costs as polynomials in the varying symbols, with constants inserted and like terms collected."""
+"""Represent costs as polynomials in the varying symbols, with constants substituted."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ONE: Final[Monomial] = ()
 
 @dataclass(frozen=True, slots=True)
 class SizeAtom:
-    """An atom that the target computes: a size of the point, or an expression of sizes."""
+    """Variable of polynomials that the target computes: a size, or an expression of sizes."""
 
     expr: SizeExpr
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionAtom:
-    """An atom that a formula computes, an integer function of integers: ``floor``, ``Min``, ``Max``, or ``sum``."""
+    """Variable of polynomials that a formula computes: ``floor``, ``Min``, ``Max`` or ``sum``."""
 
     name: str
     parts: tuple[tuple[tuple[Monomial, int], ...], ...]
@@ -40,7 +40,7 @@ class FunctionAtom:
 
 @dataclass(slots=True)
 class AtomTable:
-    """All atoms of a regime, by number. The arguments of an atom have lower numbers."""
+    """All atoms (variables) of a regime, numbered so that an atom's arguments have lower numbers."""
 
     found: list[SizeAtom | FunctionAtom] = field(default_factory=list)
     numbers: dict[SizeAtom | FunctionAtom, int] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class AtomTable:
         return {((self.numbers[atom], 1),): Fraction(1)}
 
     def from_size(self, expr: SizeExpr) -> Polynomial:
-        """Return the polynomial of a target's expression. Products become monomials, any other expression an atom."""
+        """Return the polynomial of a size expression; anything but sums and products becomes an atom."""
         if expr[0] == "int":
             return _constant(expr[1])
         if expr[0] == "*":
@@ -160,7 +160,7 @@ def _multiply_monomials(left: Monomial, right: Monomial) -> Monomial:
 
 
 def _clearing(parts: Iterable[Polynomial]) -> Monomial:
-    """Return the smallest monomial whose product with all parts has no negative exponents."""
+    """Return the monomial by which some polynomials must be multiplied to have no negative exponents."""
     least: dict[int, int] = {}
     for part in parts:
         for monomial in part:
@@ -177,7 +177,7 @@ def _integers(parts: list[Polynomial]) -> tuple[int, list[tuple[tuple[Monomial, 
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    """A cost that is ready to evaluate: integer terms divided by a number and a monomial."""
+    """A cost compiled for evaluation: integer polynomial / (integer x monomial)."""
 
     terms: tuple[tuple[Monomial, int], ...]
     divisor: int

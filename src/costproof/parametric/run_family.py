@@ -1,4 +1,4 @@
-"""Evaluate the formulas of a run as functions of one of its settings, with all others unchanged."""
+"""Evaluate a run's formulas as functions of one of its settings, with all others unchanged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MOST_TRIED: Final = 256
 
 
 class _RunFamily:
-    """All runs of a target that differ from one run in its settings.
+    """All runs of a target that differ from one run only in settings.
 
     Args:
         side: the run.
@@ -57,7 +57,7 @@ class _RunFamily:
         return PointChoices({}, None, {f"{WORKLOAD}{name}": value for name, value in changed.items()})
 
     def _range_end(self, setting: str, changed: Mapping[str, int]) -> tuple[Regime, int | None]:
-        """Return the regime at a value of a setting, and the next value at which a branch may change, if any."""
+        """Return the regime at a value of a setting, and the next value at which a branch may change."""
         regime, numbers = self._regime_at(changed)
         path = next(path for path in regime.paths if path.holds(numbers))
         return regime, branch_limit(path, _variable(setting), changed[setting])
@@ -74,7 +74,7 @@ class Threshold:
     """If the outcome is ``from``: the last value below the threshold that the model accepts, if any."""
 
     def places(self, own: int) -> tuple[int, ...]:
-        """Return the values at which to show both sums: around the threshold, or the run's own value without one."""
+        """Return the values at which to show both sums: just around the threshold, or the run's own value."""
         if self.outcome != "from" or self.at is None:
             return (own,)
         return (self.at,) if self.before is None else (self.before, self.at)
@@ -107,7 +107,7 @@ class SettingCurve(_RunFamily):
         self._ranges: tuple[RegimeRange, ...] | NotSolved | None = None
 
     def regime(self, at: int) -> Regime:
-        """Return the regime of formulas at a value of the setting.
+        """Return the regime that contains a value of the setting.
 
         Raises:
             BadInput, Problems: the model refuses the value.
@@ -158,7 +158,7 @@ class SettingCurve(_RunFamily):
         return {(c.stage, c.id): {**config, **c.symbols} for c in self.model.invocations(work)}
 
     def _formulas(self, regime: Regime, terms: FormulaSum) -> list[tuple[tuple[str, str, str], int, Take]]:
-        """Return the distinct formulas of a sum, each with its call, the number of times it occurs, and its part."""
+        """Return the distinct formulas of a sum, each with its call, its number of occurrences, and its part."""
         assert regime.ledger is not None
         found: Counter[tuple[tuple[str, str, str], Take]] = Counter()
         for term in terms:
@@ -177,7 +177,7 @@ class SettingCurve(_RunFamily):
         return [(key, factor, take) for (key, take), factor in found.items()]
 
     def ranges(self) -> tuple[RegimeRange, ...]:
-        """Return all values from 1 on, as consecutive ranges with one regime each.
+        """Return consecutive ranges, from 1 on, in each of which the formulas take the same branches.
 
         The boundaries follow from the branches that the target took. Two neighbouring ranges have the same regime if
         the target merely took other branches to it.
@@ -203,7 +203,7 @@ class SettingCurve(_RunFamily):
             if end is None or end > FAR:
                 return
             low = end
-        raise NotSolved(f"other formulas hold at each of many {self.setting}")
+        raise NotSolved(f"the formulas change at too many values of {self.setting}")
 
     def depends(self, terms: FormulaSum) -> bool:
         """Return whether a sum changes with the setting, or may change because its expression is not known."""
@@ -266,13 +266,13 @@ class SettingCurve(_RunFamily):
         return Threshold("refused", found, self._refusal_line(found))
 
     def _first_in(self, part: RegimeRange, left: FormulaSum, right: FormulaSum, more: int, start: int) -> int | None:
-        """Return the first value from ``start`` on at which the left sum is larger, by the formulas of a range."""
+        """Return the first value from ``start`` on, in one range, at which the left sum exceeds the right one."""
         assert part.regime is not None
         less = self.expression(part.regime, right) + more
         return first_above(self.expression(part.regime, left) - less, self.variable, start)
 
     def _check_threshold(self, found: int, before: int | None, left: FormulaSum, right: FormulaSum, more: int) -> None:
-        """Evaluate both sums on both sides of a threshold."""
+        """Check a threshold by evaluating both sums just below and at it."""
 
         def above(at: int) -> bool:
             return self.value(at, left) > self.value(at, right) + more
@@ -290,7 +290,7 @@ class SettingCurve(_RunFamily):
         return taken[-1] if taken else self.own
 
     def _refusal_line(self, at: int) -> str:
-        """Return why the model refuses a value, in one line."""
+        """Return the error with which the model refuses a value, in one line."""
         try:
             self.regime(at)
         except CostproofError as error:
@@ -299,7 +299,7 @@ class SettingCurve(_RunFamily):
 
 
 class WorkloadFamily(_RunFamily):
-    """All runs of a target that differ from one run in integer settings: a batch, a length, the side of an image.
+    """All runs of a target that differ from one run only in integer settings: batch, length, image size.
 
     Implements :class:`costproof.claims.truth.Runs`.
     """
@@ -336,7 +336,7 @@ class WorkloadFamily(_RunFamily):
         return self._sizes[setting]
 
     def ends(self, setting: str) -> tuple[int, ...]:
-        """Return the values of a setting from which on other formulas hold or runs are refused."""
+        """Return the values of a setting from which on other formulas apply or runs are refused."""
         if setting not in self._boundaries:
             self._boundaries[setting] = tuple(self._find_boundaries(setting))
         return self._boundaries[setting]
@@ -373,7 +373,7 @@ class WorkloadFamily(_RunFamily):
 
 
 def _bisect(over: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the first value of a range at which a condition holds; it holds at the last one."""
+    """Return the first value of a range at which a monotone condition holds."""
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if over(middle) else (middle + 1, high)
@@ -381,11 +381,11 @@ def _bisect(over: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _variable(setting: str) -> str:
-    """Return the name of a setting in the expressions of a regime."""
+    """Return the name that a setting has in expressions of a regime."""
     return f"setting:{WORKLOAD}{setting}"
 
 
 def _keep_last_step(values: MutableMapping[Any, Any], context: Any, steps: Any, one: Any) -> None:
-    """Replace the sizes of a series of decode steps with those of its last step."""
+    """Replace the sizes of a series of decode steps by those of its last step."""
     if context in values and steps in values:
         values[context], values[steps] = values[context] + values[steps] - one, one

@@ -17,7 +17,7 @@ from costproof.models.target import WithKeys
 
 
 class HasFormulas(GivesFormulas, Protocol):
-    """The part of a target that closed formulas need."""
+    """Protocol of targets that have closed formulas."""
 
     def info(self) -> TargetInfo:
         """Return the target as data, with the values of its configuration symbols."""
@@ -50,7 +50,7 @@ def evaluate_formulas(target: HasFormulas, workload: Workload) -> Ledger:
 
 @dataclass(frozen=True, slots=True)
 class BlendedTarget:
-    """A target whose workloads combine settings of two runs, for points between the two sides of a diff."""
+    """Target whose workloads take some settings from one run and the others from another, for a diff."""
 
     model: WithKeys
     base: Baseline

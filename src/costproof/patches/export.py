@@ -29,11 +29,18 @@ NO_FAKE_TENSOR_CACHE: Final = SettingPatch(
     "caching the shapes that an operator returns pays only if many equal layers follow",
     "tracers/test_fast_export.py",
 )
+NO_TENSOR_METADATA: Final = Patch(
+    "torch.fx.experimental.proxy_tensor:_extract_tensor_metadata",
+    lambda original: lambda *args, **kwargs: None,
+    "strides and memory formats of each node are derived with arithmetic on symbols and are not used",
+    "tracers/test_fast_export.py",
+    missing="skip",
+)
 
 
 @contextmanager
 def fast_export(module: nn.Module) -> Iterator[None]:
-    """Disable parts of ``torch.export`` that we do not need, about a third of its time.
+    """Disable parts of ``torch.export`` that are not needed here and take about a third of its time.
 
     None of the settings is public API of torch; one that a version lacks is left out.
     """
@@ -47,7 +54,7 @@ def fast_export(module: nn.Module) -> Iterator[None]:
         else:
             around.enter_context(_use_lazy_graph_module(True))
         few = longest_module_list(module) <= _MAX_UNCACHED_LAYERS
-        around.enter_context(patched(NO_STACK_TRACES, *([NO_FAKE_TENSOR_CACHE] if few else [])))
+        around.enter_context(patched(NO_STACK_TRACES, NO_TENSOR_METADATA, *([NO_FAKE_TENSOR_CACHE] if few else [])))
         yield
 
 
@@ -60,7 +67,7 @@ def longest_module_list(module: nn.Module) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KernelPatch(Patch):
-    """A Python kernel of an operator that computes the shape of its result; one that torch has itself stays."""
+    """Meta kernel, in Python, of an operator; a kernel that torch registers itself takes precedence."""
 
     def install(self, undo: ExitStack, *context: Any) -> None:
         """Register the kernel; ``undo`` removes it."""
@@ -79,7 +86,7 @@ class KernelPatch(Patch):
 def _attention_shape(
     query: Any, key: Any, value: Any, mask: Any = None, *_: Any, enable_gqa: bool = False, **__: Any
 ) -> Any:
-    """[…, S, d], […, K, d], […, K, v] -> […, S, v], contiguous like the result of a product.
+    """Return the result of attention on meta: […, S, d], […, K, d], […, K, v] -> […, S, v], contiguous.
 
     The same conditions are checked as by the products, so that the exporter learns which of its symbols are equal.
     """
@@ -94,7 +101,7 @@ def _attention_shape(
 
 
 def _linear_shape(rows: Any, weight: Any, bias: Any = None) -> Any:
-    """[…, k], [m, k] -> […, m]; a weight of one row may be a vector."""
+    """Return the result of a linear layer on meta: […, k], [m, k] -> […, m]."""
     import torch
 
     ask: Any = torch
@@ -141,7 +148,7 @@ QUIET_EXPORT: Final = (
 
 @cache
 def value_dependent_tags() -> tuple[torch.Tag, ...]:
-    """Return the tags of operators that return a plain number, or a tensor whose size does not follow from shapes."""
+    """Return the torch tags of operators whose result, or its size, depends on values."""
     import torch
 
     return (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
@@ -221,7 +228,7 @@ CONCRETE_VALUES: Final = (
 
 @contextmanager
 def concrete_export() -> Iterator[None]:
-    """Export with concrete values alongside shapes, so that branches and sizes that depend on values are followed."""
+    """Export with concrete values next to shapes while the block runs, so that data-dependent branches are followed."""
     import torch._functorch.config
 
     with torch._functorch.config.patch(fake_tensor_propagate_real_tensors=True), patched(*CONCRETE_VALUES):

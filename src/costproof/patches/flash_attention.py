@@ -52,7 +52,7 @@ _kept: dict[str, ModuleType] = {}
 
 
 def compiled() -> bool:
-    """Return whether the compiled kernels can be loaded; the placeholder of :func:`on_meta` does not count."""
+    """Return whether the compiled kernels of FlashAttention can be loaded."""
     if isinstance(sys.modules.get(COMPILED), _StandIn):
         return False
     try:
@@ -80,7 +80,7 @@ def require_kernels() -> None:
 
 
 def notes(beside: str = "") -> tuple[str, ...]:
-    """Return notes on the package that ran and on the replacements that let it run here.
+    """Return notes on the FlashAttention package that ran, and on what was replaced so that it could.
 
     Args:
         beside: the attention implementation of the parts outside the decoder.
@@ -95,7 +95,7 @@ def notes(beside: str = "") -> tuple[str, ...]:
 
 
 def problems(dtype: Dtype, head_dim: int) -> list[CostproofError]:
-    """Return the errors that keep the kernels from running a decoder."""
+    """Return the errors for which FlashAttention's kernels cannot run a decoder."""
     no_kernels, where = "FlashAttention has no kernels for", f"--attention {FLASH}"
     found: list[CostproofError] = []
     if dtype == "float32":
@@ -109,7 +109,7 @@ def problems(dtype: Dtype, head_dim: int) -> list[CostproofError]:
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """Let transformers use the package on the meta device for the time of the block.
+    """Let transformers use FlashAttention on the meta device while the block runs.
 
     Raises:
         Incomplete: the package is missing or too old, or this version of transformers loads it differently.
@@ -172,7 +172,7 @@ PATCHES: Final = (
 
 @contextmanager
 def _available() -> Iterator[None]:
-    """Answer the question for CUDA in the compatibility table of transformers with yes."""
+    """Let transformers' check for CUDA succeed while the block runs."""
     from unittest import mock
 
     import transformers.modeling_flash_attention_utils as loading
@@ -183,7 +183,7 @@ def _available() -> Iterator[None]:
 
 
 class _StandIn(ModuleType):
-    """Empty placeholder of the compiled module."""
+    """Empty placeholder of FlashAttention's compiled module."""
 
     def __init__(self) -> None:
         super().__init__(COMPILED, "An empty stand-in: shapes need no kernels.")
@@ -192,7 +192,7 @@ class _StandIn(ModuleType):
 
 @contextmanager
 def _stand_in() -> Iterator[None]:
-    """Provide the package next to an empty compiled module; afterwards ``sys.modules`` has neither."""
+    """Import the package next to an empty compiled module while the block runs."""
     before = _package()
     sys.modules.update(_kept)
     sys.modules[COMPILED] = _StandIn()
@@ -211,7 +211,7 @@ def _package() -> dict[str, ModuleType]:
 
 
 def missing() -> str:
-    """Return why the installed package cannot be used, in a clause, or an empty text. Imports nothing."""
+    """Return why the installed FlashAttention package cannot be used, or an empty text. Imports nothing."""
     version = installed(DISTRIBUTION)
     if version is None:
         return "flash-attn is not installed"

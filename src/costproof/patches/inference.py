@@ -1,4 +1,4 @@
-"""Run a model as in plain inference while something watches it: eval mode, not compiled, unaware of being traced.
+"""Run a model as in plain inference while it is traced: eval mode, uncompiled, unaware of being traced.
 
 transformers asks whether it is traced and then takes a different branch: it builds masks that a run skips, repeats keys
 that a run packs, or picks another algorithm. It also looks at values that shapes do not determine: whether a token is
@@ -38,7 +38,7 @@ _open: list[Assumptions] = []
 
 
 def forget() -> None:
-    """Forget the open context: an interrupt or a fork has ended it."""
+    """Discard the open inference context, which an interrupt or a fork has ended."""
     _open.clear()
 
 
@@ -86,7 +86,7 @@ def inference_context(model: nn.Module) -> Iterator[Assumptions]:
 
 @contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Run compiled modules and functions as they were written, so that a tracer sees inside them."""
+    """Run compiled modules and functions uncompiled while the block runs, so that a tracer sees inside them."""
     # Whoever compiled something has imported this; importing it without need takes a second.
     if "torch._dynamo" not in sys.modules:
         yield
@@ -128,13 +128,13 @@ CAST_INSIDE_FORWARD: Final = Patch(
 
 
 def _set_training(modules: list[nn.Module], flag: bool) -> None:
-    """Set the flag without ``train()``, which sets children of another mode and may make a model merge its weights."""
+    """Set ``training`` directly, since ``train()`` also sets children and may make a model merge its weights."""
     for module in modules:
         module.training = flag
 
 
 def _disable_dynamic_rope(undo: ExitStack, model: nn.Module) -> None:
-    """Keep rotary embeddings of the type ``dynamic`` from reading the largest position, a value that meta lacks.
+    """Keep ``dynamic`` rotary embeddings from reading the largest position, whose value is unknown on meta.
 
     They compute other frequencies for positions beyond the trained context, and a run is not longer than that.
     """
@@ -150,7 +150,7 @@ def _disable_dynamic_rope(undo: ExitStack, model: nn.Module) -> None:
 
 
 def _clear_memoized(undo: ExitStack, model: nn.Module) -> None:
-    """Replace memoized functions (``functools.lru_cache``) in the modules of the model's classes by empty ones.
+    """Replace memoized functions (``lru_cache``) of the model's Python modules by ones without results.
 
     A tensor that one run made would enter the next without a producer, and one from an export has no values.
     """
@@ -183,7 +183,7 @@ def _replace_everywhere(undo: ExitStack, assumptions: Assumptions) -> None:
 
 
 def _swap(swaps: list[tuple[str, Any, Any]]) -> None:
-    """Put each (name, old, new) into every module that has the old value under that name, also into new modules."""
+    """Replace (name, old, new) in every Python module whose variable of that name is the old value."""
     named = {name: (old, new) for name, old, new in swaps}
     for module in _modules_to_search():
         names = getattr(module, "__dict__", {})
@@ -198,7 +198,7 @@ _lacking: Final[dict[int, weakref.ref[ModuleType]]] = {}
 
 
 def _modules_to_search() -> list[Any]:
-    """Return the modules that have one of the functions or may get one.
+    """Return the Python modules that have, or may get, one of the replaced functions.
 
     Most of thousands are remembered to lack them: plain modules of packages. Other modules may be reloaded or written
     to, and one with a class of its own may import a function when it is first asked for it.
@@ -218,7 +218,7 @@ def _remember_lacking(module: ModuleType) -> None:
 
 
 def _mask_lacks_values(value: Any) -> bool:
-    """Return whether a padding mask, or something computed from it, has no values or is known to hide nothing."""
+    """Return whether a padding mask has no values, or is known to hide nothing."""
     from costproof.patches.input_values import KnownIntegers, lacks_values
 
     return isinstance(value, KnownIntegers) or lacks_values(value)
@@ -233,7 +233,7 @@ def _always(answer: bool | None) -> ReplacementFactory:
 
 
 def _unless_known(answer: bool | None, parameter: str) -> ReplacementFactory:
-    """Return ``answer`` if an argument is a tensor without values."""
+    """Return a replacement that gives a fixed answer if an argument is a tensor without values."""
 
     def make(original: Callable[..., Any], assumptions: Assumptions) -> Callable[..., Any]:
         given = inspect.signature(original).bind
@@ -250,7 +250,7 @@ def _unless_known(answer: bool | None, parameter: str) -> ReplacementFactory:
 
 
 def _unmasked(parameter: str, *, static: bool = False, skip: bool = False) -> ReplacementFactory:
-    """Call the function without its padding mask [B, S] if that has no values.
+    """Return a replacement that omits the padding mask [B, S] if it has no values.
 
     Args:
         static: the function is a static method.

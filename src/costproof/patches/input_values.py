@@ -1,4 +1,4 @@
-"""Let models compute with integer inputs whose values decide shapes, and count images and sounds as unpadded.
+"""Let models compute with integer inputs whose values decide shapes, and treat images and sounds as unpadded.
 
 A model may read integers from its inputs: the grid that an image is divided into, or the lengths of packed sequences.
 Tensors on the meta device have no values for that. What a model computes only from such integers is not part of its
@@ -48,7 +48,7 @@ _PREPARED: Final = "kwargs"
 
 
 class KnownInteger(int):
-    """An int with the method ``item`` of a tensor."""
+    """An ``int`` with the method ``item`` of a tensor."""
 
     def item(self) -> int:
         """Return the int."""
@@ -82,7 +82,7 @@ class KnownIntegers:
         return len(self.shape)
 
     def to(self, *args: Any, **kwargs: Any) -> KnownIntegers:
-        """Return the values with the given dtype, if any; a device argument is ignored."""
+        """Return the values in another dtype, if one is given; a device is ignored."""
         dtype = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.dtype)), None)
         return self if dtype is None else self._called(torch.Tensor.to, dtype)
 
@@ -96,11 +96,11 @@ class KnownIntegers:
         return self.dtype.is_floating_point
 
     def moved(self, change: Callable[[torch.Tensor], torch.Tensor]) -> KnownIntegers:
-        """Return the values on the device to which ``change`` moves a tensor."""
+        """Return the values on the device to which ``change`` moves tensors."""
         return KnownIntegers(self.values, change(self.here), self.dtype)
 
     def plain(self, device: torch.device | None = None) -> torch.Tensor:
-        """Return an ordinary tensor of this shape and dtype, with these values unless it is on meta."""
+        """Return an ordinary tensor of this shape and dtype, without values on meta."""
         where = device or self.device
         if where.type == "meta":
             return torch.zeros(self.shape, dtype=self.dtype, device=where)
@@ -126,7 +126,7 @@ class KnownIntegers:
 
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a torch function with such values among its arguments."""
+        """Run a torch function that has such integers among its arguments."""
         given = tree_leaves((args, kwargs or {}))
         beside = next((v for v in given if isinstance(v, torch.Tensor) and not hasattr(v, _WRITTEN)), None)
         if beside is None:
@@ -146,7 +146,7 @@ for _name in _METHODS:
 
 
 def compute_values(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Return the result of a function of known integers only, as known integers again."""
+    """Compute a function whose tensor arguments are all known integers, and return known integers."""
     here = next(v.here for v in tree_leaves((args, kwargs)) if isinstance(v, KnownIntegers))
 
     def real(value: Any) -> Any:
@@ -174,13 +174,13 @@ def _is_told(value: Any) -> bool:
 
 
 def _apart(work: Callable[[], Any]) -> Any:
-    """Return the result of a function that is called in another thread, which tracers and fake modes do not affect."""
+    """Call a function in another thread, where tracers and fake modes are not active."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(work).result()
 
 
 def keep_known(as_tensor: Callable[..., Any]) -> Callable[..., Any]:
-    """Return known integers unchanged from ``torch.as_tensor``."""
+    """Return a replacement of ``torch.as_tensor`` that returns known integers unchanged."""
 
     @wraps(as_tensor)
     def call(data: Any, *args: Any, **kwargs: Any) -> Any:
@@ -190,7 +190,7 @@ def keep_known(as_tensor: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def remember_literal(tensor: Callable[..., Any]) -> Callable[..., Any]:
-    """Remember the list of ints from which ``torch.tensor`` makes a tensor."""
+    """Return a replacement of ``torch.tensor`` that remembers the list of ints it was given."""
 
     @wraps(tensor)
     def call(data: Any, *args: Any, **kwargs: Any) -> Any:
@@ -205,7 +205,7 @@ def remember_literal(tensor: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def precomputed(model: nn.Module) -> Iterator[None]:
-    """Compute functions of known integers, which a caller may compute beforehand, outside the traced forward.
+    """Compute functions of known integers outside the traced forward while the block runs.
 
     transformers defines them next to the model's classes, as ``get_vision_position_ids(grid_thw, …, kwargs=kwargs)``:
     they return an item of ``kwargs`` if a caller has prepared it. Some results stay known integers: ends of sequences,
@@ -252,12 +252,12 @@ _PLACES: Final = "get_placeholder_mask"
 
 
 def select_all_rows(original: Callable[..., Any], picked: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
-    """Select the rows that ``picked`` returns for a mask without values."""
+    """Return a replacement that selects all rows if a mask has no values."""
     return lambda tensor: picked(tensor) if lacks_values(tensor) else original(tensor)
 
 
 def note_row_counts(original: Callable[..., Any], counted: list[tuple[torch.Tensor, int]]) -> Callable[..., Any]:
-    """Note the sums of masks [B, S] without values over S, with S."""
+    """Return a replacement of a sum that records, for masks [B, S] without values, that S rows are counted."""
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         found = original(tensor, *args, **kwargs)
@@ -270,7 +270,7 @@ def note_row_counts(original: Callable[..., Any], counted: list[tuple[torch.Tens
 
 
 def list_row_counts(original: Callable[..., Any], counted: list[tuple[torch.Tensor, int]]) -> Callable[..., Any]:
-    """List S for each row of a sum that was noted."""
+    """Return a replacement of ``tolist`` that returns S for each row of a recorded sum."""
 
     def call(tensor: torch.Tensor) -> Any:
         rows = next((rows for sums, rows in counted if sums is tensor), None)
@@ -281,7 +281,7 @@ def list_row_counts(original: Callable[..., Any], counted: list[tuple[torch.Tens
 
 @contextmanager
 def without_padding(model: nn.Module, notes: dict[str, None]) -> Iterator[None]:
-    """Let masks without values hide no row inside the methods that compute features of images and sounds.
+    """While the block runs, let masks without values hide no row of image or sound features.
 
     Inside ``get_placeholder_mask``, which finds their places in a text, a mask selects as many places as there are
     features. Elsewhere nothing changes: a mask may route rows to one of several experts, and selecting all rows for
@@ -316,7 +316,7 @@ def _with_all_rows(method: Callable[..., Any], notes: dict[str, None]) -> Callab
 
 
 def _features(mask: torch.Tensor, given: list[Any]) -> int:
-    """Return the number of elements of a mask [B, S] or [B, S, width] that mark positions of features.
+    """Return how many elements of a mask [B, S] or [B, S, width] the features in a call fill.
 
     Among the arguments the embedded text [B, S, width] is the first floating-point tensor; features follow it.
     """

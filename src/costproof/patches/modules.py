@@ -1,4 +1,4 @@
-"""Hook the modules of a model, route calls of their forward, and run forwards of transformers on the meta device."""
+"""Hook modules, redirect direct calls of their ``forward``, and run transformers models on the meta device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Hook = Callable[..., None]
 
 @contextmanager
 def hooked(modules: Iterable[nn.Module], enter: Hook, leave: Hook, *, with_kwargs: bool = False) -> Iterator[None]:
-    """Register forward hooks that return nothing on modules, and remove them at the end.
+    """Register forward hooks on modules while the block runs.
 
     Args:
         enter: called with (module, args), or (module, args, kwargs).
@@ -34,7 +34,7 @@ def hooked(modules: Iterable[nn.Module], enter: Hook, leave: Hook, *, with_kwarg
 
 @contextmanager
 def forward_redirected(model: nn.Module) -> Iterator[None]:
-    """Redirect direct calls of a submodule's ``forward`` to its ``__call__``.
+    """Redirect direct calls of a submodule's ``forward`` to its ``__call__`` while the block runs.
 
     Hooks and the module stack of an export depend on ``__call__``. Without the redirection the work of a submodule that
     is run by ``part.forward(x)`` would belong to its caller. TorchLens wraps ``forward`` itself and does not need this.
@@ -65,7 +65,7 @@ def _key(module: nn.Module) -> int:
 
 
 def _redirect_class(cls: type[nn.Module], undo: ExitStack, redirected: set[int], announced: set[int]) -> None:
-    """Replace ``forward`` on the class, not on instances, since an export calls it on placeholders."""
+    """Redirect ``forward`` on the class of a module, since an export calls it on placeholders."""
     original = cls.forward
 
     @functools.wraps(original)
@@ -87,7 +87,7 @@ def _redirect_class(cls: type[nn.Module], undo: ExitStack, redirected: set[int],
 
 
 def _redirect_instance(module: nn.Module, undo: ExitStack, announced: set[int]) -> None:
-    """Redirect a module that has a ``forward`` of its own, not that of its class."""
+    """Redirect the ``forward`` that a module has as an instance attribute."""
     original, own = module.forward, vars(module)
 
     @functools.wraps(original)
@@ -103,7 +103,7 @@ def _redirect_instance(module: nn.Module, undo: ExitStack, announced: set[int]) 
 
 @contextmanager
 def hooks_inside_forward(model: nn.Module) -> Iterator[None]:
-    """Run the hooks of all submodules inside their ``forward``, so that their work belongs to the hooked module.
+    """Run the hooks of submodules inside their ``forward`` while the block runs.
 
     An export attributes it there. TorchLens wraps ``forward`` and would attribute it to the enclosing module.
     """
@@ -144,7 +144,7 @@ def _move_hooks(part: nn.Module, undo: ExitStack) -> None:
 
 
 def _disable_hooks(hooks: dict[int, Any], undo: ExitStack) -> dict[int, Any]:
-    """Replace hooks by no-ops and return them. A hook that removes itself meanwhile stays removed."""
+    """Replace hooks by no-ops and return them, so that they can be called elsewhere."""
     original = dict(hooks)
 
     def restore() -> None:
@@ -160,7 +160,7 @@ def _no_hook(*args: Any) -> None:
 
 
 def prepared_masks(modeling: Any) -> dict[str, Any]:
-    """Return replacements for the mask builders of a module that pass on the mask of the caller.
+    """Return replacements for the mask builders of a modelling module: they return the caller's mask.
 
     transformers builds masks from tensor values, and builds a different one during an export.
     """
@@ -172,12 +172,12 @@ def prepared_masks(modeling: Any) -> dict[str, Any]:
 
 
 def no_image_check() -> dict[str, Any]:
-    """Return the replacement of the check that image tokens match features, which needs concrete values."""
+    """Return the replacement for transformers' check that image tokens match features."""
     return {"torch_compilable_check": lambda *args, **kwargs: None}
 
 
 def symbolic_int() -> AbstractContextManager[Any]:
-    """Patch ``int()`` of the native module, which specialises symbolic sizes, to return them unchanged."""
+    """Let ``int()`` in the native SAM's module return symbolic sizes unchanged while the block runs."""
     import torch
     from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
 
@@ -188,7 +188,7 @@ def symbolic_int() -> AbstractContextManager[Any]:
 def running(
     replaced: Mapping[Any, Mapping[str, Any]], dtype: torch.dtype | None = None, *, flash: bool = False
 ) -> Iterator[None]:
-    """Apply the patches that a forward on the meta device needs, and undo them at the end.
+    """Apply the patches that a forward on the meta device needs while the block runs.
 
     Gradients are off. The given names of modules are replaced, for example checks that need concrete values. For
     dtypes other than bfloat16, the meta kernel of grouped GEMMs is replaced, because it rejects dtypes that the real
@@ -224,7 +224,7 @@ def _grouped_mm_shape(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Return an empty [rows, N] for [rows, K] by [experts, K, N]."""
+    """Return the result of a grouped matrix product on meta: [rows, K] by [experts, K, N] -> [rows, N]."""
     if mat_a.dim() != 2 or mat_b.dim() != 3 or mat_a.shape[1] != mat_b.shape[1]:
         raise ValueError(f"grouped GEMM of {tuple(mat_a.shape)} by {tuple(mat_b.shape)}")
     import torch

@@ -51,7 +51,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class SettingPatch(Patch):
-    """A variable of a configuration module; ``make`` returns its value. It is skipped where a version lacks it."""
+    """Configuration variable of another package that is set while a model is traced; skipped if it does not exist."""
 
     def install(self, undo: ExitStack, *context: Any) -> None:
         """Set the variable; ``undo`` restores its previous value."""
@@ -65,7 +65,7 @@ class SettingPatch(Patch):
 
 @dataclass(frozen=True, slots=True)
 class LoadedPatch(Patch):
-    """An attribute of a module that is patched only if that module is imported already, and is not imported for it."""
+    """Patch of a module's attribute that applies only if that module is already imported."""
 
     def install(self, undo: ExitStack, *context: Any) -> None:
         """Replace the target if its module has it; ``undo`` restores it."""
@@ -82,7 +82,7 @@ class LoadedPatch(Patch):
 
 @contextmanager
 def patched(*patches: Patch, context: tuple[Any, ...] = ()) -> Iterator[None]:
-    """Install patches in order and remove them in reverse order, however the block ends.
+    """Apply patches in order while the block runs, and undo them in reverse order.
 
     Patches may be nested: each wraps the attribute that it finds at entry.
 
@@ -97,7 +97,7 @@ def patched(*patches: Patch, context: tuple[Any, ...] = ()) -> Iterator[None]:
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Disable garbage collection: tracing allocates hundreds of thousands of objects that all stay alive."""
+    """Disable garbage collection while the block runs: tracing creates many long-lived objects."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -108,7 +108,7 @@ def gc_disabled() -> Iterator[None]:
 
 
 def is_complete(module: Any) -> bool:
-    """Return whether a module is a plain one of Python or an installed package and is not being imported right now.
+    """Return whether a Python module is fully imported and ordinary, so that its variables stay as they are.
 
     Nobody assigns its variables later. A module of anybody else may be reloaded or written to, and one with a class of
     its own may import an attribute when it is first asked for it.

@@ -1,4 +1,4 @@
-"""Snapshot non-tensor state of a model and of the Python modules of its classes, and remove tensors that a run leaves.
+"""Record non-tensor state of a model and its Python modules, and remove tensors that a run leaves there.
 
 An export leaves fake tensors behind, and tensors of one run would enter the next without a producer. Code stores them
 in global variables, in classes, in lists and dicts of these, in functions (closures, defaults, attributes), and in
@@ -27,7 +27,7 @@ _EMPTY: Final = object()
 
 
 class StateSnapshot:
-    """The state before a run; an exit stack restores it after the run."""
+    """Snapshot of a model's non-tensor state before a run; an exit stack restores it."""
 
     def __init__(self, undo: ExitStack, code: frozenset[str]) -> None:
         """Create an empty snapshot.
@@ -58,7 +58,7 @@ class StateSnapshot:
                     self._value(value, own_function=True)
 
     def _value(self, held: Any, *, own_function: bool = False) -> None:
-        """Snapshot a container, a function, or an object of the code that is searched.
+        """Record a container, a function, or an object whose class is defined in a searched Python module.
 
         Args:
             own_function: a function belongs to the model, whatever module defines it.
@@ -126,7 +126,7 @@ def _restore(
 
 
 def _restore_list(before: list[Any], held: MutableSequence[Any]) -> None:
-    """Restore the whole list if it has a new tensor; items have no key by which one could be restored."""
+    """Restore a list if the run put a tensor into it."""
     known = {id(value) for value in before}
     if any(id(value) not in known and _has_tensor(value) for value in held):
         held.clear()

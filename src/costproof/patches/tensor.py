@@ -1,4 +1,4 @@
-"""Patch methods of ``torch.Tensor`` and functions of torch, to record or to separate what a tracer cannot see."""
+"""Patch tensor methods and torch functions to record, or to split, what a tracer cannot see."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ STACK_INDEX_ROWS: Final = (
 
 
 def _stack_rows(key: Any) -> Any:
-    """Return the key with one index tensor for each row of scalar tensors."""
+    """Return the index key with scalar tensors of a row stacked into one index tensor."""
     import torch
 
     def is_row(part: Any) -> bool:
@@ -90,7 +90,7 @@ def _stack_rows(key: Any) -> Any:
 
 
 def _split_index(tensor: Any, key: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
-    """Split a key into one that makes a view and one that picks from it; ``None`` if it has one kind or is unusual."""
+    """Split an index key into a part that makes a view and a part that gathers; ``None`` if not both occur."""
     import torch
 
     view: list[Any] = []
@@ -118,7 +118,7 @@ def _split_index(tensor: Any, key: Any) -> tuple[tuple[Any, ...], tuple[Any, ...
 
 @dataclass(slots=True)
 class AutocastDtypes:
-    """The dtypes of the autocast regions of a run, as names without ``torch.``."""
+    """The dtypes of the autocast regions in a run, as names without ``torch.``."""
 
     on: set[str] = field(default_factory=set)
     """Dtypes of the regions that were entered and cast."""
@@ -157,14 +157,14 @@ AUTOCAST: Final = (
 
 @contextmanager
 def autocast_recorded() -> Iterator[AutocastDtypes]:
-    """Record the dtypes of all autocast regions that are made and entered."""
+    """Record the dtypes of all autocast regions that are entered while the block runs."""
     found = AutocastDtypes()
     with patched(*AUTOCAST, context=(found,)):
         yield found
 
 
 class GradientTaken(Exception):
-    """Raised in place of taking a gradient."""
+    """Raised when a model computes a gradient."""
 
 
 def _refuse_gradient(original: Any) -> Callable[..., None]:
@@ -287,7 +287,7 @@ EINSUM: Final = Patch(
 
 
 def _of_input_values(name: str) -> Callable[..., Any]:
-    """Return the factory of that name in :mod:`.input_values`, which imports torch."""
+    """Return the factory of a replacement in :mod:`.input_values`, imported lazily since it imports torch."""
 
     def make(original: Any, *context: Any) -> Any:
         from costproof.patches import input_values

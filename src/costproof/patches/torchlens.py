@@ -1,4 +1,4 @@
-"""Patch TorchLens so that it records whole operators, view by view, and does no work whose result is not used."""
+"""Patch TorchLens to record whole operators and views, and to skip work whose result is not used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WRITES: Final = "torchlens.backends.torch.buffer_writes"
 
 @contextmanager
 def torchlens_wrappers() -> Iterator[None]:
-    """Remove TorchLens's wrappers from torch's functions at the end, unless they were installed before.
+    """Remove TorchLens's wrappers of torch functions after the block, unless they existed before it.
 
     TorchLens wraps every function of torch on its first trace and leaves the wrappers in place. Its own removal leaves
     inherited methods on ``torch.Tensor`` itself; those are deleted too.
@@ -50,7 +50,7 @@ def torchlens_wrappers() -> Iterator[None]:
 
 @contextmanager
 def wrapped_once() -> Iterator[None]:
-    """Install TorchLens's wrappers once for all traces of the block: that takes as long as tracing several layers.
+    """Install TorchLens's wrappers once for all traces in the block.
 
     Does nothing if TorchLens is missing; the traces report that.
     """
@@ -126,7 +126,7 @@ FIND_NAMESPACES_ONCE: Final = Patch(
 
 @contextmanager
 def _fast_wrapping(*, keep_tables: bool = False) -> Iterator[None]:
-    """Speed up installing and removing TorchLens's wrappers.
+    """Speed up how TorchLens installs and removes its wrappers.
 
     Args:
         keep_tables: keep the compiler's tables of functions. TorchLens fills them before it installs wrappers if the
@@ -151,7 +151,7 @@ def _replace_record(original: Any) -> Callable[[Any, Any], None]:
 
 
 def _unmemoized(name: str) -> Callable[[Any, Any], Any]:
-    """Return a method that calls a function of TorchLens's module of buffers."""
+    """Return a method that calls a function of TorchLens's buffer module without its memo."""
     from torchlens.backends.torch import buffer_writes
 
     function = getattr(buffer_writes, name)
@@ -159,7 +159,7 @@ def _unmemoized(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _no_tables_if_off(original: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function that makes TorchLens's tables of originals only for its detector of calls of these."""
+    """Return a replacement that builds TorchLens's tables of original functions only if they are used."""
     from torchlens.backends.torch import escape_detection
 
     none = escape_detection.DetectorTables(0, {}, {}, frozenset(), {}, {}, frozenset())
@@ -259,7 +259,7 @@ KEEP_VIEW_LABELS: Final = Patch(
 
 
 def _custom_name() -> Callable[[Any], str]:
-    """Return a function from an operator to its dotted name, which is empty for operators of torch."""
+    """Return a function from an operator to its dotted name, empty for torch's own operators."""
     from torchlens.backends.torch import _torch_ops_calls
 
     def name_of(operator: Any) -> str:
@@ -322,7 +322,7 @@ WHOLE_OPERATORS: Final = (
 
 @contextmanager
 def whole_operators() -> Iterator[None]:
-    """Record each custom operator as one call under its full name.
+    """Record each custom operator as one call under its full name while the block runs.
 
     TorchLens records what a custom operator's Python code calls instead of the operator. On meta that is the code that
     makes empty tensors of the right shapes, so the operator's work and what it reads would be lost. TorchLens may have
@@ -348,7 +348,7 @@ def whole_operators() -> Iterator[None]:
 
 @contextmanager
 def in_place_calls_recorded() -> Iterator[None]:
-    """Record functions that overwrite their argument as calls of their own on meta. Installs TorchLens's wrappers.
+    """Record functions that overwrite an argument as calls of their own, on meta, while the block runs.
 
     On meta torch runs them in Python, through other functions of torch. TorchLens takes the innermost function for the
     operator unless its result is a tensor that it has not seen, and an overwritten tensor has been seen: the call would
@@ -387,7 +387,7 @@ def in_place_calls_recorded() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=1)
 def _overwriting(wrapped: int) -> list[tuple[CellType, Callable[..., Any]]]:
-    """Return the functions that overwrite their first argument, each with the cell of its wrapper that holds it.
+    """Return the functions that overwrite their first argument, with the cell of the wrapper that holds each.
 
     Wrappers stay the same objects when they are removed and installed again.
 
@@ -446,7 +446,7 @@ def _remove_pieces_only(original: Callable[..., Any], pieces: set[str]) -> Calla
 
 
 def _is_piece() -> bool:
-    """Return whether a call comes from torch's own decompositions inside the innermost module."""
+    """Return whether a call comes from one of torch's own decompositions."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name: str = frame.f_globals.get("__name__", "")
@@ -478,7 +478,7 @@ KEEP_DEAD_CODE: Final = (
 
 @contextmanager
 def dead_code_recorded() -> Iterator[None]:
-    """Record operators whose results are not used and that depend on no input, unless torch decomposed them from one.
+    """Record operators without inputs and users while the block runs, unless torch decomposed them from another.
 
     On meta torch's Python code calls other functions of torch to carry out a larger operator. Those are not the model's
     work; the larger operator is.

@@ -66,7 +66,7 @@ class Pool(Generic[R]):
     def __init__(
         self, processes: int, limits: Limits | None = None, *, fresh: bool = False, ready: tuple[str, ...] = ()
     ) -> None:
-        """Create the pool without starting a process.
+        """Create the pool; processes start when work arrives.
 
         Args:
             fresh: each piece has a process of its own, so that none meets what another left behind.
@@ -95,7 +95,7 @@ class Pool(Generic[R]):
             thread.join()
 
     def results(self, work: Mapping[str, Work[R]], hear: Hear = lambda name, said: None) -> Iterator[Outcome[R]]:
-        """Start at once, and yield the outcome of each piece in the order of completion.
+        """Start all pieces of work, and yield the outcome of each in order of completion.
 
         Args:
             work: by name; taken up in this order.
@@ -114,7 +114,7 @@ class Pool(Generic[R]):
     def _serve(
         self, todo: queue.SimpleQueue[tuple[str, bytes]], done: queue.SimpleQueue[Outcome[R]], hear: Hear
     ) -> None:
-        """Give pieces to a process one after another; a process that dies loses only its current piece."""
+        """Give pieces of work to one process after another; a process that dies loses only its current piece."""
         child: Child | None = None
         try:
             while True:
@@ -156,4 +156,4 @@ class Pool(Generic[R]):
 
 
 class _Closed(Exception):
-    """Signal that nobody waits for the pool any more."""
+    """Raised when nobody waits for the pool's results any more."""

@@ -1,4 +1,4 @@
-"""A worker process, seen from both ends: the parent's handle and the worker's loop."""
+"""Start worker processes, and run the loop of one: the parent's and the child's side."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _LONGEST: Final = 300
 
 
 class Failed(Incomplete):
-    """Work failed with a foreign exception or with its process; ``what`` describes it in one line."""
+    """Raised if work failed with a foreign exception or its process died; ``what`` describes it in one line."""
 
 
 class Late(Failed):
-    """Work exceeded its time limit."""
+    """Raised if work exceeded its time limit."""
 
 
 class Child:
-    """Handle of a worker process."""
+    """The parent's handle of a worker process."""
 
     def __init__(
         self, memory_bytes: int, environment: Mapping[str, str], *, alone: bool, ready: tuple[str, ...] = ()
@@ -134,12 +134,12 @@ class Child:
 
 
 def environment_now() -> dict[str, str]:
-    """Return the environment for another Python process of this one."""
+    """Return the environment variables for another Python process."""
     return {**os.environ, **OFFLINE, **safe_path()}
 
 
 def safe_path() -> dict[str, str]:
-    """Return variables with which another Python finds the same packages, and none in the current folder.
+    """Return variables that make another Python find the same packages, and nothing in the current folder.
 
     A downloaded model is where people work: a ``bisect.py`` beside its configuration is not the library's.
     """
@@ -187,7 +187,7 @@ def serve(memory_bytes: int) -> None:
 
 
 def _listen(orders: IO[bytes], inbox: queue.SimpleQueue[bytes]) -> None:
-    """Read orders while work is under way; the end of stdin ends this process."""
+    """Read orders while work is running; end the process when stdin ends."""
     try:
         while True:
             inbox.put(pickle.load(orders))  # bytes, which the main thread decodes

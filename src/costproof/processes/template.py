@@ -36,7 +36,7 @@ _lock = threading.RLock()
 
 
 def template(modules: tuple[str, ...], environment: Mapping[str, str]) -> Template | None:
-    """Return the template process with these imports and environment, or ``None`` if there can be none.
+    """Return a template process with these imports and environment; ``None`` if the platform has none.
 
     Raises:
         OSError: there is no room for a process.
@@ -55,7 +55,7 @@ def template(modules: tuple[str, ...], environment: Mapping[str, str]) -> Templa
 
 
 def end_all() -> None:
-    """End all templates, which would otherwise end only after their imports."""
+    """End all template processes."""
     for key, found in list(_kept.items()):
         if isinstance(key, tuple) and key[1] == os.getpid():
             found.kill()
@@ -66,7 +66,7 @@ atexit.register(end_all)
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Prevent threads from forking while another process is being started."""
+    """Prevent other threads from forking while the block starts a process."""
     with _lock:
         yield
 
@@ -184,7 +184,7 @@ class Template:
 
 
 def stand(modules: tuple[str, ...]) -> None:
-    """Run the template process: import modules, then fork on request until the parent exits."""
+    """Run the template process: import modules, then fork workers on request until the parent exits."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whoever asks may have been started with signals blocked
     asked = socket.socket(fileno=os.dup(0))
     with _ending_with(asked):
@@ -214,7 +214,7 @@ def stand(modules: tuple[str, ...]) -> None:
 
 @contextmanager
 def _ending_with(asked: socket.socket) -> Iterator[None]:
-    """End this process when its parent exits, even while it is busy; afterwards it has one thread again."""
+    """End this process when its parent exits, also while the block runs."""
     done, finish = os.pipe()
 
     def watch() -> None:

@@ -91,7 +91,7 @@ def document(c: Certificate, form: Form) -> Document:
 
 
 def _every_claim(c: Certificate) -> Table:
-    """Return a searchable table of the claims, each with its formula typeset."""
+    """Return the searchable table of all claims of a certificate, each with its typeset formula."""
     head = ("Stage", "Call", "Modules", "×", "Operator", "Metric", "Method", "Formula")
     rows = []
     for x in c.claims:
@@ -108,13 +108,13 @@ def _every_claim(c: Certificate) -> Table:
 
 
 def _sums(c: Certificate) -> Table:
-    """Return the table of FLOPs per stage, each the sum of the claims as a typeset formula."""
+    """Return the table of FLOPs per stage: the sum of the certificate's claims, as a typeset formula."""
     rows = [(stage, Html(mathml(text(factored(total)), c.symbols))) for stage, total in totals(c).items()]
     return Table(("Stage", "FLOPs, 2 per multiply-accumulate"), "l", rows)
 
 
 def sections(c: Certificate) -> Iterator[tuple[str, list[Block]]]:
-    """Yield titles and contents of the sections; refutations first."""
+    """Yield (title, blocks) of the sections of the report; refutations come first."""
     mistakes = c.mistakes()
     if mistakes:
         told = [block for examples in mistakes[:MOST_EXAMPLES] for block in example(examples)]
@@ -149,7 +149,7 @@ def _claimed(c: Certificate) -> list[Block]:
 
 
 def totals(c: Certificate) -> dict[str, sympy.Expr]:
-    """Return the sum of the claims about FLOPs of each stage, as an expression in the free symbols."""
+    """Return stage -> the sum of the claims about its FLOPs, as an expression in the free symbols."""
     found = {}
     for stage in c.target.stages:
         mine = [x for x in c.claims if x.stage == stage and x.metric == "flops"]
@@ -233,7 +233,7 @@ def _configurations(c: Certificate) -> Iterator[Block]:
 
 
 def _seen(c: Certificate) -> Iterator[Prose]:
-    """Yield the ranges of configuration keys over the drawn configurations, and the keys that never varied."""
+    """Yield a sentence for each configuration key: its range over the random draws, or that it never varied."""
     seen = c.coverage.seen
     ranges = [(k, f"{s.least:,} to {s.greatest:,}") for k, s in seen.items() if s.values > 1 and s.least is not None]
     others = [(k, f"{s.values} values") for k, s in seen.items() if s.values > 1 and s.least is None]
@@ -252,7 +252,7 @@ def place(e: Counterexample) -> str:
 
 
 def example(found: Sequence[Counterexample]) -> list[Block]:
-    """Return the blocks on a quantity in which formula and graph differ, with its most telling counterexample."""
+    """Return the blocks about a quantity in which formula and graph differ, with its simplest counterexample."""
     e, *others = found
     return [(Code(place(e)), f": {e.metric}"), Items((*_example(e), *_elsewhere(others)))]
 

@@ -1,4 +1,4 @@
-"""Report claims: published numbers next to the truth, each with the causes that lead from one to the other."""
+"""Report claims: published numbers next to ours, with the mistakes and conventions that explain a difference."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def _delta(j: Judgement) -> str:
 
 
 def _word(j: Judgement) -> str:
-    """Return the verdict for the count of verdicts: a fit that is not evidence is named as one."""
+    """Return the verdict under which a claim is counted; a fit that is not evidence has a word of its own."""
     return f"{j.status} (fits, not evidence)" if j.status == "undetermined" and j.explanations else j.status
 
 
 def _because(j: Judgement) -> str:
-    """Return the causes that lead from the truth to a claim, in plain text."""
+    """Return the causes of a claim's difference from our number, as plain text."""
     if j.explanations:
         led = " + ".join(" or ".join((step.cause, *step.or_else)) for step in j.explanations[0].steps) + other_causes(j)
         return f"{led} fits, not evidence" if j.status == "undetermined" else led
@@ -109,7 +109,7 @@ def claimed_text(j: Judgement) -> Code:
 
 
 def cause_pieces(j: Judgement) -> tuple[str, ...]:
-    """Return the causes that lead to a claim: ``: `mac`, `causal triangle`; residual 0``; empty if there are none.
+    """Return the causes of a claim's difference: ``: `mac`, `causal triangle`; residual 0``; empty if there are none.
 
     Causes that do the same here are all named; that other sets of as many causes lead there as well is said.
     """
@@ -123,12 +123,12 @@ def cause_pieces(j: Judgement) -> tuple[str, ...]:
 
 
 def other_causes(j: Judgement) -> str:
-    """Say that more sets of causes lead to a claim than the first, which is named."""
+    """Return a sentence on how many other sets of causes, besides the named one, also explain a claim."""
     return " or other causes, each set by itself" if len(j.explanations) > 1 else ""
 
 
 def claim_story(j: Judgement) -> list[Block]:
-    """Return the explanation of a claimed number; empty if it is right without further explanation."""
+    """Return the blocks that explain a claimed number; empty if it is right as it stands."""
     return list(_story(j)) if j.status != "right" or j.explanations or j.note else []
 
 
@@ -153,7 +153,7 @@ def _story(j: Judgement) -> Iterator[Block]:
 
 
 def _last(j: Judgement) -> Iterator[Prose]:
-    """Yield the sentences after the tables."""
+    """Yield the sentences that follow the tables of a claim."""
     if j.status in ("unexplained", "refuted"):
         agree = not j.residual and (j.residual_expression or j.counterexample)
         yield "The numbers agree at this workload." if agree else f"Unexplained rest: {j.residual:+,}."
@@ -173,7 +173,7 @@ def _last(j: Judgement) -> Iterator[Prose]:
 
 
 def _lengths(lengths: Lengths) -> Iterator[Block]:
-    """Yield the cost of the claim's stage just below and just above the claim, for each set of conventions."""
+    """Yield the cost of the claim's stage at the text lengths just below and above the claim, by convention."""
     end = "up" if lengths.longest is None else f"to {lengths.longest:,} (the model's limit)"
     what = (f"{_LENGTH[lengths.symbol]} ", Code(lengths.symbol), f" from {lengths.start} {end}")
     fits = [r for r in lengths.readings if r.fits]

@@ -1,4 +1,4 @@
-"""Report third-party counters: the number of each next to the truth, with the causes of every difference."""
+"""Report third-party counters: each number next to our own count, with the causes of every difference."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MOST_CAUSES: Final = 3
 
 
 def document(report: CounterReport, form: Form) -> Document:
-    """Return the report: the number of each tool next to the truth, with causes."""
+    """Return the report: the number of each counter next to our own count, with causes."""
     about = subject_lines(report.target, report.workload, form)
     tools = Table(TOOLS, "llll", [(Code(name), Code(package), *rest) for name, package, *rest in
                                   map(_tool, report.compared.tools)])  # fmt: skip
@@ -101,7 +101,7 @@ def document(report: CounterReport, form: Form) -> Document:
 
 
 def section(compared: CounterComparison) -> Details:
-    """Return the sums, folded, as a part of another report."""
+    """Return the totals of all counters as folded details, for another report."""
     remarks = Items(compared.remarks)
     if not compared.totals:
         return Details("Third-party counters: none", [remarks])
@@ -155,7 +155,7 @@ def counts(compared: CounterComparison) -> str:
 
 
 def _tool(found: CounterTool) -> tuple[str, ...]:
-    """Return a row of :data:`TOOLS`: which version ran, and whether that version was tested."""
+    """Return the cells of :data:`TOOLS` for a counter: the version that ran, and whether it is a tested one."""
     info, version = found.info, found.version or "not installed"
     if found.version is not None and found.version.partition("+")[0] not in info.tested:
         version += ", not tested"
@@ -164,12 +164,12 @@ def _tool(found: CounterTool) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A row of the table, with its causes and remark."""
+    """Row of the table of counters: a number, its causes, and a remark."""
 
     cells: tuple[str, ...]
-    """Cells under :data:`HEAD`."""
+    """Texts of the row, one for each column of :data:`HEAD`."""
     causes: tuple[tuple[int, str, str, str], ...]
-    """(amount, cause, why, for example)"""
+    """Causes of the difference, each as (amount, kind of cause, why it applies, an example)."""
     remark: str
     """The error, or the unexplained rest; empty if there is none."""
     values: tuple[int | None, ...]
@@ -188,7 +188,7 @@ class Figure:
 
 
 def figure_groups(report: CounterReport) -> list[tuple[str, list[Figure], bool]]:
-    """Return (title, rows, whether it comes first and lists its causes): the totals, then each call of a stage."""
+    """Return (title, rows, whether the group comes first and lists causes): the totals, then each call of a stage."""
     compared = report.compared
     places: dict[tuple[str, str], list[Figure]] = {}
     for found in compared.findings:

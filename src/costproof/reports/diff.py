@@ -1,4 +1,4 @@
-"""Report a diff: what changed between two sides, and what each change does to the cost."""
+"""Report a diff: what changed between base and head, and what each change does to the cost."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def document(found: Diff, form: Form) -> Document:
 
 
 def _page(found: Diff, *, cell: bool) -> Document:
-    """Return the page, or the cell of a notebook, which has no script and folds every metric but the headline."""
+    """Return the HTML page, or a notebook cell, which has no script and folds all metrics but the first."""
     metrics = [m for m in EVERY_METRIC if m in found.totals and m != "calls"]
     sides, first = (("Base", found.base), ("Head", found.head)), headline(found)
     about = [f"{n}: {s.target} ({s.implementation}, configuration {s.config_hash}), workload {s.workload}"
@@ -159,7 +159,7 @@ def _page(found: Diff, *, cell: bool) -> Document:
 
 
 def _metric(found: Diff, metric: Metric) -> Markup:
-    """Return both sides of a metric as bars of one scale, so that the longer one costs more, and as a table."""
+    """Return a metric of base and head as two bars on one scale, and as a table."""
     info, whole = EVERY_METRIC[metric], found.totals[metric]
     stages = [(s.id, s.totals[metric]) for s in found.stages if metric in s.totals]
     bars = {
@@ -275,7 +275,7 @@ def _part(row: RowDiff) -> str:
 
 
 def _fate(row: RowDiff) -> tuple[str, ...]:
-    """Return the word for a part that only one side has at this place: added, removed or moved."""
+    """Return ``added``, ``removed`` or ``moved`` for a part that only base or head has at this place; else nothing."""
     if row.moved:
         return f" ({row.change}: ", Code(row.moved), ")"
     return () if row.change == "changed" else (f" ({row.change})",)
@@ -291,7 +291,7 @@ def _side(name: str, side: Side) -> Prose:
 
 @dataclass(frozen=True, slots=True)
 class SumChange:
-    """A sum of a metric over a stage or the whole run, in base and head."""
+    """A metric's sum over a stage or the whole run, in base and head, where it changed."""
 
     stage: str
     metric: Metric
@@ -323,7 +323,7 @@ def diff_sentence(found: Diff) -> str:
 
 
 def comparison_gaps(found: Diff) -> tuple[str, ...]:
-    """Return the reasons why the comparison is incomplete, and the metrics that a source gives on one side only."""
+    """Return the reasons why the comparison is incomplete, and the metrics that only base or only head has."""
     return (*found.incomplete, *found.silent)
 
 
@@ -377,7 +377,7 @@ def format_change(one: Change) -> str:
 
 
 def changed_sums(found: Diff) -> Iterator[SumChange]:
-    """Yield the sums that changed: the headline by stage, the other totals, peaks, then the other sums by stage.
+    """Yield the changed sums: the headline metric by stage, other totals, peaks, then other sums by stage.
 
     Peaks, which nothing adds up to, stand after what does.
     """
@@ -399,18 +399,18 @@ def changed_sums(found: Diff) -> Iterator[SumChange]:
 
 
 def uncompared_peaks(found: Diff) -> list[str]:
-    """Return the peaks that could not be compared, with the reason. They leave no gap in the cost."""
+    """Return a sentence with the reason for each peak that could not be compared."""
     left = [(EVERY_METRIC[m].title, why) for m, why in found.not_comparable.items() if m in PEAK_METRICS]
     return [f"not compared: {title} ({why})" for title, why in left]
 
 
 def _named(name: str) -> str:
-    """Return the description of a change that is not a configuration key."""
+    """Return the description of a change other than a configuration key, by its name."""
     return " with ".join(_APART.get(part, part) for part in name.split(" + "))
 
 
 def attribute_changes(found: Diff) -> Iterator[tuple[str, str]]:
-    """Yield each change and its share of the headline metric in words, largest first."""
+    """Yield, for each change, a text of it and of its share of the headline metric; the largest share comes first."""
     metric = headline(found)
     q = found.totals.get(metric)
     if q is None:
@@ -453,7 +453,7 @@ def _other_effects(found: Diff, metric: Metric, name: str) -> str:
 
 
 def _mostly(found: Diff, metric: Metric, name: str, share: int) -> str:
-    """Return the stage that has at least half of a share: ``all in prefill``, ``+4.10 GFLOP in decode``."""
+    """Return the stage that has at least half of a change's share: ``all in prefill``, ``+4.10 GFLOP in decode``."""
     shares = {s.id: s.totals[metric].shares.get(name, 0) for s in found.stages if metric in s.totals}
     stage = max(shares, key=lambda s: abs(shares[s]), default="")
     if len(shares) < 2 or metric in STAGE_WIDE or 2 * abs(shares[stage]) < abs(share):
@@ -463,7 +463,7 @@ def _mostly(found: Diff, metric: Metric, name: str, share: int) -> str:
 
 
 def diff_csv(found: Diff) -> str:
-    """Return sums and changed rows with exact integers, for other programs; an unknown number is empty."""
+    """Return sums and changed rows as CSV with exact integers; an unknown number is empty."""
     from costproof.views.frames import DIFF_COLUMNS, diff_rows  # loads sympy, which the other formats do not need
 
     out = StringIO()

@@ -1,4 +1,4 @@
-"""Report how the counts of the sources compare: the whole comparison, and a text short enough for a comment."""
+"""Report how the counts of the sources compare, as a full document and as a comment of limited length."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from costproof.views.numbers import exact, truncate
 from costproof.views.results import Results, open_findings, tally
 
 MAX_ROWS: Final = 15
-"""Rows of the first table, and of the short text."""
+"""Maximum number of rows of the first table, and of the short text."""
 LIMIT: Final = 65_536
-"""Characters that a comment on GitHub may have; the short text has fewer."""
+"""Maximum number of characters of the short text, below GitHub's limit for a comment."""
 _MAX_REASONS: Final = 5
 _LONGEST: Final = 160
 MAX_OPEN: Final = 50
-"""Open findings written out; the JSON file has all."""
+"""Maximum number of open findings that the text lists; the JSON file has all."""
 MAX_EVIDENCE: Final = 6
 _MEANING: Final = (
     "Delta is the first source minus its reference; residual is delta minus the accepted causes. "
@@ -94,12 +94,12 @@ def _overview(found: Discrepancy) -> list[Block]:
 
 
 def _levels(found: Discrepancy) -> tuple[str, ...]:
-    """Return the levels of sums; those of the only stage are the totals."""
+    """Return the levels at which sums are listed; for a single stage only the total, since both are equal."""
     return ("stage",) if len(found.target.stages) == 1 else ("total", "stage")
 
 
 def _values(f: Finding, sources: Sequence[str]) -> tuple[str, ...]:
-    """Return the cells of the sources."""
+    """Return the cells of a finding's row: the number of each source."""
     return tuple(exact(f.values[s]) if s in f.values else "—" for s in sources)
 
 
@@ -116,7 +116,7 @@ def _open(found: Discrepancy) -> list[Block]:
 
 
 def _findings(found: Sequence[Finding]) -> list[Block]:
-    """Return the first findings, written out, and how many more there are."""
+    """Return the blocks of the first findings, and a line on how many more there are."""
     more = len(found) - MAX_OPEN
     items = Items(tuple(item for f in found[:MAX_OPEN] for item in finding(f)))
     return [items, *([f"… and {plural(more, 'more finding')} in the JSON file."] if more > 0 else [])]
@@ -253,7 +253,7 @@ def _short(report: Results, most: int) -> Document:
 
 
 def _picked(found: Discrepancy) -> list[Finding]:
-    """Return open findings, then explained differences, each by size; then the sums of FLOPs."""
+    """Return the findings of a comment: open ones and explained ones by size, then the sums of FLOPs."""
     bad = open_findings(found)
     named = [f for f in found.findings if f.delta and f.status == "explained"]
     sums = [f for f in found.findings if f.level in _levels(found) and f.metric == "flops"]

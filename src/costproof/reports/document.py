@@ -49,11 +49,11 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A status or verdict, printed in its color and with its sign."""
+    """A status or verdict, printed in its colour and after its glyph."""
 
     word: str
     more: Prose = ""
-    """Text after it in the same cell."""
+    """Text that follows the status in the same cell."""
 
 
 Cell = Prose | Number | Status
@@ -61,14 +61,14 @@ Cell = Prose | Number | Status
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A paragraph of secondary importance: a unit, a caveat, a method."""
+    """A paragraph of secondary importance: a unit, a caveat or a method."""
 
     text: Prose
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The sentence that states the verdict, for documents that do not show it at the top."""
+    """The sentence that states the verdict, for documents whose head does not show it."""
 
     word: str
     sentence: str
@@ -83,7 +83,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A row of a table with details of its own, which pages show on a click."""
+    """A table row with further details, which pages show on a click."""
 
     cells: tuple[Cell, ...]
     status: str = ""
@@ -121,7 +121,7 @@ class Table:
 
     @property
     def cells(self) -> list[tuple[Cell, ...]]:
-        """Return the rows without their details."""
+        """Return the cells of all rows, without the rows' details."""
         return [row.cells if isinstance(row, TableRow) else row for row in self.rows]
 
     @property
@@ -165,7 +165,7 @@ class Equation:
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """Finished markup of the format that the document was made for: a picture, a tree, a group of choices."""
+    """Finished markup in the output format of the document: a picture, a tree, or a group of choices."""
 
     text: str
 
@@ -209,7 +209,7 @@ def code_list(names: Iterable[str], between: str = ", ") -> tuple[str, ...]:
 
 
 def subject_lines(target: TargetInfo, workload: Workload, form: Form) -> list[Prose]:
-    """Return the lines that identify the counted model and workload, and that list the omissions of the count."""
+    """Return lines that identify the counted model and workload, and list what the count omits."""
     counted = counted_line(target, workload)
     if form == "md":
         return [
@@ -226,7 +226,7 @@ def subject_lines(target: TargetInfo, workload: Workload, form: Form) -> list[Pr
 def conventions_foot(
     answers: Conventions, environment: dict[str, str], *more: Prose, before: Sequence[Prose] = ()
 ) -> list[Block]:
-    """Return the foot of a report: its conventions and versions, without which numbers cannot be compared."""
+    """Return the foot of a report: conventions and package versions, without which numbers cannot be compared."""
     rows = []
     for f in fields(answers):
         answer = str(getattr(answers, f.name))

@@ -25,7 +25,7 @@ def visible(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return text that every file can hold: control characters and lone surrogates are escaped."""
+    """Return text that any file encoding can hold, with control characters and lone surrogates escaped."""
     return visible(text).encode("utf-8", "backslashreplace").decode()
 
 
@@ -43,7 +43,7 @@ def markdown(text: str) -> str:
 
 
 def unbroken(text: str) -> str:
-    """Return a number with no-break spaces, so that it stays next to its unit."""
+    """Replace spaces by no-break spaces, so that a number stays next to its unit."""
     return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
@@ -69,5 +69,5 @@ def table(header: tuple[str, ...], align: str, rows: Sequence[tuple[str, ...]]) 
 
 
 def details(summary: str, body: list[str]) -> list[str]:
-    """Return a folded block, with the blank lines that GitHub needs around Markdown inside HTML."""
+    """Return the lines of a ``<details>`` block, with the blank lines that GitHub needs around Markdown inside it."""
     return ["<details>", f"<summary>{summary}</summary>", "", *body, "", "</details>", ""]

@@ -1,4 +1,4 @@
-"""Report an explanation: the cost of a stage by formula, with numbers substituted, next to the counts of graphs."""
+"""Report an explanation: the cost of a stage by formula, with values substituted, next to the counts of graphs."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _part_lines(part: FormulaPart, unit: str) -> list[str]:
 
 
 def match_words(part: FormulaPart, match: GraphMatch) -> str:
-    """Format the graph's count for a part: ``static: equal, aten.linear (aten.linear_1)``. The text is not escaped."""
+    """Return a graph's count for a formula part: ``static: equal, aten.linear (aten.linear_1)``. It is not escaped."""
     if match.value is None:
         same = "unknown"
     elif match.value == part.total:
@@ -127,7 +127,7 @@ def _wrap_lines(label: str, text: str) -> list[str]:
 
 
 def _call_section(call: ExplainedCall, unit: str) -> DocumentSection:
-    """Return the Markdown section of a call: its sizes, its formula, and a table of the formulas it is made of."""
+    """Return the Markdown section of a call: its sizes, its formula, and a table of the formula's parts."""
     body: list[Block] = []
     if call.symbols:
         sizes = [piece for s, v in sorted(call.symbols.items()) for piece in (", ", Code(s), f" = {exact(v)}")]
@@ -152,7 +152,7 @@ def _call_section(call: ExplainedCall, unit: str) -> DocumentSection:
 
 
 def _call_blocks(call: ExplainedCall, unit: str) -> list[Block]:
-    """Return the blocks of a page on a call, its formulas typeset."""
+    """Return the blocks of a page about a call, with typeset formulas."""
     sizes = join_markup(
         *(piece for s, v in sorted(call.symbols.items()) for piece in (" ", h("code", s), f" = {exact(v)}"))
     )

@@ -1,4 +1,4 @@
-"""Report whether a run fits into a memory: the bytes by kind, their bounds, and the limits of settings."""
+"""Report whether a run fits into memory: the bytes by kind, their bounds, and the limits of settings."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def fit_sentence(found: Fits) -> str:
 
 
 def _as_counted(found: Fits) -> TargetInfo:
-    """Return the target without those stored formats that the count already uses as stored."""
+    """Return the target without the stored formats that the memory count already includes."""
     left = {part: text for part, text in found.target.quantised.items() if part != "weights" or not found.stored_format}
     return replace(found.target, quantised=left)
 
@@ -168,7 +168,7 @@ def _stages(found: Fits) -> list[tuple[str, ...]]:
 
 
 def _plain_lines(found: Fits) -> tuple[str, ...]:
-    """Return the answers that a buyer asks for: bytes a token, the largest batch, the longest text."""
+    """Return lines that answer common questions: cache bytes per token, the largest batch, the longest text."""
     lines = []
     if found.token_bytes:
         lines.append(f"One more token of text takes {exact(found.token_bytes)} B of cache in each sequence.")
@@ -190,14 +190,14 @@ def _plain_lines(found: Fits) -> tuple[str, ...]:
 
 
 def _most(x: MemoryLimit) -> str | None:
-    """Return the largest value of a setting that fits, in words; ``None`` if it is not solved."""
+    """Return a sentence on the largest value of a setting that fits; ``None`` if it was not solved."""
     if x.outcome == "from" and x.at is not None:
         return exact(x.at - 1) if x.at > 1 else "none"
     return {"never": "any", "refused": "any that the model takes"}.get(x.outcome)
 
 
 def limit_sentences(x: MemoryLimit, room: int) -> tuple[str, str]:
-    """Return a solved limit: a sentence on the limit, and the allocated bytes on both sides of it."""
+    """Return two sentences on a solved limit: the limit itself, and the bytes just below and above it."""
     name = x.setting.replace("_", "-")
     held = _HELD[x.held]
     sides = "; ".join(

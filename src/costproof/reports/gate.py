@@ -1,4 +1,4 @@
-"""Report a gate: as text, as a comment on a change, as a page, and for the programs that run it."""
+"""Report a gate as text, as a comment on a pull request, as a page, and as JUnit, SARIF and GitHub commands."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from costproof.views.describe import counted_lines, versions_line
 from costproof.views.numbers import first_names, truncate
 
 HEAD: Final = ("Result", "Place", "Metric", "Δ %", "Δ", "Limit", "Base", "Head")
-"""A phone shows the first columns."""
+"""Headings of the table of checks; the most important come first, as a phone shows only the first columns."""
 _ALIGN: Final = "lllrrrrr"
 _REASON: Final = 300
 _NAME: Final = 120
@@ -68,7 +68,7 @@ _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 
 
 def document(found: Gate, form: Form) -> Document:
-    """Return the report: the verdict, the checks that did not simply pass, allowances to remove, changed inputs."""
+    """Return the report: verdict, checks that did not plainly pass, allowances to remove, changed inputs."""
     shown, passed = merged_checks(found, "unknown", "over", "allowed"), merged_checks(found, "passed")
     notes, why = unused_allowances(found), reasons(found)
     names: tuple[str, ...] = tuple(dict.fromkeys((found.base.name, found.head.name)))
@@ -129,7 +129,7 @@ def _reasons(found: Gate, why: list[str]) -> DocumentSection:
 
 
 def _cells(x: GateLine, longest: int | None = None) -> tuple[Cell, ...]:
-    """Return the cells under :data:`HEAD`."""
+    """Return the cells of a check, in the order of :data:`HEAD`."""
     c = x.check
     change_ = (percent(c.delta, c.base), Number(c.delta, format_delta(c.delta, c.metric)))
     sides = (Number(c.base, format_amount(c.base, c.metric)), Number(c.head, format_amount(c.head, c.metric)))
@@ -139,7 +139,7 @@ def _cells(x: GateLine, longest: int | None = None) -> tuple[Cell, ...]:
 
 @dataclass(frozen=True, slots=True)
 class GateLine:
-    """A check, with all sources that give the same result."""
+    """A check of the gate, merged over all sources that give the same result."""
 
     check: Check
     sources: tuple[str, ...]
@@ -161,7 +161,7 @@ class GateLine:
 
 
 def merged_checks(found: Gate, *statuses: CheckStatus) -> list[GateLine]:
-    """Return the checks with these statuses, furthest above their limit first; equal ones of several sources merged."""
+    """Return the checks with these statuses, furthest above the limit first; sources with equal results are merged."""
     merged: dict[tuple[object, ...], list[Check]] = {}
     for c in found.of(*statuses):
         key = (c.metric, c.place, c.limit, c.base, c.head, c.status, c.why, c.line)
@@ -197,7 +197,7 @@ def gate_sentence(found: Gate) -> str:
 
 
 def reasons(found: Gate) -> list[str]:
-    """Return the reasons why the gate cannot be decided."""
+    """Return the reasons why the gate has no verdict."""
     return [*found.incomplete, *found.silent, *(x.sentence for x in merged_checks(found, "unknown"))]
 
 
@@ -207,7 +207,7 @@ def unused_allowances(found: Gate) -> list[str]:
 
 
 def idle_text(a: AllowanceUse) -> str:
-    """Return the sentence on an unused allowance."""
+    """Return the sentence about one allowance that has expired or is not needed."""
     state = "has run out" if a.state == "expired" else "is not needed"
     return f"the allowance for {a.place} ({truncate(a.reason, 80)}, until {a.until}) {state}"
 

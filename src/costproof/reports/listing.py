@@ -1,4 +1,4 @@
-"""Report lists as text: operators of a stage with equal layers once, coverage of rules, and devices."""
+"""Report lists as text: the operators of a stage, the coverage of operator rules, and devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _READS: Final = 60
 
 
 def listing_text(found: Sequence[OperatorListing], width: int | None = None) -> str:
-    """Return lines of ``%node = operator(arguments) -> shapes``, with exact FLOPs, their share, and bytes."""
+    """Return the operators of a stage as lines ``%node = operator(arguments) -> shapes``, with FLOPs, share, bytes."""
     return "\n".join(fill_lines(_listing(one), width) for one in found)
 
 
@@ -48,7 +48,7 @@ def _listing(found: OperatorListing) -> Iterator[str]:
 
 
 def _alike(lines: Sequence[OperatorLine]) -> list[list[tuple[str, list[OperatorLine]]]]:
-    """Return runs of equal consecutive layers; each layer is (path, lines)."""
+    """Return runs of consecutive equal layers; each layer is (path, lines)."""
     runs: list[list[tuple[str, list[OperatorLine]]]] = []
     for path, some in layers(lines):
         before = runs[-1][-1] if runs else None
@@ -60,7 +60,7 @@ def _alike(lines: Sequence[OperatorLine]) -> list[list[tuple[str, list[OperatorL
 
 
 def layers(lines: Sequence[OperatorLine]) -> list[tuple[str, list[OperatorLine]]]:
-    """Split lines by layer: (path of the layer, or empty outside of all layers; its consecutive lines)."""
+    """Split lines by layer into (path of the layer, its consecutive lines); the path is empty outside of layers."""
     return [(path, list(some)) for path, some in groupby(lines, key=lambda x: _layer(x.module))]
 
 
@@ -70,7 +70,7 @@ def _layer(module: str) -> str:
 
 
 def form(path: str, lines: Sequence[OperatorLine]) -> tuple[object, ...]:
-    """Return a key that is equal for equal layers: place, operators, shapes and costs, but not node names."""
+    """Return a key that equal layers share: places, operators, shapes and costs, without node names."""
     own = ((x.operator, x.module[len(path) :], x.returns, x.flops, x.vector_flops, x.why, x.bytes) for x in lines)
     return (path.rpartition(".")[0], *own)
 
@@ -87,7 +87,7 @@ def _line(line: OperatorLine, whole: int | None, indent: str) -> str:
 
 
 def coverage_text(capture: Capture, glob: str = "*", width: int | None = None) -> str:
-    """Return a table per source (operator kind, modules, FLOPs, share, vector FLOPs), then the unknown operators."""
+    """Return, for each source, a table of operator kinds with their FLOPs, and the operators without a rule."""
     lines: list[str] = []
     for ledger in capture.ledgers:
         if "flops" in ledger.metrics:
@@ -142,7 +142,7 @@ def _short(figure: DeviceFigure | None, unit: str) -> str:
 
 
 def device_text(device: Device, width: int | None = None) -> str:
-    """Return the figures of a device, each with its quotations, and its sources."""
+    """Return a device's figures, each with its quotations, and the list of sources."""
     return fill_lines(_device_lines(device), width)
 
 

@@ -1,4 +1,4 @@
-"""Print documents as Markdown: whole reports, and comments that stay below a size."""
+"""Print documents as Markdown: full reports, and comments limited in size."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class MarkdownPrinter:
     """
 
     def __init__(self, budget: int | None = None) -> None:
-        """Set the size."""
+        """Set the size limit in bytes, or ``None`` for a full report."""
         self.budget = budget
 
     def document(self, d: Document) -> str:
-        """Return the text; a single line if the document has no title."""
+        """Return the Markdown of a document; a single line if it has no title."""
         sign = f"{d.sign} " if d.sign else ""
         about = [self.prose(line) for line in d.about]
         if not d.title:
@@ -77,7 +77,7 @@ class MarkdownPrinter:
         return "\n".join(lines).rstrip() + "\n"
 
     def blocks(self, blocks: Iterable[Block], level: int = 2) -> list[str]:
-        """Return the lines of some blocks with blank lines between them."""
+        """Return the lines of some blocks, separated by blank lines."""
         lines: list[str] = []
         for block in blocks:
             made = self.block(block, level)
@@ -108,12 +108,12 @@ class MarkdownPrinter:
                 return [self.prose(block)]
 
     def item(self, item: Prose) -> str:
-        """Return an item of a list; leading spaces make it one of a nested list."""
+        """Return a list item; leading spaces make it an item of a nested list."""
         text = self.prose(item)
         return f"{' ' * (len(text) - len(text.lstrip(' ')))}- {text.lstrip(' ')}"
 
     def table(self, t: Table) -> list[str]:
-        """Return the lines of a table with its title, and of how many rows it leaves out."""
+        """Return the lines of a table with its title, and a line on omitted rows."""
         align = t.align.ljust(len(t.head), t.align[-1])
         rows = [tuple(map(self.cell, row, align)) for row in t.cells[: t.most]]
         title = [self.prose(t.title), ""] if t.title else []

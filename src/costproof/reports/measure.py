@@ -1,4 +1,4 @@
-"""Report measured times: with their bounds, by stage, part and operator; and the profile of a run."""
+"""Report measured times with their bounds, by stage, part and operator; and the profile of a run."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def document(found: Measurement, form: Form) -> Document:
 
 
 def _says(found: Measurement) -> list[str]:
-    """Return the text that explains the columns of a stage's time."""
+    """Return the paragraphs that explain the columns of stage times."""
     known = all(row.clocks is not None for row in found.rows)
     if found.predicted:
         return [PREDICTS] if known or found.device.module_call is not None else [PREDICTS, NO_COSTS]
@@ -152,7 +152,7 @@ def _on_device(found: Measurement) -> bool:
 
 
 def _split(found: Measurement) -> Table:
-    """Return the table of the parts that add up to each time, without parts that no row has."""
+    """Return the table of the parts that add up to each time; parts that are zero in all rows are omitted."""
     rows = [{} if row.split is None else asdict(row.split) for row in found.rows]
     names = [name for name in SPLIT if any(part not in (None, "0") for part in (row.get(name) for row in rows))]
     names = [name for name in SPLIT if name in names or name in ALWAYS]
@@ -168,7 +168,7 @@ def _split(found: Measurement) -> Table:
 
 
 def _clocks(found: Measurement) -> list[Block]:
-    """Return the clocks of the stages and where the device begins to bind; nothing if the clocks are unknown."""
+    """Return the host and device clocks of the stages, and where the device begins to bind; empty if unknown."""
     rows = [row for row in found.rows if row.clocks is not None]
     if not rows:
         return []
@@ -196,7 +196,7 @@ def _clock_cells(row: MeasuredStage) -> tuple[str, ...]:
 
 
 def _variants(found: Measurement) -> list[Block]:
-    """Return the times as CUDA graphs and compiled, and why there are none; nothing if neither was tried."""
+    """Return the times as CUDA graphs and compiled, or why there are none; empty if neither was requested."""
     rows = [row for row in found.rows if row.graph is not None or row.compiled is not None]
     table = []
     lacking: dict[tuple[str, str], list[str]] = {}
@@ -222,7 +222,7 @@ def _variant(form: VariantTime | None) -> str:
 
 
 def _wrong(found: Measurement) -> list[str]:
-    """Return the section on impossible times (below a bound), with possible remedies."""
+    """Return the lines about measured times below a bound, which are impossible, with possible remedies."""
     floor = "the floor is too high for a run that leaves out products of the bound; docs/roofline.md lists them"
     again = "the device file says what was reached once: measure it again while nothing else runs"
     measured = found.device.origin == "measured"
@@ -230,7 +230,7 @@ def _wrong(found: Measurement) -> list[str]:
 
 
 def _code_cells(row: tuple[str, ...], words: int) -> tuple[str, ...]:
-    """Return a row whose first cells are code."""
+    """Return a row whose first ``words`` cells are typeset as code."""
     return (*(Code(cell) if cell else "" for cell in row[:words]), *row[words:])
 
 
@@ -317,7 +317,7 @@ def _part(p: MeasuredPart, whole: int) -> tuple[str, ...]:
 
 
 def profile_document(profile: Profile, form: Form) -> Document:
-    """Return the report of a profile: times with their spread. Rates divide exact FLOPs by the median time."""
+    """Return the report of a profile: times with their spread, and rates as exact FLOPs per median time."""
     measured = profile.measured
     how = f"{plural(profile.run.profile, 'run')} after {measured.warm_up} to warm up; stages by {measured.clock}"
     measured_on = f"Measured on {measured.device} with {plural(measured.threads, 'thread')}, {how}."
@@ -338,7 +338,7 @@ def profile_document(profile: Profile, form: Form) -> Document:
 
 
 def require_profile(found: T | None) -> T:
-    """Return the measurements of a run.
+    """Return the measurements of a run; raise if it has none.
 
     Raises:
         Absent: nothing was.

@@ -1,4 +1,4 @@
-"""List all outputs. The formats of commands, the folder of a report and the schemas derive from it."""
+"""Register all outputs, from which the formats of commands, the files of a report folder and the schemas derive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Folder = Literal["", "report", "measured", "later"]
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An output format: a function that prepares the data, and one that writes them as text."""
+    """An output format of a subject: a function that prepares the data, and one that writes them as text."""
 
     name: str
     """Subject and format: ``static-md``."""
@@ -71,12 +71,12 @@ def _at(place: str) -> Callable[[], Any]:
 
 
 def _of(place: str, *parts: str) -> Callable[[Report], Any]:
-    """Return a data half that passes attributes of a report to a lazily imported function."""
+    """Return a function that passes attributes of a report to a lazily imported function, which prepares the data."""
     return lambda report: _at(place)()(*(getattr(report, part) for part in parts))
 
 
 def _printer(subject: str, form: Form, *, comment: bool = False, ruled: bool = False) -> Callable[[], Any]:
-    """Return the loader of a writing half: the document of a subject, printed in a format.
+    """Return a lazy loader of the function that writes a subject's document in one format.
 
     Args:
         comment: Markdown short enough for a comment on a change.
@@ -278,7 +278,7 @@ PICTURES: Final = (*variants("graph"), "png")
 
 
 def variant(about: str, format_: str | None, file: Path | None = None) -> Output:
-    """Return the output that is asked for: by its format, else by the ending of the file, else the first.
+    """Return the requested output of a subject: by format, else by the file's suffix, else the first one.
 
     Raises:
         BadInput: no format has this ending.
@@ -295,7 +295,7 @@ def variant(about: str, format_: str | None, file: Path | None = None) -> Output
 
 
 def check_ending(file: Path, known: Iterable[str]) -> None:
-    """Check that a format is written to files of this ending.
+    """Check that some output is written to files with this suffix.
 
     Raises:
         BadInput: no.

@@ -1,4 +1,4 @@
-"""Report peaks of live activations: per call in the graph and the eager module, with the tensors alive at each."""
+"""Report peaks of live activations: per call, in the graph and in the eager module, with the tensors alive."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _call_md(call: CallPeaks) -> Iterator[Block]:
 
 
 def _formula_note(call: CallPeaks) -> tuple[str, ...]:
-    """Return what the formula of the target says of the graph peak."""
+    """Return a sentence on how the peak by the target's formula compares with the graph peak."""
     if call.formula is None or call.graph is None:
         return ()
     delta = call.formula - call.graph.bytes
@@ -102,13 +102,13 @@ def _formula_note(call: CallPeaks) -> tuple[str, ...]:
 
 
 def _by_size(peak: Peak) -> list[tuple[tuple[str, ...], int]]:
-    """Return the rows of :data:`ALIVE` with their bytes, largest first."""
+    """Return the tensors alive at a peak, as cells of :data:`ALIVE` with their bytes, largest first."""
     sizes = [t.bytes for t in peak.alive]
     return sorted(zip(alive_rows(peak), sizes, strict=True), key=lambda pair: -pair[1])
 
 
 def _peaks(call: CallPeaks) -> list[tuple[str, Peak]]:
-    """Return the known peaks with their names; one entry if graph and eager peak are the same."""
+    """Return (name, peak) of the known peaks; a single entry if graph and eager peak are equal."""
     graph, eager = call.graph, call.eager
     if (
         graph is not None
@@ -120,12 +120,12 @@ def _peaks(call: CallPeaks) -> list[tuple[str, Peak]]:
 
 
 def condition_text(call: CallPeaks) -> str:
-    """Return the sizes for which the symbolic peak holds; empty if for all."""
+    """Return the condition on sizes under which the symbolic peak holds; empty if it always does."""
     return f", where {' and '.join(f'{margin} >= 0' for margin in call.holds)}" if call.holds else ""
 
 
 def call_name(call: CallPeaks) -> str:
-    """Return stage, call and part."""
+    """Return the name of a call: its stage, invocation and part."""
     return ", ".join(filter(None, (call.stage, call.invocation, call.part)))
 
 
@@ -180,7 +180,7 @@ def _sentence(found: Peaks) -> str:
 
 
 def section(calls: Sequence[CallPeaks]) -> DocumentSection | None:
-    """Return the part of a page on peaks, or None if there are none. The call with the highest peak is unfolded."""
+    """Return a page's section on peaks, with the call of the highest peak unfolded; ``None`` without peaks."""
     if not calls:
         return None
     largest = max(calls, key=lambda c: max((p.bytes for p in (c.graph, c.eager) if p is not None), default=-1))
@@ -215,7 +215,7 @@ def _call(call: CallPeaks) -> Markup:
 
 
 def _curves(call: CallPeaks) -> Html | None:
-    """Return both memory curves over each other, each from its first event to its last."""
+    """Return the memory curves of graph and eager module in one chart, each stretched to the full width."""
     ways = [(w, p) for w, p in (("as written", call.eager), ("graph", call.graph)) if p is not None and p.curve]
     if not ways:
         return None
@@ -236,7 +236,7 @@ def _curves(call: CallPeaks) -> Html | None:
 
 
 def _bars(peak: Peak, top: int) -> Iterator[Html]:
-    """Yield a bar for each stretch of a curve; its tooltip has the exact bytes."""
+    """Yield a bar for each section of a memory curve; its tooltip has the exact bytes."""
     many = len(peak.curve)
     for i, moment in enumerate(peak.curve):
         left, right = (_WIDTH * n // many for n in (i, i + 1))
@@ -248,7 +248,7 @@ def _bars(peak: Peak, top: int) -> Iterator[Html]:
 
 
 def _alive(way: str, peak: Peak) -> Table:
-    """Return the largest tensors, the others together, and the peak as their sum."""
+    """Return a table of the largest tensors at a peak, the sum of the others, and the peak itself."""
     rows = _by_size(peak)
     shown: list[tuple[Cell, ...]] = [(Strong(cells[0]), *cells[1:]) for cells, _ in rows[:MOST]]
     if rest := [size for _, size in rows[MOST:]]:

@@ -1,4 +1,4 @@
-"""The report of a run: its results, which render to every output and are written into a folder."""
+"""The report of a run: its results, which can be rendered to every output and written to a folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECONDS: Final = 120
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Report(Results):
-    """The results of a run with their outputs; prints as the summary table."""
+    """The results of a run with all outputs; prints as the summary table."""
 
     def render(self, name: str, width: int | None = None) -> str:
         """Return the text of an output such as ``static-md``; ``costproof render --list`` names them all.
@@ -44,7 +44,7 @@ class Report(Results):
 
 
 class Written(NamedTuple):
-    """The result of writing a folder."""
+    """What writing a report folder did: the files written and removed."""
 
     files: tuple[Path, ...]
     removed: tuple[Path, ...]
@@ -52,7 +52,7 @@ class Written(NamedTuple):
 
 
 def write_report(found: Report, folder: Path, progress: Progress = silent, *, source: str = "") -> Written:
-    """Write all files of a report, all or none; then remove those of an earlier run that this run does not have.
+    """Write all files of a report, or none; then remove the files of an earlier run that this run does not have.
 
     Of an earlier run are the files that its manifest names, and the pictures of its callgraph. Other files stay.
     The manifest is replaced first: from then on the folder is refused until all its files are there.
@@ -87,7 +87,7 @@ _HEADER_BYTES: Final = 100
 
 
 def check_report_folder(folder: Path) -> None:
-    """Check that a folder can take a report and that no foreign file would be overwritten.
+    """Check that a report can be written to a folder without overwriting files of other programs.
 
     Raises:
         BadInput: as it does, or a JSON file there has the name of one of ours and is another.
@@ -100,7 +100,7 @@ def check_report_folder(folder: Path) -> None:
         with suppress(OSError):
             if b'"schema": "costproof/' not in first_bytes(path, _HEADER_BYTES):
                 raise BadInput(
-                    "a file of this name is not ours",
+                    "a file of this name exists, and costproof did not write it",
                     where=str(path),
                     expected="a file that costproof wrote, or none",
                     fix="choose another folder with -o",
@@ -108,7 +108,7 @@ def check_report_folder(folder: Path) -> None:
 
 
 def check_folder(folder: Path, files: Iterable[str] = ()) -> None:
-    """Check before any work that files can be written into a folder.
+    """Check, before any work, that files can be written to a folder.
 
     Args:
         files: names of what will be written there.

@@ -1,4 +1,4 @@
-"""Report a roofline: bounds of the time of a run on a device, as text, page, picture and table."""
+"""Report a roofline: lower bounds of a run's time on a device, as text, page, picture and CSV."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LEFT_OUT: Final = (
 )
 LATENTS: Final = {
     "expanded": "Latent attention: the run expands all latents in every step (Full); absorbed by queries and sums, the "
-    "expansion is less work, which the other times take.",
+    "expansion is less work, which Compute and Floor take; the other times have the bytes of the run.",
     "absorbed": "Latent attention: in steps the run absorbs the expansion of the latents, which is the less work of "
     "the two; expanded: decoding=expanded.",
 }
@@ -77,17 +77,17 @@ _RIGHT: Final = 30
 _TOP: Final = 70
 _BOTTOM: Final = 60
 _NAMED: Final = 8
-"""Maximum number of labeled parts."""
+"""Maximum number of parts that the plot labels."""
 _LETTERS: Final = 140
-"""Letters of a line below the plot."""
+"""Maximum number of letters in a line below the plot."""
 _NAME: Final = (7, 16)
-"""Width of a letter and height of a line of a label, in pixels."""
+"""Width of a letter and height of a line of a part's label, in pixels."""
 PixelScale = Callable[[Fraction], float]
 """Maps a number to a position in pixels."""
 
 
 def document(found: Roofline, form: Form) -> Document:
-    """Return the report: bounds of the time by stage and part, what they leave out, and where a bound changes."""
+    """Return the report: time bounds by stage and part, what they omit, and where the limiting resource changes."""
     text = form == "text"
     about = _counted_lines(found)
     by_stage = Table(STAGES, "lrrrrrrlrrr", [(Code(s), *rest) for s, *rest in stage_rows(found)], keys=1)
@@ -116,7 +116,7 @@ def document(found: Roofline, form: Form) -> Document:
 
 
 def section(found: Roofline | None) -> DocumentSection | None:
-    """Return the part of a page on the roofline, or None if no device was named."""
+    """Return a page's section on the roofline; ``None`` if no device was named."""
     if found is None:
         return None
     label = f"Roofline. {memory_share_sentence(found)}"
@@ -161,7 +161,7 @@ def percent(part: str | None, whole: str | None) -> str:
 
 
 def device_line(found: Roofline) -> str:
-    """Return the device's peak, bandwidth and ridge point, from which all times follow."""
+    """Return a line with the device's peak, bandwidth and ridge point, from which all times follow."""
     ridge = decimal(Fraction(found.peak_flops, found.bandwidth), 1)
     peak, width = human(found.peak_flops, "FLOP/s", places=3), human(found.bandwidth, "B/s", places=3)
     seen = ", measured" if found.device.origin == "measured" else ""
@@ -169,7 +169,7 @@ def device_line(found: Roofline) -> str:
 
 
 def peak_notes(found: Roofline) -> list[str]:
-    """Say which other peaks there are, and why that of another dtype is taken; empty where there is nothing to say."""
+    """Return notes on the device's other peaks, and why the peak of another dtype is used, if it is."""
     said = []
     if found.dtype != found.math:
         said.append(
@@ -193,7 +193,7 @@ def peak_notes(found: Roofline) -> list[str]:
 
 
 def module_bound_sentence(found: Roofline) -> str:
-    """Return a sentence on the work that the time at the roof includes, and whether the time is a bound."""
+    """Return a sentence on what work the roof time includes, and whether it is a bound."""
     return (
         f"At the roof: nothing is faster{_if_routed(found)} that runs {MODULES}"
         if _is_bound(found)
@@ -202,7 +202,7 @@ def module_bound_sentence(found: Roofline) -> str:
 
 
 def floor_sentence(found: Roofline) -> str:
-    """Return a sentence on the bytes that the floor includes, and whether the time is a bound."""
+    """Return a sentence on what bytes the floor includes, and whether its time is a bound."""
     what = FLOOR.format(experts=ROUTING.get(found.routing, BOUND_ROUTING))
     if found.as_counted.quantised:
         return f"No bound of the quantised checkpoint, whose bytes are not known. Floor: {what}"
@@ -213,13 +213,13 @@ def floor_sentence(found: Roofline) -> str:
 
 
 def omission_notes(found: Roofline) -> list[str]:
-    """Return notes on headline FLOPs that the times exclude, and on the decoding variant of latent attention."""
+    """Return notes on FLOPs that the times exclude, and on how decode steps treat latent attention."""
     said = [LEFT_OUT] if found.run.full is not None else []
     return [*said, LATENTS[found.conventions.mla]] if found.conventions.mla in LATENTS else said
 
 
 def _if_routed(found: Roofline) -> str:
-    """Return the condition of the bound of a run whose routed experts may be fewer than those that are counted."""
+    """Return the condition under which the bound holds if fewer experts may be read than were counted."""
     routed = any(part.part.rpartition(".")[2] == EXPERTS for part in found.parts)
     return " with as many experts read" if routed and found.routing != "given" else ""
 
@@ -241,7 +241,7 @@ def _not_bound_clause(found: Roofline) -> str:
 
 
 def expert_sentences(found: Roofline) -> list[str]:
-    """Return how many experts the layers of each part touch in a call."""
+    """Return sentences on how many experts a call of each part reads."""
     groups: dict[tuple[str, str], list[TouchedExperts]] = {}
     for one in found.experts:
         groups.setdefault((one.stage, one.part), []).append(one)
@@ -257,7 +257,7 @@ def _experts(stage: str, part: str, layers: list[TouchedExperts]) -> str:
 
 
 def stage_rows(found: Roofline) -> list[tuple[str, ...]]:
-    """Return the rows of :data:`STAGES`; the whole run comes last, unless there is only one stage."""
+    """Return the cells of :data:`STAGES` for each stage, and for the whole run if there are several."""
     return [_stage(s) for s in (*found.stages, *([found.run] if len(found.stages) != 1 else []))]
 
 
@@ -275,7 +275,7 @@ def _work(b: WorkBound) -> tuple[str, str, str]:
 
 
 def longest_parts(found: Roofline) -> list[PartBound]:
-    """Return the parts by time at the roof, longest first; unknown ones before all others."""
+    """Return the parts by roof time, longest first; parts with unknown times come before all others."""
 
     def size(part: PartBound) -> tuple[bool, Fraction]:
         return part.at_roof.seconds is not None, -Fraction(part.at_roof.seconds or 0)
@@ -284,7 +284,7 @@ def longest_parts(found: Roofline) -> list[PartBound]:
 
 
 def part_rows(found: Roofline) -> list[tuple[str, ...]]:
-    """Return the rows of :data:`PARTS`."""
+    """Return the cells of :data:`PARTS` for each part."""
     return [
         (
             p.stage, p.part, *_work(p.at_roof), duration(p.at_roof.seconds),
@@ -295,7 +295,7 @@ def part_rows(found: Roofline) -> list[tuple[str, ...]]:
 
 
 def memory_share_sentence(found: Roofline) -> str:
-    """Return how much of the time is spent in memory-bound parts."""
+    """Return a sentence on the share of time in memory-bound parts."""
     whole, compute = found.run.modules.seconds, found.run.compute_bound_s
     if whole is None or compute is None:
         unknown = sorted({p.part for p in found.parts if p.at_roof.seconds is None})
@@ -305,7 +305,7 @@ def memory_share_sentence(found: Roofline) -> str:
 
 
 def border_sentences(b: BottleneckThreshold) -> tuple[str, str]:
-    """Return a solved boundary: the boundary in a sentence, and both sides as evaluated."""
+    """Return two sentences on a solved threshold: the threshold, and the values just below and above it."""
     name = b.setting.replace("_", "-")
     sides = f"{b.left} against {b.right}, " + "; ".join(_point(b, p, name) for p in b.points)
     if b.outcome == "from":
@@ -325,7 +325,7 @@ def _point(b: BottleneckThreshold, point: ThresholdPoint, name: str) -> str:
 
 
 def _apart(left: Rational, right: Rational) -> tuple[str, str]:
-    """Format two times with as many digits as it takes to tell them apart."""
+    """Format two times with as many digits as needed to show that they differ."""
     places = _PLACES
     while Fraction(left) != Fraction(right) and duration(left, places) == duration(right, places):
         places += 1
@@ -333,12 +333,12 @@ def _apart(left: Rational, right: Rational) -> tuple[str, str]:
 
 
 def time_chip(found: Roofline) -> tuple[str, str, str]:
-    """Return the choice of time among the metrics of a page: name, title, total."""
+    """Return (name, title, total) of the roof time, for the choice of metrics on a page."""
     return _TIME, _TITLE, duration(found.run.modules.seconds)
 
 
 def time_metric(found: Roofline, order: Sequence[str]) -> Html:
-    """Return the time at the roof by stage, as a bar of shares and a table.
+    """Return the roof time by stage, as a bar of shares and a table.
 
     Args:
         order: all stages, by which colours go.
@@ -370,7 +370,7 @@ def time_metric(found: Roofline, order: Sequence[str]) -> Html:
 
 
 def _counted_lines(found: Roofline) -> list[str]:
-    """Return the conditions of the count, and the notes of its sources."""
+    """Return the conditions of the count and the notes of its sources, one per line."""
     stored = f"; weights as stored: {found.target.quantised['weights']}" if found.stored else ""
     if found.math != found.workload.dtype and found.stored:
         stored += f"; most products in {found.math}"
@@ -378,7 +378,7 @@ def _counted_lines(found: Roofline) -> list[str]:
 
 
 def roofline_csv(found: Roofline) -> str:
-    """Return exact integers, with seconds and intensities as rational numbers; unknown numbers are empty.
+    """Return the roofline as CSV: exact integers, seconds and intensities as fractions, unknown numbers empty.
 
     Each row has what the numbers leave out, with the notes of the sources.
     """
@@ -405,7 +405,7 @@ def roofline_csv(found: Roofline) -> str:
 
 
 def roofline_svg(found: Roofline) -> str:
-    """Return the roofline plot. Parts without FLOPs or without bytes do not appear in it."""
+    """Return the roofline plot as SVG, without parts that have no FLOPs or move no bytes."""
     said = [line for text in _counted_lines(found) for line in wrap(text, _LETTERS)]
     height = _HEIGHT + _NAME[1] * len(said)
     ridge = Fraction(found.peak_flops, found.bandwidth)

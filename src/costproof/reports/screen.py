@@ -1,4 +1,4 @@
-"""Fit tables and sentences to a screen: wide tables are split by columns, and numbers are never broken."""
+"""Fit tables and sentences to a terminal's width: split wide tables by columns, never break numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SOFT: Final = frozenset("./_,:;=-|)]}>*")
 
 
 def fold_line(line: str, width: int | None) -> list[str]:
-    """Break a line that is longer than the screen, never inside a number.
+    """Break a line that is longer than ``width``, never inside a number or between a number and its unit.
 
     At spaces, but not between a number and its unit; where there are none, behind punctuation, or anywhere else.
 
@@ -46,7 +46,7 @@ def fold_line(line: str, width: int | None) -> list[str]:
 
 
 def _break(line: str, width: int, first: int) -> int | None:
-    """Return the position of a line break, beyond the screen if a number is wider than it; ``None`` if not needed."""
+    """Return the position of the next line break; ``None`` if the rest fits."""
     inside = {i for m in _NUMBER.finditer(line) for i in range(m.start() + 1, m.end())}
 
     def unit(i: int) -> bool:
@@ -104,7 +104,7 @@ def align_table(
 
 
 def _panels(grid: Sequence[Sequence[str]], keys: int, width: int | None, gap: int = _GAP) -> list[list[int]] | None:
-    """Return the columns of each part of a table that is split; ``None`` if it has to be blocks."""
+    """Return the columns of each part of a table split by columns; ``None`` if even its key columns do not fit."""
     widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
     if width is None or sum(widths) + gap * (len(widths) - 1) <= width:
         return [list(range(len(widths)))]
@@ -157,7 +157,7 @@ def _blocks(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:
-    """Print a sentence, broken by the rules of :func:`folded`."""
+    """Print a sentence, broken by the rules of :func:`fold_line`."""
     from rich.text import Text
 
     for line in fold_line(visible(text), console.width):
@@ -165,7 +165,7 @@ def print_line(console: Console, text: str, style: str = "") -> None:
 
 
 def table_fits(console: Console, rows: Sequence[Sequence[Cell]]) -> bool:
-    """Return whether a typeset table, headings among its rows, is as narrow as the console."""
+    """Return whether a table with borders is at most as wide as the console."""
     panels = _panels([[str(cell) for cell in row] for row in rows], 1, console.width - _EDGES, _GAP_TYPESET)
     return panels is not None and len(panels) == 1
 
@@ -180,7 +180,7 @@ def print_table(
     total: bool = False,
     prose: bool = False,
 ) -> None:
-    """Print a table with rules and colours; as :func:`aligned` does it, split where it is too wide.
+    """Print a table with borders and colours, split like :func:`align_table` where it is too wide.
 
     Args:
         align: one letter for each column: ``l`` or ``r``.

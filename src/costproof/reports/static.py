@@ -1,4 +1,4 @@
-"""Report the cost of each stage: sums, calls, sources and formulas; for a truncated model also the whole model."""
+"""Report the cost of each stage: sums, calls, sources and formulas; for a truncated model, also of all layers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CONVENTION: Final = ("Stage", *(f"{name} {side}" for name in ("MACs", "Activatio
 
 
 def document(found: Results, form: Form) -> Document:
-    """Return the report: an overview by stage, then everything exact, folded."""
+    """Return the report: an overview by stage, then exact numbers and formulas, folded."""
     static = found.static
     body = _overview(static)
     if static.whole is not None:
@@ -104,7 +104,7 @@ def _overview(static: StaticCompute) -> list[Block]:
 
 
 def _given(static: StaticCompute) -> set[str]:
-    """Return the quantities that some source gives. The others are left out rather than shown as unknown."""
+    """Return the metrics that at least one source gives; the others are omitted."""
     given = {metric for said in static.sources.values() for metric in said}
     return {name for name, shown in SHOWN.items() if given.issuperset(shown.of)}
 
@@ -150,7 +150,7 @@ def _sources(static: StaticCompute) -> list[Block]:
 
 
 def convention_rows(static: StaticCompute) -> list[tuple[str, ...]]:
-    """Return the cells under :data:`CONVENTION`, the total last; empty if the convention was not counted."""
+    """Return the cells of :data:`CONVENTION` for each stage and the total; empty if it was not counted."""
     if not any(metric in said for said in static.sources.values() for metric in FVCORE):
         return []
     named = [(s.id, s.sources) for s in static.stages]
@@ -179,7 +179,7 @@ def _formulas(static: StaticCompute) -> list[Block]:
 
 
 def _put_in(call: InvocationCompute, formula: FormulaText, metric: str) -> Prose:
-    """Return a formula's values and result in one sentence."""
+    """Return a sentence that shows a formula with its values and its result."""
     values = [piece for s in formula.symbols for piece in (", ", Code(s), f" = {exact(call.symbols.get(s))}")]
     result = call.costs[metric]
     if result is None:
@@ -188,12 +188,12 @@ def _put_in(call: InvocationCompute, formula: FormulaText, metric: str) -> Prose
 
 
 def whole_title(whole: WholeModel) -> str:
-    """Return the title of the section on the whole model: extrapolated, or by formulas."""
+    """Return the title of the section on the whole model, which is extrapolated or computed by formulas."""
     return WORKED_OUT if whole.times else EVALUATED
 
 
 def stack_sentences(whole: WholeModel) -> list[str]:
-    """Return a sentence for each stack of layers: the counted layers, the layers that they represent, and the check.
+    """Return a sentence for each stack: its counted layers, the layers that these represent, and how it was checked.
 
     Another where all layers were not run beside.
     """
@@ -206,7 +206,7 @@ def stack_sentences(whole: WholeModel) -> list[str]:
 
 
 def _join_counts(times: tuple[int, ...]) -> str:
-    """Join counts of layers: ``1, 1 and 30``."""
+    """Join numbers of layers as text: ``1, 1 and 30``."""
     *first, last = map(str, times)
     return f"{', '.join(first)} and {last}" if first else last
 

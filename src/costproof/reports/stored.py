@@ -1,4 +1,4 @@
-"""Report the size of a checkpoint on disk: totals, tensors by part, and differences from the headers of its files."""
+"""Report the size of a checkpoint on disk: totals, tensors by part, and differences from file headers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from costproof.views.numbers import exact, human
 
 TOTALS: Final = ("Of the checkpoint", "Number")
 PARTS: Final = ("Tensor", "Dtype", "Shape", "Tensors", "Bytes")
-DIFFERENCES: Final = ("Tensor", "By the layout", "In the headers", "Bytes")
+DIFFERENCES: Final = ("Tensor", "By the layout", "In the headers", "Bytes", "Cause")
 MOST: Final = 20
 MEANING: Final = (
     "Stored bytes are the payload of the files, without headers. Elements are those that headers add up to, scales and "
@@ -21,7 +21,7 @@ MEANING: Final = (
 
 
 def document(found: StoredCheckpoint, form: Form) -> Document:
-    """Return the report; texts show the largest parts."""
+    """Return the report of a checkpoint; plain text lists only the largest parts."""
     rows = [(Code(p.name), p.dtype, str(list(p.shape)), exact(p.tensors), _number(p.bytes)) for p in found.parts]
     most = None if form == "html" else MOST
     body: list[Block] = [
@@ -29,9 +29,9 @@ def document(found: StoredCheckpoint, form: Form) -> Document:
         Table(PARTS, "lllrr", rows, most=most, noun="smaller part", rest="-f json"),
     ]
     if found.headers is not None and found.headers.differences:
-        different = [(Code(d.name), d.expected or "none", d.got or "none", _number(d.bytes))
+        different = [(Code(d.name), d.expected or "none", d.got or "none", _number(d.bytes), d.cause or "not known")
                      for d in found.headers.differences]  # fmt: skip
-        body.append(Table(DIFFERENCES, "lllr", different, most=most, noun="smaller difference", rest="-f json"))
+        body.append(Table(DIFFERENCES, "lllrl", different, most=most, noun="smaller difference", rest="-f json"))
     said = [f"Assumed: {text}." for text in found.assumed]
     said += [f"Beside these, of unknown size: {text}." for text in found.undetermined]
     said += [f"Left out: {text}." for text in found.left_out]
@@ -61,11 +61,15 @@ def sentence(found: StoredCheckpoint) -> str:
     size = f"{exact(found.totals.bytes)} B ({human(found.totals.bytes, 'B')}), {how}"
     if found.headers is None:
         return f"Stored: {size}{' and more of unknown size' if found.undetermined else ''}."
-    if not found.headers.differences:
+    if not found.headers.unnamed:
         tensors = plural(found.headers.tensors, "tensor")
         files = plural(found.headers.files, "file")
-        more = found.headers.bytes - found.totals.bytes
+        named = sum(difference.bytes for difference in found.headers.differences)
+        more = found.headers.bytes - found.totals.bytes - named
         rest = f", and {exact(more)} B in tensors whose size no key determines" if more else ""
+        if found.headers.differences:
+            causes = plural(len({difference.cause for difference in found.headers.differences}), "known cause")
+            return f"Explained: {tensors} in {files} differ from the layout by {named:+,} B of {causes}: {size}{rest}."
         return f"Exact: {tensors} in {files} are those of the layout, {size}{rest}."
     delta = found.headers.bytes - found.totals.bytes
     return f"Differs: the headers state {exact(found.headers.bytes)} B, {delta:+,} beside the layout's {size}."

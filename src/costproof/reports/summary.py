@@ -56,7 +56,7 @@ def print_summary(console: Console, report: Results) -> None:
 
 
 def _document(report: Results, *, digits: bool, width: int) -> Document:
-    """Return the summary: a row for each stage, the verdict, open findings, and work that is not counted."""
+    """Return the summary document: a row for each stage, the verdict, open findings, and work that is not counted."""
     static, compared = report.figures, report.discrepancy
     title = f"{static.target.title}, {static.workload.name}: {workload_line(static.workload)}"
     head, rows = _rows(report, digits=digits)
@@ -76,7 +76,7 @@ def _document(report: Results, *, digits: bool, width: int) -> Document:
 
 
 def _open(found: Discrepancy) -> list[str]:
-    """Return the open findings and the reasons why the result is incomplete."""
+    """Return lines on the open findings, and the reasons why the result is incomplete."""
     bad = open_findings(found)
     lines = [
         f"{f.id}: residual {exact(f.residual)}" + (f" = {f.error_expression} per module" if f.error_expression else "")
@@ -89,7 +89,7 @@ def _open(found: Discrepancy) -> list[str]:
 
 
 def _notes(found: Discrepancy) -> list[str]:
-    """Return the notes of the sources on how they counted: a missing head, parts that never ran."""
+    """Return the sources' notes on how they counted, such as a missing head or parts that never ran."""
     said = list(dict.fromkeys(note for _, covered in sorted(found.coverage.items()) for note in covered.notes))
     more = [f"and {plural(len(said) - _MAX_NOTES, 'more note')} in discrepancy.md"] if len(said) > _MAX_NOTES else []
     return [*said[:_MAX_NOTES], *more]
@@ -144,7 +144,7 @@ def modules_text(found: Results, width: int | None = None) -> str:
 
 
 def short_table(found: Results, width: int) -> list[str]:
-    """Return a table of the outermost modules of a single-stage model; empty for others or if there are too many."""
+    """Return a table of the outermost modules of a model with one stage; empty for others, or if there are too many."""
     if len(found.capture.target.stages) != 1:
         return []
     rows = ModuleRows(found, FormulaTable(), {}).rows
@@ -182,12 +182,12 @@ def _level(rows: list[dict[str, Any]], row: dict[str, Any]) -> int:
 
 
 def _first(value: Any) -> int | None:
-    """Return the number, or that of the first source if the sources differ."""
+    """Return a number, or the first source's number if the sources differ."""
     return next(iter(value.values())) if isinstance(value, dict) else value  # type: ignore[no-any-return]
 
 
 def _format_sum(row: dict[str, Any], metric: Metric) -> str:
-    """Format the number that all sources give, or the exact numbers of each if they differ."""
+    """Format the number on which all sources agree, or each source's exact number if they differ."""
     value = row["sum"].get(metric, 0)
     if isinstance(value, dict):
         return ", ".join(f"{source} {exact(number)}" for source, number in value.items())

@@ -1,4 +1,4 @@
-"""Print documents as plain text for files and pipes, and in color on a terminal."""
+"""Print documents as plain text for files and pipes, and in colour on a terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _UNBOUNDED: Final = 100_000
-"""Width of a file, practically unlimited."""
+"""Width that stands for no limit, for text that is written to a file."""
 _STYLES: Final = {
     **dict.fromkeys(("exact", "explained", "right", "same", "passed", "proved"), "green"),
     **dict.fromkeys(("unexplained", "refuted", "over", "failed", "silent"), "bold red"),
@@ -50,11 +50,11 @@ class TextPrinter:
     """
 
     def __init__(self, width: int | None = None) -> None:
-        """Set the width."""
+        """Set the width in columns, or ``None`` for a file."""
         self.width = width
 
     def document(self, d: Document) -> str:
-        """Return the text."""
+        """Return the document as plain text."""
         head = [plain_text(line) for line in (d.title, *d.about, d.sentence) if line]
         return fill_lines(self.blocks([*d.body, *d.foot], head), self.width)
 
@@ -96,14 +96,14 @@ class TextPrinter:
                 return [plain_text(block)]
 
     def table(self, t: Table) -> list[str]:
-        """Return the lines of a table with its title, and of how many rows it leaves out."""
+        """Return the lines of a table with its title, and a line on omitted rows."""
         rows = [tuple(map(cell_text, row)) for row in t.cells[: t.most]]
         title = [plain_text(t.title)] if t.title else []
         return [*title, *align_table(t.head, rows, t.left, self.width, keys=t.keys, prose=t.prose), *rows_left_out(t)]
 
 
 def cell_text(cell: Cell) -> str:
-    """Return the text of a cell."""
+    """Return a table cell as plain text."""
     match cell:
         case Number(shown=text):
             return text
@@ -114,19 +114,19 @@ def cell_text(cell: Cell) -> str:
 
 
 def rows_left_out(t: Table) -> list[str]:
-    """Return the line with the number of omitted rows of a table and their location."""
+    """Return a line on how many rows of a table are omitted, and where they are."""
     return [f"and {plural(t.left_out, f'more {t.noun}')} in {t.rest}"] if t.left_out else []
 
 
 class TerminalPrinter:
-    """Prints a document on a terminal: tables with rules, verdicts in color."""
+    """Prints a document on a terminal, with table borders and coloured verdicts."""
 
     def __init__(self, console: Console) -> None:
-        """Print to this console."""
+        """Set the console to print to."""
         self.console = console
 
     def document(self, d: Document) -> None:
-        """Print all of it."""
+        """Print the whole document."""
         print_line(self.console, plain_text(d.title), "bold")
         for line in d.about:
             print_line(self.console, plain_text(line))
@@ -136,7 +136,7 @@ class TerminalPrinter:
             self.block(block)
 
     def block(self, block: Block) -> None:
-        """Print one block; the tables of a section are plain."""
+        """Print one block; tables inside a section have no borders."""
         match block:
             case Table():
                 rows = [[_styled_cell(cell) for cell in row] for row in block.cells[: block.most]]
@@ -160,7 +160,7 @@ class TerminalPrinter:
 
 
 def status_style(word: str) -> str:
-    """Return the terminal style of a status or a verdict."""
+    """Return the terminal style (colour) of a status or verdict."""
     return _STYLES.get(word.partition(" ")[0], "yellow")
 
 
@@ -171,7 +171,7 @@ def _styled_cell(cell: Cell) -> Text | str:
 
 
 def print_plain(write: Callable[[Console], None], width: int | None) -> str:
-    """Return what ``write`` prints on a terminal, without color and trailing spaces.
+    """Return what ``write`` prints to a console, as text without colours and trailing spaces.
 
     Args:
         width: columns of the screen; None is a file, which takes lines of any length.

@@ -17,12 +17,13 @@ from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import ALL_SOURCES, GRAPH_SOURCES
-from costproof.ledger.workload import Invocation
+from costproof.ledger.workload import Invocation, Workload
 from costproof.models.cache_dtype import in_cache_format
 from costproof.models.known import recorded
 from costproof.models.target import (
     InProcess,
     Runnable,
+    Target,
     WithCheckpoint,
     WithFormulas,
     WithModules,
@@ -37,6 +38,7 @@ from costproof.run.count_lock import count_lock, count_then_restore
 from costproof.run.prepare import Prepared
 from costproof.tracers.cache import cache_enabled, check_configuration_file
 from costproof.tracers.dynamic import DynamicResult
+from costproof.tracers.headers import HEADERS, has_headers, headers_ledger
 from costproof.tracers.sources import trace_source, trace_sources
 from costproof.tracers.static import WITH_GIVEN, WITH_ONES
 
@@ -133,6 +135,8 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
     checkpoint = target.checkpoint() if isinstance(target, WithCheckpoint) else None
     if checkpoint is not None:
         ledgers["checkpoint"] = checkpoint
+    elif has_headers(target) and {*GRAPH_SOURCES} & {*found}:  # the others need no torch
+        ledgers |= _headers(target, workload, missing, progress)
     info, calls = target.info(), target.invocations(workload)
     kept = _called_stages(info.stages, calls, ledgers.values())
     if kept != info.stages:
@@ -169,8 +173,22 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
     return Report(capture, profile, dynamic.chrome_trace)
 
 
+def _headers(target: Target, workload: Workload, missing: dict[str, str], progress: Progress) -> dict[str, Ledger]:
+    """Count by the headers of the checkpoint beside the configuration; add the reason to ``missing`` if that fails."""
+    progress(HEADERS, 0, 1)
+    try:
+        return {HEADERS: _run_source(HEADERS, partial(headers_ledger, target, workload))}
+    except BadInput as error:  # a folder without all of its shards, or with pointers to them, can still be counted
+        missing[HEADERS] = error.line
+    except Incomplete as error:
+        missing[HEADERS] = FAILED + error.line
+    finally:
+        progress(HEADERS, 1, 1)
+    return {}
+
+
 def _called_stages(stages: tuple[str, ...], calls: Iterable[Invocation], ledgers: Iterable[Ledger]) -> tuple[str, ...]:
-    """Return the stages that are called or have modules of their own, which leaves out decode of no steps."""
+    """Return the stages that are called or own modules; decode is left out if a run has no decode steps."""
     called = {call.stage for call in calls}
     modules: dict[str, set[str]] = {}
     for node in chain.from_iterable(ledger.nodes for ledger in ledgers):
@@ -185,7 +203,7 @@ def _of_stages(ledger: Ledger, stages: tuple[str, ...]) -> Ledger:
 
 
 def _input_error(run: Prepared) -> Incomplete | None:
-    """Return the error with which the model refuses its inputs, if that is why no source can count it."""
+    """Return the error with which the model rejects its inputs, if that is why every source failed."""
     with suppress(Exception):  # code of other packages; the reasons of the sources are there already
         if isinstance(run.target, Runnable):
             from costproof.tracers.input_errors import explain_failure
@@ -198,7 +216,7 @@ def _input_error(run: Prepared) -> Incomplete | None:
 
 
 def _all_failed_error(failed: Mapping[str, Incomplete]) -> Incomplete:
-    """Return one error for all sources, since each of them may have the helpful reason."""
+    """Return one error for all failed sources, with the reasons of each."""
     first, *others = failed.values()
     if not others:
         return first
@@ -216,7 +234,7 @@ def _stage_flops(forwards: Mapping[str, Iterable[CostNode]]) -> dict[str, int | 
 
 
 def _count_with(run: Prepared, source: str, progress: Progress) -> Any:
-    """Count with one source, which the target must support according to :func:`lacking`."""
+    """Count with one source; :func:`lacking` must have shown that the target supports it."""
     if source == "analytic":
         if not {*GRAPH_SOURCES} & {*run.sources}:  # which compare the file where they build the model
             check_configuration_file(run.target)
@@ -225,13 +243,13 @@ def _count_with(run: Prepared, source: str, progress: Progress) -> Any:
 
 
 def _static_and_dynamic(run: Prepared, progress: Progress) -> dict[str, Any]:
-    """Count with both sources at once, on two cores."""
+    """Count with the static and the dynamic source at once, in two processes."""
     traced = trace_sources(cast("Any", run.target), run.workload, progress, all_calls=run.all_calls)
     return {"static": traced.static, "dynamic": traced.dynamic}
 
 
 def _try_source(name: str, run: Callable[[], T]) -> T | Incomplete:
-    """Run a source, and return its result, or the error if it is incomplete."""
+    """Return the result of a source, or its error if it raises ``Incomplete``."""
     try:
         return _run_source(name, run)
     except Incomplete as error:
@@ -239,17 +257,17 @@ def _try_source(name: str, run: Callable[[], T]) -> T | Incomplete:
 
 
 def _within(phase: str, progress: Progress) -> Progress:
-    """Return a progress callback that reports steps under the name of a source."""
+    """Return a progress callback that prefixes steps with the name of a source."""
     return lambda step, done, total: progress(phase, done, total)
 
 
 def _phases(progress: Progress) -> Progress:
-    """Return a progress callback that reports ``static: export sam`` as a step of the phase ``static``."""
+    """Return a progress callback that splits ``static: export sam`` into the phase ``static`` and the step."""
     return lambda step, done, total: progress(step.partition(":")[0], done, total)
 
 
 def _run_source(name: str, run: Callable[[], T]) -> T:
-    """Run a tracer, and turn any exception of foreign code into the error of a failed source."""
+    """Run a source, and convert any exception of foreign code to an ``Incomplete`` error."""
     try:
         return run()
     except CostproofError:

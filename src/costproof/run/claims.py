@@ -1,4 +1,4 @@
-"""The verb ``check``: check published numbers and formulas against a target."""
+"""Implement ``costproof.check``: check published numbers and formulas against a target."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ def check(
 
 
 def _workload_family(claims: ClaimsFile, counted: Capture, target: Target | None) -> WorkloadFamily | None:
-    """Return the other runs of a target, if a claim has a formula and the target has formulas."""
+    """Return the target's runs at other sizes, if a claim has a formula and the target has formulas; else ``None``."""
     asked = any(isinstance(c.value, Formula) for c in claims.claims)
     return WorkloadFamily(fold_capture(counted), target) if asked and isinstance(target, WithKeys) else None
 
 
 def _request_of(claims: ClaimsFile, target: str) -> RunRequest:
-    """Return the run that a claims file names."""
+    """Return the run that a claims file describes."""
     workload = {key.replace("-", "_"): value for key, value in claims.workload.items()}
     return request(target, place=lambda name: f"$.workload.{name}", **workload)
 
@@ -123,12 +123,13 @@ def _read_agreed_capture(path: Path, target: str, choices: Mapping[str, Any]) ->
     check_whole(fold_capture(found))
     if len([x for x in found.ledgers if x.source in DEFAULT_SOURCES]) < 2:
         raise Incomplete(
-            "a capture of one source cannot be the truth", where=str(path),
+            "a capture with a single source is not verified, so claims cannot be checked against it", where=str(path),
             expected="analytic beside static or dynamic",
             fix="costproof capture " + target,
         )  # fmt: skip
     verdict = Report(found).verdict
     if verdict not in ("exact", "explained"):
-        raise Incomplete("the sources of the capture do not agree, so it cannot be the truth", where=str(path),
-                         expected="exact or explained", got=verdict, fix=f"costproof compare {path}")  # fmt: skip
+        raise Incomplete("the sources of the capture do not agree, so claims cannot be checked against it",
+                         where=str(path), expected="exact or explained", got=verdict,
+                         fix=f"costproof compare {path}")  # fmt: skip
     return found

@@ -1,4 +1,4 @@
-"""A process-wide lock: tracing changes global state of torch, and undoes it afterwards."""
+"""Lock the process during a count, since tracing changes global state of torch and restores it afterwards."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _ENDED: Final = "the model's code ends the program"
 
 _lock = threading.RLock()
 _owner = 0
-"""Id of the thread that holds the lock."""
+"""Id of the thread that holds the lock; ``None`` without one."""
 _snapshots: list[_Snapshot] = []
 """Snapshots of global state that this thread restores, innermost last."""
 
 
 @contextmanager
 def count_lock(rules: Files = ()) -> Iterator[None]:
-    """Hold the lock, keep libraries offline, and register operator rules from files; restore global state on errors.
+    """Hold the lock while the block runs, with libraries offline and operator rules registered from files.
 
     torch's default dtype, the functions that a tracer patches and the registered operator rules are global: two
     concurrent counts would restore each other's changes. Every verb that loads or runs foreign code holds this lock.
@@ -63,7 +63,7 @@ def count_lock(rules: Files = ()) -> Iterator[None]:
 
 
 def count_then_restore(work: Callable[[Before], T]) -> T:
-    """Run some work under the lock, and restore the state that it recorded, whether it returns or raises.
+    """Run some work under the lock, and restore the state that it recorded, on return and on errors.
 
     Raises:
         Changed: something could not be restored.

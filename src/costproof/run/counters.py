@@ -1,4 +1,4 @@
-"""The verb ``counters``: run third-party FLOP counters, and compare them and the user's own numbers with our count."""
+"""Implement ``costproof.counters``: run third-party FLOP counters and compare them with our own count."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def counters(
 
 
 def one_step(run: Workload) -> Workload:
-    """Return the workload with at most one decode step, since a counter measures one forward pass at a time."""
+    """Return the workload with at most one decode step, since a counter measures a single forward."""
     return replace(run, new_tokens=min(run.new_tokens, 1))
 
 
@@ -103,7 +103,7 @@ def record_counters(
     memory_gib: int = MEMORY_GIB,
     progress: Progress = silent,
 ) -> tuple[CounterRecord, dict[str, CounterUsage]]:
-    """Run counters and our own count of the same forwards, and compare our count with the closed formulas.
+    """Run counters and our own count on the same forwards, and compare our count with the closed formulas.
 
     Returns:
         The results of the counters, and the resources that each needed.
@@ -126,7 +126,7 @@ def record_counters(
 
 
 def judge_own_numbers(file: ClaimsFile, capture: Capture, compared: CounterComparison) -> list[OwnNumber]:
-    """Judge the user's numbers of one name, and list the counters that print the same."""
+    """Judge numbers that the user gave under one name, and list the counters that print the same number."""
     truth = "our own count of the same forward"
     if "analytic" in (ledger.source for ledger in capture.ledgers):
         truth = f"the formulas of the target, which {truth} equals"
@@ -155,7 +155,7 @@ def _place(found: CounterFinding) -> str:
 def check_truth(
     model: Target, run: Workload, truth: tuple[CounterCall, ...]
 ) -> tuple[tuple[CounterCall, ...], tuple[str, ...]]:
-    """Compare our count with the closed formulas call by call; a call that differs gets an error.
+    """Compare our count with the closed formulas, call by call; a call that differs gets an error.
 
     Returns:
         The calls, and notes on the comparison.

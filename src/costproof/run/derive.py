@@ -1,4 +1,4 @@
-"""The verb ``derive``: read a closed form off the graph of a model, and check it against counts at random sizes."""
+"""Implement ``costproof.derive``: derive a closed form from a model's graph, and check it at random sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_POINTS: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """A closed form, and the points at which it was compared with counts."""
+    """A derived closed form, and the sizes at which it was compared with counts."""
 
     form: ClosedForm
     points: tuple[SizeCheck, ...]
@@ -52,7 +52,7 @@ class Derivation:
 
 
 def derive(target: str | RunRequest, stage: str | None = None, **choices: Any) -> Derivation:
-    """Read the closed form of a model off its graph, and check it against counts at random sizes.
+    """Derive the closed form of a stage from its graph, and check it against counts at random sizes.
 
     Args:
         target: a target or an address.
@@ -75,7 +75,7 @@ def derive(target: str | RunRequest, stage: str | None = None, **choices: Any) -
 
 
 def prepare_derivation(asked: RunRequest) -> tuple[int, Callable[[], Subject]]:
-    """Return the number of sizes at which to check the formula, and a function that exports the stage.
+    """Return the number of sizes to check, and a function that exports the stage; nothing is traced yet.
 
     The request is checked; nothing is traced yet.
 
@@ -98,5 +98,9 @@ def prepare_derivation(asked: RunRequest) -> tuple[int, Callable[[], Subject]]:
             fix=did_you_mean(str(stage or ""), stages),
         )
     if not isinstance(model, Exportable):
-        raise BadInput("no graph to derive a formula from", where=target, got=lacking(model, ["static"])["static"])
+        raise BadInput(
+            "this target has no graph from which a formula can be derived",
+            where=target,
+            got=lacking(model, ["static"])["static"],
+        )
     return points, lambda: subject(model, str(stage), model.name if len(stages) == 1 else f"{model.name} {stage}")

@@ -1,4 +1,4 @@
-"""The verb ``diff``: compare the cost of two operands, and attribute the difference to the settings that changed."""
+"""Implement ``costproof.diff``: compare the cost of two operands, and attribute the difference to settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from costproof.run.operand_files import OperandInput, check_cut_alike, has_parts
 from costproof.run.operands import Operand, check_counted, read_operand
 
 FAMILY: Final = "family"
-"""Stands for everything that no common key and no part of one side covers, if the sides are of different families."""
+"""Name of the change that stands for all costs no common key explains, if two families are compared."""
 
 
 def diff(
@@ -73,7 +73,7 @@ def diff(
 
 
 def levers(base: Operand, head: Operand) -> Levers | None:
-    """Return the formulas at mixtures of two sides, or ``None`` if formulas do not describe both."""
+    """Return the formulas, to be evaluated with some settings of base and the others of head; else ``None``."""
     if base.target is None or head.target is None:
         return None
     old, new = base.baseline, head.baseline
@@ -105,7 +105,7 @@ def levers(base: Operand, head: Operand) -> Levers | None:
 
 
 def _totals(side: Baseline) -> Mapping[StageMetric, int | None]:
-    """Return the sums of the formulas by stage, and of the whole run under an empty stage."""
+    """Return (stage, metric) -> sum by formulas; the stage of the whole run is empty."""
     folded = side.sources[FORMULA_SOURCE]
     return {(s, m): folded.total(m, s or None) for s in ("", *folded.stages) for m in folded.metrics}
 
@@ -117,7 +117,7 @@ def _point(
     keys: frozenset[str],
     without: frozenset[str],
 ) -> Point[StageMetric]:
-    """Return a function that evaluates the formulas where some keys and settings are those of the head.
+    """Return a function from the keys and settings that are taken from head to the sums by formulas.
 
     Args:
         models: the base's, and the head's if that is another family.

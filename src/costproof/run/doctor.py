@@ -1,4 +1,4 @@
-"""The verb ``doctor``: versions, extras, plug-ins and capabilities of this installation, without heavy imports."""
+"""Implement ``costproof.doctor``: versions, extras, plug-ins and capabilities, without heavy imports."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ REGISTRIES: Final[Mapping[str, Callable[[], Registry[Any]]]] = {
 }
 """Last part of an entry point group -> the registry that other distributions can extend."""
 _NOT_TOLD: Final = ("all", "dev", "vendor")
-"""Extras that repeat others, or need an environment of their own."""
+"""Extras that are not listed, as they repeat others or need a separate environment."""
 _PATIENCE: Final = 60
 """Time limit for loading a plug-in, in seconds."""
 _LOADS: Final = "costproof: it loads"
@@ -67,7 +67,7 @@ _LOADS: Final = "costproof: it loads"
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """An optional extra of costproof, with the installed and missing packages."""
+    """An optional extra of costproof, with its installed and its missing packages."""
 
     name: str
     packages: dict[str, str | None]
@@ -78,7 +78,7 @@ class Extra:
 
 @dataclass(frozen=True, slots=True)
 class PluginState:
-    """An entry point of another distribution."""
+    """A plug-in of another distribution, and whether it loads."""
 
     group: str
     """``costproof.targets``."""
@@ -92,7 +92,7 @@ class PluginState:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The capabilities of this installation."""
+    """Versions and capabilities of this installation."""
 
     packages: tuple[tuple[str, str, str], ...]
     """Name, version or ``missing``, purpose."""
@@ -164,7 +164,7 @@ def doctor() -> Machine:
 
 
 def _patches() -> dict[str, dict[str, str]]:
-    """Return the attributes of each package that are replaced while a model is traced, with the reasons."""
+    """Return package -> attribute -> why it is replaced while a model is traced."""
     found: dict[str, dict[str, str]] = {"torch": {}, "transformers": {}, "torchlens": {}}
     for patch in PATCHES:
         found[patch.package].setdefault(patch.target.partition(":")[2], patch.reason)
@@ -202,7 +202,7 @@ def _problem(kind: str, name: str) -> str:
 
 
 def load_alone(kind: str, name: str) -> None:
-    """Load a plug-in, write to stdout that it loads or to stderr why it does not, and end the process."""
+    """Load a plug-in in a process of its own, report the result on stdout or stderr, and exit."""
     try:
         REGISTRIES[kind]().load(name)
         for error in skipped():
@@ -218,7 +218,7 @@ def load_alone(kind: str, name: str) -> None:
 
 
 def cache_line() -> str:
-    """Return where exports are cached, and how much space they take."""
+    """Return a line on where exports are cached, and how much space the cache takes."""
     where = folder()
     if where is None:
         return "nothing is kept"
@@ -229,7 +229,7 @@ def cache_line() -> str:
 
 
 def offline_line() -> str:
-    """Return a line on the setting that keeps libraries from accessing the network."""
+    """Return a line on the environment variable that keeps libraries off the network."""
     switches = ", ".join(f"{name}={value}" for name, value in OFFLINE.items())
     return f"always: costproof sets {switches} for itself and the processes that it starts"
 
@@ -239,7 +239,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def counters_line() -> str:
-    """Return which third-party counters can run."""
+    """Return a line on which third-party counters can run."""
     if installed("torch") is None:
         return "none: missing torch"
     absent = not_installed()
@@ -248,7 +248,7 @@ def counters_line() -> str:
 
 
 def flash_line() -> str:
-    """Return whether ``--attention flash_attention_2`` can be counted, and whether its kernels are installed."""
+    """Return a line on whether ``--attention flash_attention_2`` can be counted and run."""
     why = flash_attention.missing()
     if why:
         return f"no {FLASH}: {why}; {WITHOUT_CUDA}"
@@ -257,7 +257,7 @@ def flash_line() -> str:
 
 
 def cuda_line(devices: Path = Path("/dev")) -> str:
-    """Return whether ``--run cuda`` may work, judging by files: torch is not imported."""
+    """Return a line on whether ``--run cuda`` may work, from device files, without importing torch."""
     torch = find_spec("torch")
     if torch is None or not torch.submodule_search_locations:
         return "no: missing torch"

@@ -1,4 +1,4 @@
-"""The verb ``fits``: whether a run fits into a memory, and the batch and length at which it stops fitting."""
+"""Implement ``costproof.fits``: whether a run fits into memory, and the batch and length at which it stops to."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def fits(
     rules: Files = (),
     trust_remote_code: bool = False,
 ) -> Fits:
-    """Return whether a run fits into a memory.
+    """Return whether a run fits into a memory, with the bytes that it holds and the limits of its settings.
 
     Torch is needed only for quantised weights, and for the graph of a target whose peak no formula gives or bounds.
 
@@ -132,7 +132,7 @@ def fits(
 
 
 def _with_graph(found: Fits, read: Operand) -> Fits:
-    """Return an answer that is not known with the live peaks of exported graphs, if those can be computed."""
+    """Complete an unknown answer by the live peaks of exported graphs, if these can be computed."""
     target = read.exported.target if read.exported is not None else read.origin
     undecided = found.verdict == "not known" and found.is_known and found.certain_bytes is not None
     if not undecided or found.live_bytes is not None or not isinstance(target, Exportable):
@@ -153,13 +153,13 @@ def _with_graph(found: Fits, read: Operand) -> Fits:
 
 @dataclass(frozen=True, slots=True)
 class _LiveMemory:
-    """The live peak of a run and of others with a changed setting, by formulas."""
+    """Live memory of a run by formulas, also with other values of a setting."""
 
     target: WithMemory
     workload: Workload
 
     def stages(self, **changed: Any) -> dict[str, int]:
-        """Return the live peak of each stage: of its largest call, and of the last of several decode steps."""
+        """Return the peak of live activations of each stage: of its largest call, or of the last decode step."""
         peaks = graph_peaks(self.target, replace(self.workload, **changed), inputs_held=False)
         found: dict[str, int] = {}
         for (stage, _), peak in peaks.items():
@@ -167,12 +167,12 @@ class _LiveMemory:
         return found
 
     def with_last_logits(self) -> int | None:
-        """Return the largest live peak with logits of the last position, or ``None`` if the run has no others."""
+        """Return the largest live peak if only the last position gets logits; ``None`` if that is so already."""
         return None if self.workload.logits == "last" else max(self.stages(logits="last").values())
 
 
 def _live_memory(target: Target | None, workload: Workload) -> tuple[_LiveMemory | None, tuple[str, ...]]:
-    """Return the live peaks of a run by formula, or ``None`` and the reason why they are unknown."""
+    """Return the live memory by formulas, and notes; the memory is ``None`` if it is unknown."""
     if not isinstance(target, WithMemory):
         return None, ()
     live = _LiveMemory(target, workload)
@@ -184,7 +184,7 @@ def _live_memory(target: Target | None, workload: Workload) -> tuple[_LiveMemory
 
 
 def _token_bytes(along: Mapping[str, SettingCurve]) -> int | None:
-    """Return the bytes that one more token of text adds to the cache of one sequence."""
+    """Return the cache bytes that one more text token adds to one sequence."""
     of = along.get("text_tokens")
     if of is None:
         return None
@@ -197,7 +197,7 @@ def _token_bytes(along: Mapping[str, SettingCurve]) -> int | None:
 
 
 def _reserve(reserve: int | str | None, whole: int) -> int:
-    """Return the bytes of a memory that are left to the runtime.
+    """Return the bytes of a memory that stay free for the runtime, from bytes, a size or a fraction.
 
     Raises:
         BadInput: it is neither a size nor a fraction, or as large as the memory.
@@ -210,12 +210,14 @@ def _reserve(reserve: int | str | None, whole: int) -> int:
         found = parse_size(reserve, "--reserve")
     if not 0 <= found < whole:
         expected = f"less than the memory, {whole:,} B, or a fraction such as 0.1"
-        raise BadInput("nothing is left of the memory", where="--reserve", expected=expected, got=f"{found:,} B")
+        raise BadInput(
+            "the reserve is not smaller than the memory", where="--reserve", expected=expected, got=f"{found:,} B"
+        )
     return found
 
 
 def _cache_notes(workload: Workload, live: object) -> tuple[str, ...]:
-    """Return what the live peak says of a cache in fewer bits than the run has."""
+    """Return notes on what the live peak assumes of a cache with fewer bits than the run's dtype."""
     kind = workload.inputs.get(KV_DTYPE)
     if kind is None or live is None:
         return ()
@@ -223,7 +225,7 @@ def _cache_notes(workload: Workload, live: object) -> tuple[str, ...]:
 
 
 def _stored_notes(found: StoredCheckpoint) -> Iterator[str]:
-    """Yield what the bytes of stored weights rest on and leave out."""
+    """Yield notes on what the bytes of stored weights assume and leave out."""
     yield (
         "quantised weights stay as they are stored and one matrix at a time is unpacked: a runtime that unpacks all of "
         "them holds those of the run's dtype"
@@ -234,7 +236,7 @@ def _stored_notes(found: StoredCheckpoint) -> Iterator[str]:
 
 
 def _stored_weights(target: Target | None) -> tuple[StoredCheckpoint | None, tuple[str, ...]]:
-    """Return the checkpoint of a quantised target, or ``None`` and the reason why its layout is unknown.
+    """Return the checkpoint of a quantised target, and notes; it is ``None`` if its layout is unknown.
 
     It needs torch, which builds the model.
     """
@@ -249,7 +251,7 @@ def _stored_weights(target: Target | None) -> tuple[StoredCheckpoint | None, tup
 
 
 def _of_graph(read: Operand, held: int, room: int) -> Iterator[MemoryLimit]:
-    """Yield the limits of a run without formulas that starts without a cache."""
+    """Yield the limits of settings of a run without formulas, from its exported graphs."""
     run = read.exported
     if (
         run is None
@@ -263,7 +265,7 @@ def _of_graph(read: Operand, held: int, room: int) -> Iterator[MemoryLimit]:
 
 
 def given_cache(side: Baseline, folded: Folded) -> int | None:
-    """Return the bytes of the cache that a run is given as input, or 0 if it builds its own.
+    """Return the bytes of cache that a run receives as input, or 0 if it creates its cache itself.
 
     If only one stage uses a cache and runs once, everything that it reads of it was there before.
     """
@@ -275,7 +277,7 @@ def given_cache(side: Baseline, folded: Folded) -> int | None:
 
 
 def _peaks(calls: Iterable[CallPeaks], stage: str) -> tuple[int | None, int | None]:
-    """Return the largest known peak of a stage's calls without arguments, and the sum of all peaks if all are known.
+    """Return (the largest known peak of a stage's calls without inputs, the sum of all peaks if all are known).
 
     A decode step that runs by itself has the previous cache as an argument in addition to the one that it makes; in a
     run each layer frees its old cache.
@@ -292,7 +294,11 @@ def _memory_limit(device: Device | None, memory: int | str | None) -> int:
     if memory is not None:
         return memory
     if device is None:
-        raise BadInput("no memory to fit into", where="costproof fits", expected="--on DEVICE or --memory SIZE")
+        raise BadInput(
+            "neither a device nor a memory size is given",
+            where="costproof fits",
+            expected="--on DEVICE or --memory SIZE",
+        )
     if device.memory is None:
         raise BadInput("the memory of this device is not known", where=device.name, fix="--memory SIZE")
     return device.memory.value
@@ -307,7 +313,7 @@ def _limits(
     peaks: Sequence[CallPeaks],
     unpacked: int,
 ) -> Iterator[MemoryLimit]:
-    """Yield the first values that do not fit: of weights and cache, of weights and peaks, and with the bound.
+    """Yield the first values of settings that do not fit: by weights and cache, by known peaks, and by the bound.
 
     Args:
         kept: the bound of activations; ``None`` if the live peak is known.
@@ -334,7 +340,7 @@ def _limits(
 
 
 def _live_limit(setting: str, of: SettingCurve, lasting: int, room: int, live: _LiveMemory) -> Iterator[MemoryLimit]:
-    """Yield the first value at which the live peak no longer fits, which does not shrink as a run grows."""
+    """Yield the first value of a setting at which the live peak does not fit; the peak grows with the setting."""
 
     def held(at: int) -> int:
         changed: dict[str, Any] = {setting: at}
@@ -348,7 +354,7 @@ def _live_limit(setting: str, of: SettingCurve, lasting: int, room: int, live: _
 
 
 def _symbolic_peaks(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[CallPeaks]:
-    """Yield the calls whose graph peak is an expression of symbols of the run."""
+    """Yield the calls whose graph peak is a formula in symbols of the run."""
     sizes = of.sizes(of.own)
     for call in peaks:
         every = (symbol for source in (call.form, *call.holds) if call.form for symbol in parse(source).free_symbols)
@@ -357,7 +363,7 @@ def _symbolic_peaks(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[Ca
 
 
 def _moments(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[FormulaSum]:
-    """Yield the live bytes at each moment of the graph peaks that are known as expressions, arguments subtracted."""
+    """Yield the live bytes, without inputs, at each moment of the graph peaks that are formulas."""
     for call in _symbolic_peaks(of, peaks):
         peak, given = parse(call.form), parse(call.given or "0")
         for moment in peak.args if peak.func == FUNCTIONS["Max"] else (peak,):
@@ -365,7 +371,7 @@ def _moments(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[FormulaSu
 
 
 def _where_graphs_hold(found: Threshold, of: SettingCurve, peaks: Iterable[CallPeaks]) -> Threshold:
-    """Return the threshold if the graphs hold around it, or at the largest accepted value if there is none.
+    """Return the threshold, marked as unproved if the conditions of the exported graphs fail around it.
 
     If other formulas hold there, another graph may be exported.
     """
@@ -385,5 +391,5 @@ def _where_graphs_hold(found: Threshold, of: SettingCurve, peaks: Iterable[CallP
 
 
 def _report_order(found: Threshold) -> tuple[int, int]:
-    """Return the sort key of a threshold, to report the first of several: unsolved ones, then the smallest value."""
+    """Return a sort key that puts unsolved thresholds first, then the smallest value."""
     return ({"not solved": 0, "from": 1, "refused": 1, "never": 2}[found.outcome], found.at or 0)

@@ -1,4 +1,4 @@
-"""The verb ``gate``: judge the difference of two operands by a policy."""
+"""Implement ``costproof.gate``: judge the difference of two operands by a policy."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def gate(
 
 
 def _names_a_file(given: str | os.PathLike[str]) -> bool:
-    """Return whether the text can only be a file, since no target has such a name."""
+    """Return whether an operand can only be a file, since no target has such a name."""
     return Path(given).suffix == ".json" and not os.fspath(given).startswith("hf:")
 
 

@@ -1,4 +1,4 @@
-"""The verbs ``graph`` and ``operators``: callgraphs and operator graphs as lists and pictures."""
+"""Implement ``costproof.graph`` and ``costproof.operators``: callgraphs and operators as lists and pictures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def drawable(
     rules: Files = (),
     trust_remote_code: bool = False,
 ) -> Drawable:
-    """Return the callgraph for :func:`graph`, read from a capture or a ``callgraph.json``, or traced from a target.
+    """Return the callgraph that :func:`graph` draws: of a capture, a ``callgraph.json``, or a traced target.
 
     A target (``"hf:opt,seq-len=8"``, ``"deepseek-ocr@gundam:2x2"``) runs on the meta device.
 
@@ -108,7 +108,7 @@ def graph(
     if kind not in PICTURES:
         raise BadInput("no such kind of picture", where=kind, expected="one of " + ", ".join(PICTURES))
     if slide and kind not in ("svg", "png"):
-        raise BadInput("a slide is a picture", where=f"--slide, {kind}", expected="svg or png")
+        raise BadInput("a slide is drawn only as svg or png", where=f"--slide, {kind}", expected="svg or png")
     found = (
         drawable(capture, rules=rules, trust_remote_code=trust_remote_code)
         if isinstance(capture, str | os.PathLike)
@@ -148,7 +148,11 @@ def operators(
         model = prepared.target
         check_stage(stage, model.info().stages)
         if not isinstance(model, Exportable):
-            raise BadInput("no graph to list", where=model.name, got=lacking(model, ["static"])["static"])
+            raise BadInput(
+                "this target has no graph whose operators can be listed",
+                where=model.name,
+                got=lacking(model, ["static"])["static"],
+            )
         require("trace", "the graph of a stage")
         from costproof.tracers.static import listings  # imports torch
 

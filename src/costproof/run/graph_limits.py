@@ -1,4 +1,4 @@
-"""Find the batch and length at which weights and cache stop fitting, from exported graphs of a model without formulas.
+"""Find the batch and length at which weights and cache stop fitting, from the exported graphs of a model.
 
 The graphs give the bytes of the cache as expressions of their symbols. They are evaluated at the sizes of other runs,
 as long as the conditions of the exports hold; beyond them another graph may run.
@@ -28,12 +28,12 @@ _Sizes = Mapping[tuple[str, str], Mapping[str, int]]
 
 
 class _NotKnownError(Exception):
-    """Raised if the limit of a setting cannot be determined; the message states the reason."""
+    """Raised if the limit of a setting cannot be determined; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphRun:
-    """A run that is counted only by its exported graphs."""
+    """A run whose costs are known only from exported graphs, not from formulas."""
 
     target: Exportable
     workload: Workload
@@ -76,7 +76,7 @@ class GraphRun:
         return {(c.stage, c.id): c.symbols for c in self.target.invocations(replace(self.workload, **there))}
 
     def _refusal(self, setting: str, at: int) -> str:
-        """Return the error with which the model refuses a run of this size, or an empty text."""
+        """Return the error with which the model rejects a run of this size, as text; empty if it accepts it."""
         there: dict[str, Any] = {setting: at}
         try:
             self.target.check(replace(self.workload, **there))
@@ -85,11 +85,11 @@ class GraphRun:
         return ""
 
     def _cached(self) -> list[CostNode]:
-        """Return the nodes with a cache, including those whose cache has an unknown size."""
+        """Return the cost nodes that have a cache, also those of unknown size."""
         return [n for n in self.ledger.nodes if n.cost("kv_cache_bytes") != 0]
 
     def _cache(self, setting: str, at: int) -> int:
-        """Return the bytes of the cache at a value of the setting, by the expressions of the graphs.
+        """Return the cache bytes at a value of the setting, by the formulas of the graphs.
 
         Raises:
             _NotKnownError: a size is not known.
@@ -135,7 +135,7 @@ class GraphRun:
         return above
 
     def _check_graphs(self, setting: str, places: list[int]) -> None:
-        """Check that the exported graphs are also those of other values of the setting.
+        """Check that the exported graphs are valid at other values of the setting.
 
         Raises:
             _NotKnownError: an export has a constant in place of the setting, or one of its conditions fails.
@@ -160,7 +160,7 @@ class GraphRun:
                         raise _NotKnownError(f"the graph of {stage} holds only where {unmet}")
 
     def _graphs(self) -> list[tuple[str, frozenset[str], tuple[Condition, ...]]]:
-        """Return (stage, symbols, conditions) of the exports with a cache."""
+        """Return (stage, symbols, conditions) of each export with a cache."""
         from costproof.tracers.cache import cache_enabled, cached_export
         from costproof.tracers.derive.subject import size_limits
 

@@ -1,4 +1,4 @@
-"""The verbs ``measure`` and ``machine --measure``: time stages and operators of a run, and the rates of a machine."""
+"""Implement ``costproof.measure`` and ``machine --measure``: time stages and operators, and a machine's rates."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def _measure(
 
 
 def _predicted_forward(calls: Iterable[ReplayedCall], device: Device) -> Forward:
-    """Return the calls of a forward that never ran, from its operators in isolation and the host times of a machine.
+    """Return the operator calls of a forward that was not run, from isolated times and the device's host times.
 
     In a forward the host takes longer for an operator than in isolation, as the device file says. The first call with
     some shapes takes longer still, and the Python before it by the same factor: their code is not in the caches.
@@ -226,14 +226,14 @@ def _predicted_forward(calls: Iterable[ReplayedCall], device: Device) -> Forward
 
 
 def _launch_latency(device: Device) -> int:
-    """Return the nanoseconds from a launch to the start of its kernel: from the device file, or else measured here."""
+    """Return the nanoseconds from a launch to its kernel's start, from the device file or measured here."""
     from costproof.tracers.eager_calls import launch_latency
 
     return device.launch_latency.value if device.launch_latency else launch_latency() or 0
 
 
 def _graph_times(device: Device) -> tuple[int, int] | None:
-    """Return a graph's gap for each kernel and the time of its replay, from the device file, or else measured here."""
+    """Return (gap after each kernel, time of a replay) of a CUDA graph in ns, from the device file or measured."""
     from costproof.tracers.host_costs import measure_graph
 
     if device.graph_gap is not None and device.graph_replay is not None:
@@ -245,7 +245,7 @@ def _graph_times(device: Device) -> tuple[int, int] | None:
 def _variants(
     found: Mapping[TimePlace, Timing | str], eager: Mapping[str, Forward], graph: tuple[int, int] | None
 ) -> dict[TimePlace, VariantTime]:
-    """Return the times of stages as CUDA graphs or compiled, with predictions from the kernels of the eager run.
+    """Return the times of stages as CUDA graphs or compiled, next to predictions from the eager run's kernels.
 
     Args:
         found: the time of each stage, or why it has none.
@@ -271,7 +271,7 @@ def _variants(
 
 
 def _routed_experts(ledger: Ledger) -> dict[str, int]:
-    """Return module of routed experts -> bytes of the weights that one token passes, the least that a call reads."""
+    """Return module of routed experts -> weight bytes that one token reads, the least of any call."""
     found = {}
     for node in ledger.nodes:
         whole, active, held = (node.cost(m) for m in ("params", "params_active", "weight_bytes"))
@@ -291,7 +291,7 @@ def _device(
     progress: Progress,
     before: Device | None,
 ) -> Device:
-    """Return the given device, or measure this machine again, since its clock varies, and merge the results."""
+    """Return the given device, or measure this machine and merge the result with ``before``."""
     if on is not None:
         return on if isinstance(on, Device) else machine(on)
     found = measure_machine(run, dtypes=None if before is None else (dtype,), progress=progress)
@@ -305,7 +305,7 @@ def measure_machine(
     dtypes: Iterable[str] | None = None,
     progress: Progress = silent,
 ) -> Device:
-    """Measure the peaks of this machine per dtype, its bandwidth by a large copy or read, and its memory.
+    """Measure this machine: peak FLOP/s per dtype, bandwidth of a large copy and read, and memory size.
 
     A roofline bound on such a device is based on observed rates, not on those that the maker promises.
 
@@ -339,7 +339,7 @@ _NANO: Final = 10**9
 def clock_borders(
     rows: Iterable[MeasuredStage], target: Target, workload: Workload, of: Roof
 ) -> tuple[ClockBorder, ...]:
-    """Return the borders of the first forward of each call of a stage; none for a target without formulas.
+    """Return where host and device exchange their roles as the limit, for each stage's first call.
 
     See :class:`~costproof.estimate.measured.ClockBorder` for the assumptions.
 
@@ -360,7 +360,7 @@ def clock_borders(
 
 
 def _borders(row: MeasuredStage, along: SettingCurve, of: Roof) -> Iterator[ClockBorder]:
-    """Yield the border along a setting, unless the work of the stage does not depend on it.
+    """Yield the value of a setting at which a stage changes between host-bound and device-bound.
 
     With D and H the two clocks at the own value s of the setting, and T(x) = max(FLOP / peak, bytes / bandwidth), the
     device binds where D T(x) / T(s) > H. That is where it holds for one of the two sides of the maximum: two sums of
@@ -394,7 +394,7 @@ def _borders(row: MeasuredStage, along: SettingCurve, of: Roof) -> Iterator[Cloc
 
 
 def earlier(one: Threshold, other: Threshold) -> Threshold:
-    """Return where either condition holds first; it is not solved if one of the two is not."""
+    """Return the threshold with the smaller value; an unsolved one if either is not solved."""
     for outcome in ("not solved", "from", "refused"):
         found = [each for each in (one, other) if each.outcome == outcome]
         if found:

@@ -1,4 +1,4 @@
-"""Read operands from files and from git without loading targets, so that a gate starts quickly."""
+"""Read operands from files and from git without loading targets, which keeps a gate fast."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def file_at(text: str) -> tuple[Baseline, Capture | None]:
 
 
 def _in_git(text: str) -> bytes:
-    """Return a file at a revision: ``main:baselines/deepseek-ocr.json``."""
+    """Return the content of a file at a git revision: ``main:baselines/deepseek-ocr.json``."""
     revision, colon, path = text.partition(":")
     if not (revision and colon and path) or revision.startswith("-"):
         from costproof.models.registry import TARGETS
@@ -80,7 +80,7 @@ _MISSING: Final = (b"not a git repository", b"Not a valid object name")
 
 
 def is_revision(name: str) -> bool:
-    """Return whether git has an object of this name in the current folder, or refuses to look.
+    """Return whether git knows an object of this name in the current folder, or refuses to answer.
 
     Raises:
         BadInput: git did not answer in time.
@@ -92,7 +92,7 @@ def is_revision(name: str) -> bool:
 
 
 def _git(what: str, name: str) -> bytes:
-    """Return the output of ``git cat-file`` for an object; objects that are not in the clone are not downloaded."""
+    """Return the output of ``git cat-file`` for an object; nothing is downloaded into a partial clone."""
     done = _run_git(what, name)
     if done.returncode:
         message = done.stderr.decode("utf-8", "replace").strip().splitlines()
@@ -113,7 +113,7 @@ def _run_git(what: str, name: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def check_whole(side: Baseline) -> None:
-    """Refuse the first layers of a model, which nobody deploys.
+    """Check that a side is not a truncated model, which nobody deploys.
 
     Raises:
         BadInput: the model was cut.
@@ -129,7 +129,7 @@ def check_whole(side: Baseline) -> None:
 
 
 def check_cut_alike(base: Baseline, head: Baseline) -> None:
-    """Refuse to compare models that were cut to different numbers of layers.
+    """Check that both sides are truncated alike, if at all.
 
     Raises:
         BadInput: they were.
@@ -147,7 +147,7 @@ def check_cut_alike(base: Baseline, head: Baseline) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """The fields that all files begin with."""
+    """The fields with which every file of costproof begins."""
 
     conventions: Conventions
     target: TargetInfo
@@ -159,7 +159,7 @@ _AGAIN: Final = "costproof report TARGET -o DIR writes it anew"
 
 
 def _of_static(data: Mapping[str, Any], where: str) -> Baseline:
-    """Return the baseline of a ``static_compute.json``, which has numbers of whole stages only."""
+    """Return the baseline in a ``static_compute.json``, which has only numbers of whole stages."""
     from costproof.views.static_compute import STATIC_COMPUTE
 
     kind = FileKind(STATIC_COMPUTE.name, STATIC_COMPUTE.version, _Header)
@@ -208,7 +208,7 @@ def _minus(whole: int | None, part: int | None) -> int | None:
 
 
 def of_stages(side: Baseline) -> Baseline:
-    """Return a baseline without its parts, to compare it with one that has none."""
+    """Return a baseline without parts below stages, to compare it with one that has none."""
     sources = {}
     for name, folded in side.sources.items():
         rows = {s: {WHOLE_STAGE: {"": {m: folded.total(m, s) for m in folded.metrics}}} for s in folded.stages}
@@ -219,5 +219,5 @@ def of_stages(side: Baseline) -> Baseline:
 
 
 def has_parts(side: Baseline) -> bool:
-    """Return whether a baseline has parts of stages."""
+    """Return whether a baseline has parts below stages."""
     return any(part != WHOLE_STAGE for f in side.sources.values() for parts in f.rows.values() for part in parts)

@@ -1,4 +1,4 @@
-"""Read the operands of a diff, a gate or an estimate: a file, a file in git, or a target with settings."""
+"""Read the operands of a diff, gate or estimate: a file, a file in git, or a target with settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from costproof.tracers.cache import check_configuration_file
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An operand: its baseline, and, if known, the target that can evaluate it at other settings."""
+    """An operand: its baseline and, if known, the target that can evaluate it at other settings."""
 
     baseline: Baseline
     target: WithKeys | None
@@ -94,7 +94,7 @@ def _runs_all(capture: Capture) -> bool:
 
 
 def names_target(text: str) -> bool:
-    """Return whether a text is a target with settings, rather than a file, also one in git.
+    """Return whether an operand is a target with settings rather than a file or a file in git.
 
     Raises:
         BadInput: it names both a function, whose code would run, and a file.
@@ -124,7 +124,7 @@ def _name_of(text: str) -> str:
 
 
 def check_counted(rules: Files, trust_remote_code: bool, *sides: OperandInput) -> None:
-    """Refuse options for targets if no operand is one.
+    """Check that options for targets were given only if some operand is a target.
 
     Raises:
         BadInput: nothing is counted, and there are rules or trust.
@@ -139,7 +139,7 @@ def check_counted(rules: Files, trust_remote_code: bool, *sides: OperandInput) -
 def is_without_formulas(
     given: OperandInput, config: str | os.PathLike[str] | None = None, *, trust_remote_code: bool = False
 ) -> bool:
-    """Return whether an operand is a target without formulas; it is neither counted nor built.
+    """Return whether an operand is a target without formulas, without building it.
 
     Raises:
         BadInput: there is no such target.
@@ -192,7 +192,7 @@ def target_with_settings(
 
 
 def _count_target(text: str, config: str | os.PathLike[str] | None, trusted: bool, by_graph: bool) -> Operand:
-    """Evaluate a target by its formulas, or export it if it has none."""
+    """Return the operand of a target, counted by its formulas or, without formulas, by its exports."""
     target, work = target_with_settings(text, config, trusted=trusted)
     if by_graph or not isinstance(target, WithKeys):
         return _export_target(target, work)
@@ -200,7 +200,7 @@ def _count_target(text: str, config: str | os.PathLike[str] | None, trusted: boo
 
 
 def baseline_by_formulas(target: WithKeys, work: Workload) -> Baseline:
-    """Return the counts of a run by the formulas of its target."""
+    """Return the baseline of a run, counted by the target's formulas."""
     check_configuration_file(target)
     ledgers = (evaluate_formulas(target, work),)
     calls = target.invocations(work)
@@ -220,7 +220,7 @@ def _export_target(target: Target, work: Workload) -> Operand:
 
 
 def _value(text: str) -> Any:
-    """Return a value of a key: JSON, ``2+5+8`` for a list, or else the text itself."""
+    """Parse the value of a configuration key: JSON, ``2+5+8`` for a list, or else text."""
     if "+" in text and all(part.isdecimal() for part in text.split("+")):
         return tuple(int(part) for part in text.split("+"))
     try:

@@ -46,7 +46,7 @@ def peaks(target: str | RunRequest, *, progress: Progress = silent, **choices: A
 def measure_peaks(
     model: Target, workload: Workload, progress: Progress = silent, *, eager: bool = True, forms: bool = True
 ) -> tuple[CallPeaks, ...]:
-    """Return the peaks of every call of every stage.
+    """Return the activation peaks of every call of every stage, in the graph and in the eager module.
 
     Args:
         model: the target.
@@ -60,7 +60,11 @@ def measure_peaks(
         Incomplete: torch is not installed.
     """
     if not isinstance(model, Exportable):
-        raise BadInput("no graph to find a peak in", where=model.name, got=lacking(model, ["static"])["static"])
+        raise BadInput(
+            "this target has no graph in which a peak can be found",
+            where=model.name,
+            got=lacking(model, ["static"])["static"],
+        )
     require("trace", "a peak of a graph or of a run")
     from costproof.tracers.peaks.calls import call_peaks  # imports torch
 
@@ -70,7 +74,7 @@ def measure_peaks(
 
 
 def _with_formulas(model: Target, workload: Workload, calls: tuple[CallPeaks, ...]) -> tuple[CallPeaks, ...]:
-    """Return the peaks of calls with those that the formulas of the target give; they count tensors on the host too."""
+    """Add the peak by the target's formula to each call; formulas count tensors on the host too."""
     if not isinstance(model, WithMemory) or options_of(model).device == "cuda":
         return calls
     try:
@@ -81,7 +85,7 @@ def _with_formulas(model: Target, workload: Workload, calls: tuple[CallPeaks, ..
 
 
 def graph_peaks(model: WithMemory, workload: Workload, *, inputs_held: bool = True) -> dict[tuple[str, str], int]:
-    """Return (stage, invocation) -> the live peak by formula; of several decode steps that of the last.
+    """Return (stage, invocation) -> live peak by formula; for decode, that of the last step.
 
     Args:
         model: the target.

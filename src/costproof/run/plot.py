@@ -1,4 +1,4 @@
-"""The verb ``plot``: draw the content of a file."""
+"""Implement ``costproof.plot``: draw the content of a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load the target of a request, and check everything that needs no tracing."""
+"""Load the target of a request, and check everything that can be checked without tracing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def prepare(request: RunRequest) -> Prepared:
 
 
 def check_without_loading(request: RunRequest) -> tuple[str, ...]:
-    """Check everything about a request that needs no target, and return its sources in canonical order.
+    """Check everything about a request that needs no target; return its sources in canonical order.
 
     Raises:
         BadInput: options are invalid, or a file or folder does not exist.
@@ -82,7 +82,7 @@ def check_without_loading(request: RunRequest) -> tuple[str, ...]:
 
 
 def require_exportable(model: Target) -> Exportable:
-    """Check that third-party counters can run a target, which they need as an exportable one, and return it.
+    """Return the target if it can be exported, which third-party counters need; else raise.
 
     Raises:
         BadInput: it cannot be exported.
@@ -119,7 +119,7 @@ def resolve_counters(asked: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_names(what: str, asked: tuple[str, ...], known: tuple[str, ...], where: str) -> None:
-    """Raise an error for a name that is not among the known ones."""
+    """Check that every requested name is a known one."""
     for name in asked:
         if name not in known:
             expected, fix = "of " + ", ".join(known), did_you_mean(name, known)

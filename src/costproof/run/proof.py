@@ -1,4 +1,4 @@
-"""The verbs ``prove`` and ``verify``: carry out the pieces of a proof on all cores, and write a certificate."""
+"""Implement ``costproof.prove`` and ``costproof.verify``: run a proof's pieces on all cores, write a certificate."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def prepare_proof(asked: RunRequest) -> tuple[WithProof, Proof]:
 
 
 def with_runs(proof: Proof) -> Proof:
-    """Return the proof with runs of the first drawn configurations, in which every decode step runs and is counted.
+    """Return the proof with additional pieces that run and count every decode step of some random configurations.
 
     The graph of one step and its formula are summed over N steps by the same code; these runs are an independent check.
     Torch has no FLOP formula for FlashAttention's operators, so such draws are left out. Where the live peak is a
@@ -124,7 +124,7 @@ def with_runs(proof: Proof) -> Proof:
 
 
 def _peaks(proof: Proof) -> Iterator[Piece[Provable]]:
-    """Yield the pieces that compare live peaks. A loop over experts decides by values what it allocates."""
+    """Yield the pieces that compare live peaks by formula with those of graphs."""
     known = [p for p in proof.pieces if isinstance(p.target, WithMemory) and p.workload.experts != "eager"]
     drawn = [p for p in known if p.phase == "draws"][:_PEAK_DRAWS]
     for piece in (*(p for p in known if p.phase == "identities"), *drawn):
@@ -140,7 +140,7 @@ def carry_out_proof(
     jobs: int | None = None,
     progress: Progress = silent,
 ) -> Certificate:
-    """Carry out all pieces on ``jobs`` cores, and assemble the certificate."""
+    """Run all pieces of a proof on ``jobs`` cores, and assemble the certificate."""
     if jobs is not None and not 1 <= jobs <= 256:
         raise BadInput("--jobs out of range", where="--jobs", expected="1 to 256", got=jobs)
     return assemble_certificate(_carry_out(proof.pieces, kept, jobs or os.cpu_count() or 1, progress), target, proof)
@@ -148,7 +148,7 @@ def carry_out_proof(
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The result of repeating the proof of a certificate."""
+    """The result of repeating the proof of a certificate, next to the certificate."""
 
     certificate: Certificate
     """The new one."""
@@ -232,7 +232,7 @@ def prepare_repeat(old: Certificate) -> tuple[WithProof, Proof]:
 def _carry_out(
     tasks: Sequence[Piece[Provable]], kept: ProofCheckpoint | None, processes: int, progress: Progress
 ) -> list[tuple[str, str, Answer | str]]:
-    """Carry out all pieces that have no saved answer, and return (phase, id, answer or error) of all, in order."""
+    """Run all pieces without a saved answer; return (phase, id, answer or error) of all pieces, in order."""
     found: dict[str, Answer | str] = dict(kept.read()) if kept is not None else {}
     todo = [t for t in tasks if t.id not in found]
     phases = {t.id: t.phase for t in tasks}
@@ -258,7 +258,7 @@ _LINE: Final = tuple[str, Answer]
 
 
 class ProofCheckpoint:
-    """A file with the answers of finished pieces, so that an interrupted proof resumes; a context manager.
+    """Context manager of a file with the answers of finished pieces, from which an interrupted proof resumes.
 
     The first line identifies the proof. The file is locked by one proof at a time, and answers of a proof with other
     settings or other code are discarded.
@@ -269,7 +269,7 @@ class ProofCheckpoint:
         self.head = json.dumps({"proof": _fingerprint(target, settings)}).encode()
 
     def __enter__(self) -> ProofCheckpoint:
-        """Lock the file.
+        """Open and lock the file.
 
         Raises:
             BadInput: another proof has it, it belongs to another program, or it cannot be written.
@@ -277,7 +277,7 @@ class ProofCheckpoint:
         try:
             if self.path.is_symlink() or (self.path.exists() and not self._ours()):
                 raise BadInput(
-                    "a file of this name is not ours",
+                    "a file of this name exists, and costproof did not write it",
                     where=str(self.path),
                     expected="the answers of an interrupted proof, or no file",
                     fix="choose another folder with -o",
@@ -295,12 +295,12 @@ class ProofCheckpoint:
         self._file.close()
 
     def _ours(self) -> bool:
-        """Return whether the file begins like a checkpoint, which may have been cut off."""
+        """Return whether the file begins like a checkpoint of costproof; its end may be missing."""
         begins = self.head[: len(_BEGINS)]
         return self.path.is_file() and begins.startswith(first_bytes(self.path, len(begins)))
 
     def read(self) -> list[tuple[str, Answer]]:
-        """Return the answers of an interrupted proof with the same settings and code; a truncated last line is dropped.
+        """Return the saved answers if settings and code are the same; drop an incomplete last line.
 
         A file of more than :data:`MAX_BYTES` is started again.
         """
@@ -321,17 +321,17 @@ class ProofCheckpoint:
         return found
 
     def add(self, name: str, answer: Answer) -> None:
-        """Append one answer."""
+        """Append the answer of a finished piece."""
         self._file.write(adapter(_LINE).dump_json((name, answer)) + b"\n")
         self._file.flush()
 
     def remove(self) -> None:
-        """Delete the file after the proof has finished."""
+        """Delete the file."""
         self.path.unlink(missing_ok=True)
 
 
 def _fingerprint(target: str, settings: Settings) -> str:
-    """Return a hash of everything that an answer depends on: settings, versions, and the code of costproof."""
+    """Return a hash of everything that decides an answer: settings, versions, and the code of costproof."""
     root = Path(__file__).parents[1]
     asked = [target, asdict(settings), environment() | versions_in_force()]
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())

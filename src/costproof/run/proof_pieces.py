@@ -1,4 +1,4 @@
-"""Carry out pieces of a proof (export, cost, compare with formulas), and assemble their answers into a certificate."""
+"""Run the pieces of a proof (export, cost, compare with formulas), and assemble a certificate."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 def carry_out_piece(piece: Piece[Provable], say: Say | None = None) -> Answer:
-    """Export, cost and compare the run of a piece, and return its answer as plain data.
+    """Export the run of a piece, compare it with the formulas, and return the answer as plain data.
 
     Raises:
         Incomplete: a part cannot be exported, an operator has no cost rule, or the family reads another configuration
@@ -83,14 +83,14 @@ def carry_out_piece(piece: Piece[Provable], say: Say | None = None) -> Answer:
 
 
 def _conditions(piece: Piece[Provable], graphs: Iterable[Exported]) -> Iterator[str]:
-    """Yield the conditions under which the graphs of an identity are not the model, which claims exclude."""
+    """Yield the conditions on sizes at which a symbolic graph does not describe the model; claims exclude them."""
     for graph in graphs if piece.phase == "identities" and not piece.asked else ():
         for condition in conditions(graph):
             yield f"{piece.id.partition(': ')[2]}: {graph.job.stage} at sizes where not {condition}"
 
 
 def _call(piece: Piece[Provable], invocation: str) -> str:
-    """Return the name of a call in an answer: any size, or a particular draw."""
+    """Return the name of a call in an answer: at any size, or in a numbered random draw."""
     if piece.sizes is not None:
         return f"{invocation} of {piece.workload.name}"
     return ANY if piece.asked and invocation else invocation
@@ -98,7 +98,7 @@ def _call(piece: Piece[Provable], invocation: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CountedPiece:
-    """The counted graphs or run of a piece, to be compared with formulas."""
+    """The counted exports or run of a piece, before the comparison with formulas."""
 
     piece: Piece[Provable]
     static: Ledger
@@ -107,7 +107,7 @@ class CountedPiece:
     """(stage, module, metric) that come from exports without symbols, and hold for the inputs of this run only."""
 
     def judged(self, formulas: Ledger) -> Answer:
-        """Compare formulas of the piece's run, in symbols, with its graphs."""
+        """Compare the formulas of the piece's run with its graphs."""
         piece, static, ran = self.piece, self.static, self.piece.phase == "runs"
         config = piece.target.info().symbols
         full = evaluate_ledger(formulas, self.values, config)
@@ -169,7 +169,7 @@ def count_piece(piece: Piece[Provable], graphs: dict[str, Exported]) -> CountedP
 
 
 def compare_peaks(piece: Piece[Provable]) -> Answer:
-    """Compare the live peaks by formula with those of graphs: in symbols, or at the sizes of a drawn configuration.
+    """Compare live peaks by formula with those of graphs, in symbols or at the sizes of a random draw.
 
     A graph in symbols is of two or more sequences and tokens.
     """
@@ -209,15 +209,24 @@ _PEAK: Final = "graph_peak_bytes"
 
 
 def _peaks_at(tape: MemoryTape, job: ExportJob, values: Mapping[str, int]) -> tuple[sympy.Expr, sympy.Expr]:
-    """Return the peak by formula and that of the graph at given sizes."""
-    from costproof.tracers.peaks.calls import graph_timeline  # imports torch
+    """Return (peak by formula, peak of the graph) at given sizes.
 
-    graph = graph_timeline(with_sizes(job, values), {})
-    return sympy.Integer(tape.peak_bytes(values)), sympy.Integer(max(graph.held()))
+    Inputs are held to the end of the call; if the peaks are equal, those with inputs that are released are compared.
+    """
+    from costproof.opgraph.liveness import timeline
+    from costproof.tracers.peaks.program import exported_memory, on_fake_cpu  # imports torch
+
+    program = exported_memory(on_fake_cpu(with_sizes(job, values))).program
+    pairs = [
+        (tape.peak_bytes(values, inputs_held=held), max(timeline(program, inputs_held=held).held()))
+        for held in (True, False)
+    ]
+    formula, graph = next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
+    return sympy.Integer(formula), sympy.Integer(graph)
 
 
 def _peaks_in_symbols(tape: MemoryTape, job: ExportJob, values: Mapping[str, int]) -> sympy.Expr:
-    """Return the peak by formula in the symbols of the graph; of decode steps, the last."""
+    """Return the peak by formula in the symbols of the graph; for decode, that of the last step."""
     free = {str(symbol) for size in job.sizes for symbol in parse(size.symbol).free_symbols}
     peak = sympy.Max(*tape.peak({name: value for name, value in values.items() if name not in free}))
     return peak.xreplace({CONTEXT: CONTEXT + STEPS - 1}) if job.repeated else peak
@@ -229,7 +238,7 @@ def _peak_node(stage: str, call: str, peak: sympy.Expr, values: Mapping[str, int
 
 
 def _at(job: ExportJob, values: Mapping[tuple[str, str], Mapping[str, int]]) -> Iterator[ExportJob]:
-    """Yield the job at the concrete sizes of its calls, one for each decode step, so that no formula sums steps.
+    """Yield the job at the sizes of each call, with every decode step by itself.
 
     A symbolic graph may stand for calls of several sizes; there is one job for each of them.
     """
@@ -246,7 +255,7 @@ def _at(job: ExportJob, values: Mapping[tuple[str, str], Mapping[str, int]]) -> 
 
 
 def _held(piece: Piece[Provable], exported: Exported) -> tuple[int, ...]:
-    """Return the sizes at all of whose points an export describes the model."""
+    """Return the sizes of a sweep of sides at which an export describes the model at every checked point."""
     points = [(size, point) for size, asked in piece.asked.items() for point in asked]
     holds = holds_at(exported, [dict(point) for _, point in points])
     fails = {size for (size, _), held in zip(points, holds, strict=True) if not held}
@@ -257,7 +266,7 @@ def _held(piece: Piece[Provable], exported: Exported) -> tuple[int, ...]:
 def _built(
     target: Hashable, dtype: str, attention: str, experts: str, own: tuple[tuple[str, SettingValue], ...]
 ) -> nn.Module:
-    """Build a model, memoized: one process makes dozens of exports of it, and building takes as long as one export.
+    """Return a memoized model of the target: one process exports it dozens of times.
 
     Args:
         target: the target.
@@ -281,7 +290,7 @@ NOT_CLAIMED = (
 def assemble_certificate(
     answers: Sequence[tuple[str, str, Answer | str]], target: WithFormulas, proof: Proof
 ) -> Certificate:
-    """Assemble answers, as (phase, id, answer or error), into a certificate."""
+    """Assemble the answers of pieces, given as (phase, id, answer or error), into a certificate."""
     missing = tuple(f"{name}: {' '.join(a.split())}" for _, name, a in answers if isinstance(a, str))
     rows: Counter[str] = Counter()
     by_stage: Counter[str] = Counter()
@@ -349,7 +358,7 @@ _NOT_OF_A_RUN: Final = ("name", "what", "inputs", "arguments")
 
 
 def count_drawn_values(proof: Proof) -> dict[str, Seen]:
-    """Return the ranges of random values that determine a cost: configuration keys, settings and sizes.
+    """Return the ranges of random values that decide a cost: configuration keys, settings and sizes.
 
     If some draws leave a choice at its default, that counts as one more value.
     """
@@ -373,7 +382,7 @@ def _drawn_values(values: Sequence[Any]) -> Seen:
 
 
 def _claim(found: Sequence[tuple[str, Claim]], sized: Sequence[str]) -> Claim:
-    """Merge equal claims of several runs into one."""
+    """Merge the claims of several runs about the same quantity into one."""
     claim = found[0][1]
     method = claim.method
     if method == "identity" and claim.stage in sized and claim.invocation not in ("", ANY):
@@ -382,6 +391,6 @@ def _claim(found: Sequence[tuple[str, Claim]], sized: Sequence[str]) -> Claim:
 
 
 def _size(c: Counterexample) -> tuple[int, int, int, int, str, str]:
-    """Return a sort key: expressions before numbers, general before special, small before large."""
+    """Return a sort key of counterexamples: formulas before numbers, general ones first, small ones first."""
     numbers, general = sum(c.config.values()), len(c.smallest)
     return (numbers, -general, sum(c.smallest.values()), len(c.difference), c.stage, c.module)

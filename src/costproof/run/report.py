@@ -1,4 +1,4 @@
-"""The verbs ``capture``, ``report`` and ``explain``."""
+"""Implement ``costproof.capture``, ``costproof.report`` and ``costproof.explain``."""
 
 from __future__ import annotations
 
@@ -114,9 +114,9 @@ def explain(
 
 
 _OF: Final = {"FLOPs": "flops", "calls of modules": "calls"}
-"""Quantity of a run of all layers -> the metric that equals it."""
+"""Quantity of a run of all layers on the meta device -> the metric of the extrapolated ledger that must equal it."""
 _ALONE: Final = ("params", "weight_bytes", "flops", "calls")
-"""Metrics that hold even if other quantities of that run differ; the model has the first two before it runs."""
+"""Metrics that stay valid even if other quantities of that run differ; two of them are known before it runs."""
 
 
 def whole_model(
@@ -187,7 +187,7 @@ def whole_model(
 
 
 def _by_formulas(target: WithFormulas, workload: Workload) -> WholeModel:
-    """Return the costs of all layers by the formulas of a model."""
+    """Return the costs of all layers by the target's formulas."""
     ledger = evaluate_formulas(target, workload)
     given = [metric for metric in METRICS if metric in ledger.metrics]
     stages = {s: {m: v for m in given if (v := ledger.stage_total(s, m)) is not None} for s in ledger.stages}
@@ -199,7 +199,7 @@ def _by_formulas(target: WithFormulas, workload: Workload) -> WholeModel:
 
 
 def _all_layers(target: Truncatable, workload: Workload, stretch: Truncation) -> tuple[dict[str, str], str]:
-    """Run all layers, and return what differs from the prediction, by quantity, and why no run succeeded."""
+    """Run the whole model on meta; return quantity -> difference from the prediction, and why no run succeeded."""
     from costproof.tracers.untraced_runs import PLACES, module_work
 
     refused: list[str] = []
@@ -226,7 +226,7 @@ def _unknown_model(times: dict[str, tuple[int, ...]], checked: dict[str, int], w
 
 
 def _scale(ledger: Ledger, stretch: Truncation) -> Ledger:
-    """Multiply each node by the number of layers that it represents."""
+    """Return the ledger with each node multiplied by the number of layers that it represents."""
 
     def scaled(node: CostNode) -> CostNode:
         times = stretch.of(node.module)
@@ -237,7 +237,7 @@ def _scale(ledger: Ledger, stretch: Truncation) -> Ledger:
 
 
 def _agreed_total(pairs: Sequence[tuple[Ledger, Ledger]], metric: Metric, stage: str | None) -> int | str:
-    """Return the total on which both counts of every source agree, or why there is none; empty without counts."""
+    """Return the total that both counts of every source predict, or a reason why there is none."""
     predicted = [tuple(value(ledger, metric, stage) for ledger in pair) for pair in pairs]
     known = {number for pair in predicted for number in pair}
     if None in known:

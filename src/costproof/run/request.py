@@ -1,4 +1,4 @@
-"""A run as data: target, workload, sources and options, checked without loading the target."""
+"""Represent a run as data (target, workload, sources, options), checked without loading the target."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VERBS: Final[Mapping[str, tuple[Setting, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class NamedSettings:
-    """A workload by name, with overrides."""
+    """A workload that a request names: a preset, and changed settings."""
 
     preset: str | None = None
     """``None``: the target's default workload."""
@@ -73,7 +73,7 @@ class RunRequest:
         return read_address(self.target).label
 
     def source(self, folder: Path) -> str:
-        """Return the target, with files and folders as paths relative to a folder of reports."""
+        """Return the target's address, with files and folders relative to a folder of reports."""
         return read_address(self.target).seen_from(folder)
 
 

@@ -1,4 +1,4 @@
-"""Read and write run requests as YAML, and refuse code that only the file names."""
+"""Read and write run requests as YAML; code that only the file names is refused."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ CODE: Final = ("target", "rules", "trust_remote_code")
 
 
 def makes_module(target: str) -> bool:
-    """Return whether a target is a function of the user, which is called to build the module."""
+    """Return whether a target is a user's function that builds the module."""
     return read_address(target).kind in ("file", "module")
 
 
 def loading_runs_code(target: str, *, trusted: bool) -> bool:
-    """Return whether loading a target executes code that is neither installed nor part of costproof."""
+    """Return whether loading a target runs code that is neither installed nor part of costproof."""
     return makes_module(target) or (trusted and read_address(target).kind != "name")
 
 
 def code_named(choices: Mapping[str, Any]) -> dict[str, str]:
-    """Return the choices that execute code, each as on the command line."""
+    """Return the choices that run code -> the same choice as on the command line."""
     target, rules = choices.get("target"), choices.get("rules") or ()
     found = {"target": shlex.quote(target)} if isinstance(target, str) and makes_module(target) else {}
     if rules:
@@ -42,7 +42,7 @@ def code_named(choices: Mapping[str, Any]) -> dict[str, str]:
 
 
 def refused_code(in_file: Mapping[str, Any], given: Mapping[str, Any], where: str) -> Iterator[BadInput]:
-    """Yield an error for each choice of a file that executes code and that the user did not make.
+    """Yield an error for each choice of a file that runs code and that the user did not repeat.
 
     Args:
         in_file: the choices of the file.
@@ -71,7 +71,7 @@ _PREPARED: Final = {
 
 
 def request_text(asked: RunRequest, verb: str = "report") -> str:
-    """Return a run as YAML for :func:`read_request`, after checking that it can start.
+    """Return a run as YAML text for :func:`read_request`, after checking that it can start.
 
     A target that is built by foreign code is not loaded, since that would execute the code; everything else is checked.
 
@@ -85,7 +85,7 @@ def request_text(asked: RunRequest, verb: str = "report") -> str:
 
 
 def request_yaml(asked: RunRequest) -> str:
-    """Return a request as YAML without defaults. A comment lists the code that the command line must name."""
+    """Return a request as YAML without default values; a comment lists code that must be named again."""
     import yaml
 
     data = {name: getattr(asked, name) for name in _KEYS}
@@ -181,7 +181,7 @@ def request_from(
 
 
 def _section(given: YamlValue, where: str, problems: list[CostproofError]) -> dict[str, YamlValue]:
-    """Return the keys of a section that have a value."""
+    """Return the keys with a value in a section of the file; report a section that is not a mapping."""
     if isinstance(given, dict):
         return {key: value for key, value in given.items() if not _is_null(value)}
     problems.append(BadInput("this must be a map", where=where, expected="NAME: VALUE lines", got=type(given).__name__))
@@ -208,7 +208,7 @@ def _typed_value(name: str, value: Any, where: str) -> Any:
 
 
 def _workload(data: dict[str, YamlValue], problems: list[CostproofError]) -> Workload | None:
-    """Return a complete workload, in the form in which a capture stores it."""
+    """Return a complete workload in the form in which captures store it, or ``None``."""
     from pydantic import ValidationError
 
     plain = _with_none(data)
@@ -230,7 +230,7 @@ def _unknown_key(where: str, key: str, known: Iterable[str]) -> BadInput:
 
 
 def _is_null(value: YamlValue) -> bool:
-    """Return whether a scalar, which is always read as a text, is one of YAML's spellings of null."""
+    """Return whether a scalar, which is read as text, is one of YAML's spellings of null."""
     return value in ("", "null", "~")
 
 

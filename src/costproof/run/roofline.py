@@ -1,4 +1,4 @@
-"""The verb ``roofline``: bound the time of a run on a device, and find where settings change the bottleneck."""
+"""Implement ``costproof.roofline``: bound the time of a run on a device; find where the bottleneck changes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def roofline(
     rules: Files = (),
     trust_remote_code: bool = False,
 ) -> Roofline:
-    """Return the least time that a run takes on a device; torch is not needed.
+    """Return lower bounds of the time that a run takes on a device; torch is not needed.
 
     Args:
         target: a target with settings, ``"llama-3.1-8b@chat,batch=4"``, or any operand of
@@ -158,12 +158,12 @@ def _sum(metric: str, stage: str, *, factor: int = 1) -> FormulaSum:
 
 
 def _of_kind(stage: str, kind: str) -> Callable[[CostNode], bool]:
-    """Return a predicate for nodes of a kind of operator in a stage."""
+    """Return a predicate: whether a node belongs to this stage and is of this kind of operator."""
     return lambda node: node.stage == stage and node.kind == kind
 
 
 def _where(stage: str, also: Callable[[CostNode], bool] = lambda node: True) -> Callable[[CostNode], bool]:
-    """Return a predicate for nodes of a stage."""
+    """Return a predicate: whether a node belongs to this stage and satisfies ``also``."""
     return lambda node: node.stage == stage and also(node)
 
 
@@ -180,7 +180,7 @@ def _border(
     unit: Literal["s", "FLOP", "B"],
     over: int = 1,
 ) -> Iterator[BottleneckThreshold]:
-    """Yield the threshold of a setting, if it changes either side.
+    """Yield the value of a setting at which the two sums cross, unless neither depends on the setting.
 
     Args:
         along: the formulas along the setting.

@@ -1,4 +1,4 @@
-"""JSON Schemas of all files that programs read and that users write."""
+"""Return the JSON Schemas of all files that programs read or users write."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def request_schema() -> dict[str, Any]:
 
 
 def _with_descriptions(properties: dict[str, Any]) -> dict[str, Any]:
-    """Add the description of each key, and accept null as its default."""
+    """Return the properties with each key's description added, and with null accepted as the default."""
     return {
         name: ({"anyOf": [schema, _NOTHING]} if schema.get("type") != "object" else schema)
         | ({"description": MEANINGS[name]} if name in MEANINGS else {})
@@ -134,5 +134,5 @@ def _whole(least: int) -> dict[str, Any]:
 
 
 def _texts(one: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of one text or a list of texts."""
+    """Return the schema of a text or list of texts."""
     return {"anyOf": [one, {"type": "array", "items": one}]}

@@ -1,4 +1,4 @@
-"""Implement ``costproof.stored``: compute a checkpoint's tensors from its configuration, and read them from headers."""
+"""Implement ``costproof.stored``: derive a checkpoint's tensors from its configuration, or read file headers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def stored(
 
 
 def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = None) -> StoredCheckpoint:
-    """Return :func:`stored` of a target that is there.
+    """Return the stored tensors of a target that is already loaded; see :func:`stored`.
 
     Raises:
         BadInput: the target has no checkpoint, or not so many modules for further tokens.
@@ -57,6 +57,8 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         NEXT_TOKEN,
         assumed_of_experts,
         model_facts,
+        model_names,
+        named_as_class,
         next_token_tensors,
         stored_tensors,
     )
@@ -86,7 +88,8 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     if files is not None:
         there = {files.name: read_header(files)} if files.is_file() else read_checkpoint(files)
         _require_comparable(there)
-        headers = compare_headers(tensors, there, undetermined)
+        named = {name: named_as_class(found, model) for name, found in there.items()}
+        headers = compare_headers(tensors, named, undetermined, model_names(model))
     return StoredCheckpoint(
         target.info().title,
         scheme.method,
@@ -105,7 +108,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
 
 
 def _require_comparable(files: Mapping[str, Sequence[HeaderTensor]]) -> None:
-    """Check that the headers have names and dtypes that a configuration can state, which those of GGUF have not.
+    """Check that headers have the names and dtypes that a configuration decides; those of GGUF files have not.
 
     Raises:
         Incomplete: a file is in GGUF; its bytes are in the message.

@@ -1,4 +1,4 @@
-"""The verb ``sweep``: exact costs of a target over ranges of configuration keys and settings."""
+"""Implement ``costproof.sweep``: exact costs over ranges of configuration keys and settings."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ DEFAULT_METRICS: Final = ("flops", "weight_bytes", "kv_cache_bytes", "output_byt
 
 @dataclass(slots=True)
 class Sweep(SweepPoints):
-    """A sweep that is prepared. Its points are evaluated when one of the methods needs them."""
+    """A prepared sweep, whose points are evaluated when one of its methods needs them."""
 
     def stream(self, out: Callable[[str], object]) -> sweep_files.Tally:
         """Pass all rows as CSV to a function, part by part."""
@@ -189,7 +189,7 @@ def sweep(
 
 
 def picture_rows(swept: SweepPoints) -> SweepTable:
-    """Return the rows that a picture of a sweep shows: along each name through the first valid point, and a plane.
+    """Return the rows for a picture: along each name through the first valid point, and over two names.
 
     They are evaluated again, since the sweep may have millions of other points.
 
@@ -213,14 +213,17 @@ def picture_rows(swept: SweepPoints) -> SweepTable:
 
 
 def _first_valid_point(swept: SweepPoints) -> tuple[tuple[GridAxis, ...], tuple[int, ...]]:
-    """Return the axes of the first grid, and the index of its first valid point on each."""
+    """Return the axes of the first grid, and the indices of its first valid point."""
     axes = swept.products[0]
     for part in replace(swept, products=(axes,), cells=()).parts():
         if part.rows:
             first = {name: values[0] for name, values in part.varied.items() if values is not None}
             return axes, tuple(_index(axis, first) for axis in axes)
     raise BadInput(
-        "nothing to draw", where="the sweep", got="all points were refused", fix="--dry-run lists the reasons"
+        "the sweep has no valid point to draw",
+        where="the sweep",
+        got="all points were refused",
+        fix="--dry-run lists the reasons",
     )
 
 
@@ -235,7 +238,7 @@ def _spread(length: int, most: int) -> list[int]:
 
 
 def _restrict(base: Sequence[GridAxis], at: Sequence[int], cut: Mapping[int, list[int]]) -> tuple[GridAxis, ...]:
-    """Return the axes with the indices of a cut on some of them, and one index on the others."""
+    """Return the axes reduced to the given indices on some of them, and to one index on each other."""
     return tuple(
         GridAxis(axis.names, tuple([column[j] for j in cut.get(i, [at[i]])] for column in axis.columns))
         for i, axis in enumerate(base)
@@ -258,7 +261,7 @@ _TRIES: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class ValidatedPoint:
-    """The result of counting one point by its graphs."""
+    """The comparison of one point of a sweep with a count by exported graphs."""
 
     point: Mapping[str, Any]
     verdict: str
@@ -268,7 +271,7 @@ class ValidatedPoint:
 
     @property
     def exit_code(self) -> int:
-        """Exit code, as of a report."""
+        """Exit code of the comparison, as of a report."""
         codes = {"exact": EXIT_OK, "explained": EXIT_OK, "incomplete": EXIT_INCOMPLETE}
         return codes.get(self.verdict, EXIT_FINDINGS)
 
@@ -317,7 +320,7 @@ def validate(
 
 
 def _joblib_backend(cluster: str | None) -> AbstractContextManager[Any]:
-    """Return a context in which joblib uses the cluster, if any."""
+    """Return a context in which joblib uses this Dask cluster, or its own processes."""
     if cluster is None:
         return nullcontext()
     import joblib
@@ -340,7 +343,7 @@ def _joblib_backend(cluster: str | None) -> AbstractContextManager[Any]:
 def _draw_points(
     sweep: SweepPoints, points: int, rng: random.Random
 ) -> Iterator[tuple[PointChoices, dict[str, int], dict[str, Any], dict[CostCell, int]]]:
-    """Yield distinct random points that are valid, with the numbers of the sweep."""
+    """Yield distinct random points of the sweep that are valid, with the sweep's numbers."""
     sizes = [prod(map(len, axes)) for axes in sweep.products]
     seen: set[tuple[int, ...]] = set()
     taken = 0
@@ -377,7 +380,7 @@ def _draw_points(
 def _validate_point(
     target: WithKeys, workload: Workload, point: dict[str, Any], cells: tuple[CostCell, ...], sure: dict[CostCell, int]
 ) -> ValidatedPoint:
-    """Count a point in the current process, and compare it with the sweep."""
+    """Count a point by its exported graphs in this process, and compare it with the sweep's numbers."""
     from costproof.run.capture import count_sources  # loads the tracers
 
     try:

@@ -46,7 +46,7 @@ _LONGEST: Final = 255
 
 @dataclass(slots=True)
 class Tally:
-    """Numbers of points and rows that were written, and of refused points by reason."""
+    """Numbers of points and rows written, and of refused points by reason."""
 
     points: int = 0
     rows: int = 0
@@ -54,13 +54,13 @@ class Tally:
     """Reason -> an example, the error of the target at it, and the number of points."""
 
     def take(self, part: SweepPart) -> dict[str, Any]:
-        """Add the counts of a part: points, rows, and refused points by reason; return them as data."""
+        """Add the counts of a part; return them as data."""
         summary: dict[str, Any] = {"points": part.points, "rows": part.rows, "refused": refusals(part)}
         self.add(**summary)
         return summary
 
     def add(self, points: int, rows: int, refused: Mapping[str, Mapping[str, Any]]) -> None:
-        """Add the numbers of a part."""
+        """Add numbers of points, rows and refused points."""
         self.points += points
         self.rows += rows
         for reason, one in refused.items():
@@ -69,7 +69,7 @@ class Tally:
 
 
 def refusals(part: SweepPart) -> dict[str, dict[str, Any]]:
-    """Return the refused points of a part as data: reason -> an example, the error at it, and their number."""
+    """Return reason -> example, its error, and number of the refused points of a part."""
     found: dict[str, dict[str, Any]] = {}
     for one in part.refused:
         entry = found.setdefault(
@@ -93,7 +93,7 @@ def numbers(column: ExactColumn) -> list[int]:
 
 
 def rows_of(part: SweepPart, names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
-    """Return the rows of a part: the varying parameters, then the costs."""
+    """Yield the rows of a part: the varying parameters, then the costs."""
     varied = [part.varied[n].tolist() if part.varied[n] is not None else [None] * part.rows for n in names]
     return zip(*varied, *(numbers(c) for c in part.costs.values()), strict=True)
 
@@ -173,12 +173,12 @@ def _write_parts(sweep: SweepPoints, kind: str, folder: Path, progress: Progress
 
 
 def _part(folder: Path, known: str, number: int) -> Path:
-    """Return the file of a part; its name identifies the sweep."""
+    """Return the path of the file for a part; its name contains a hash of the sweep."""
     return folder / f"{known[:12]}-{number:08d}.part"
 
 
 def _saved_tally(part: Path, known: str) -> dict[str, Any] | None:
-    """Return the saved tally of a part, or ``None`` if the part is missing or damaged."""
+    """Return the saved counts of a part, or ``None`` if its file is missing or damaged."""
     try:
         found = json.loads(part.with_suffix(".json").read_bytes())
         digest = found.pop("sha256")
@@ -206,7 +206,7 @@ def _resume(folder: Path, known: str) -> list[Path]:
 
 
 def identity(sweep: SweepPoints) -> str:
-    """Return everything that determines the numbers of a sweep as JSON; parts are reused if it is equal."""
+    """Return, as JSON, everything that decides the numbers of a sweep; parts of an equal one are reused."""
     values = sha256()
     for axes in sweep.products:
         for axis in axes:
@@ -218,7 +218,7 @@ def identity(sweep: SweepPoints) -> str:
 
 
 def header(sweep: SweepPoints) -> dict[str, Any]:
-    """Return the header of a sweep's file."""
+    """Return the header of a sweep's JSON file."""
     target = sweep.points.target
     return {
         "schema": SWEEP.name,
@@ -254,7 +254,7 @@ def csv_head(sweep: SweepPoints) -> str:
 
 
 def _counted_cell(sweep: SweepPoints) -> str:
-    """Return the conditions of the count as the last cell of the first row; the cell is empty in other rows."""
+    """Return the conditions of the count, which CSV has as the last cell of its first row."""
     return '"{}"'.format(visible(sweep.counted).replace('"', '""'))
 
 
@@ -270,7 +270,7 @@ def _csv_part(part: SweepPart, sweep: SweepPoints, file: Path) -> None:
 
 
 def _cell(value: Any) -> Any:
-    """Return a value as the command line spells it."""
+    """Return a value in the form that the command line accepts."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return "+".join(map(str, value)) if isinstance(value, tuple) else value
@@ -283,7 +283,7 @@ def _csv_whole(parts: list[Path], sweep: SweepPoints, tally: Tally, file: Path) 
 
 
 def _append(parts: list[Path], out: Any, first: bytes = b"") -> None:
-    """Append the parts to a file, and a text to the first line."""
+    """Append the files of parts to ``out``, with a text added to the first line."""
     for part in parts:
         with part.open("rb") as source:
             if first and (line := source.readline()):

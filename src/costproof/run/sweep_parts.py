@@ -1,4 +1,4 @@
-"""Evaluate the points of a sweep part by part, each point by the regime of formulas that covers it."""
+"""Evaluate the points of a sweep part by part; each regime (one branch of all formulas) is compiled once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SIZES: Final = ("setting:batch", "setting:text_tokens")
 
 @dataclass(frozen=True, slots=True)
 class RefusedGroup:
-    """Points that are not a valid model or workload, all for one reason."""
+    """Points that are refused for one reason, as no valid model or workload."""
 
     why: CostproofError
     """The error of the target at the example."""
@@ -45,13 +45,13 @@ class RefusedGroup:
 
     @property
     def reason(self) -> str:
-        """Return the error and its location without the numbers of a point, which is equal for all of these points."""
+        """Return the common error and location, without the numbers of a single point."""
         problems = self.why.problems if isinstance(self.why, Problems) else (self.why,)
         return "; ".join(f"{p.what} ({p.where})" if p.where else p.what for p in problems)
 
     @property
     def says(self) -> str:
-        """Return all problems of the example, in one line."""
+        """Return all errors of the example point in one line."""
         return " | ".join(p.line for p in (self.why.problems if isinstance(self.why, Problems) else (self.why,)))
 
 
@@ -71,7 +71,7 @@ class SweepPart:
 
 @dataclass(frozen=True, slots=True)
 class _RegimePart:
-    """The points of one regime in a part, and their costs."""
+    """The points of a part that belong to one regime, and their costs."""
 
     where: Any
     columns: list[ExactColumn]
@@ -79,7 +79,7 @@ class _RegimePart:
 
 @dataclass(slots=True)
 class SweepPoints:
-    """All points of a sweep, and the costs that are wanted at each."""
+    """All points of a sweep, and the costs wanted at each."""
 
     points: Evaluator[WithKeys]
     products: tuple[tuple[GridAxis, ...], ...]
@@ -109,7 +109,7 @@ class SweepPoints:
 
     @property
     def _workload(self) -> Workload:
-        """Return the workload of the fixed settings, or the preset if they are valid only with those that vary."""
+        """Return the workload of the fixed settings, or the preset if they are valid only with varying ones."""
         target = self.points.target
         try:
             return target.workload(self.preset, **self.settings)
@@ -127,7 +127,7 @@ class SweepPoints:
         return tuple(title(stage, metric) for stage, metric in self.cells)
 
     def parts(self, skip: int = 0) -> Iterator[SweepPart]:
-        """Yield the results in parts of at most :attr:`size` points, after skipping the first ``skip`` parts."""
+        """Yield the results in parts of at most :attr:`size` points, beginning after ``skip`` parts."""
         number = 0
         # glibc returns freed arrays of some 100 kB to the system, which zeroes them at the next allocation, until a
         # larger array was freed once. This array is never written to.
@@ -145,7 +145,7 @@ class SweepPoints:
                     yield part
 
     def choices(self, block: GridBlock) -> PointChoices:
-        """Return the values common to the points of a block, with the numbers of its first point."""
+        """Return the values that all points of a block share, and the numbers of its first point."""
         fixed = {name.variable: value for name, value in block.fixed.items()}
         fixed |= {n.variable: int(c[0]) for axis in block.axes for n, c in zip(axis.names, axis.columns, strict=True)}
         settings = {**self.settings, **{k[8:]: v for k, v in fixed.items() if k.startswith("setting:")}}
@@ -155,7 +155,7 @@ class SweepPoints:
     def _part(
         self, block: GridBlock, choices: PointChoices, values: dict[str, Any], shape: tuple[int, ...]
     ) -> SweepPart:
-        """Evaluate a box of points regime by regime, tracing a new regime at the first point that none covers."""
+        """Evaluate a box of points regime by regime; a point that no known regime covers is traced for a new one."""
         known = self.points.known(choices, values)
         queue = list(known)
         left: Any = True
@@ -205,7 +205,7 @@ class SweepPoints:
         here: Any,
         shape: tuple[int, ...],
     ) -> tuple[Any, list[RefusedGroup]]:
-        """Export the graphs of a regime, and return the points at which they hold and errors for the others."""
+        """Return a mask of the points at which a regime's exported graphs are valid, and the refused other points."""
         every = {k: np.broadcast_to(v, shape) for k, v in values.items()}
         left, refused = np.array(np.broadcast_to(here, shape)), list[RefusedGroup]()
 
@@ -242,7 +242,7 @@ class SweepPoints:
     def _check(
         self, regime: Regime, choices: PointChoices, inside: Mapping[str, Any], columns: Sequence[ExactColumn]
     ) -> None:
-        """Check a new regime: compare its compiled costs with directly evaluated formulas at the last of these points.
+        """Compare a new regime's compiled costs with the formulas themselves, at the last of its points.
 
         Raises:
             Bug: they differ.
@@ -268,7 +268,7 @@ class SweepPoints:
         pieces: Sequence[_RegimePart],
         refused: list[RefusedGroup],
     ) -> SweepPart:
-        """Join the rows of all regimes, in the order of the points."""
+        """Join the rows of all regimes in the order of the points."""
         points = prod(shape)
         rows = points - sum(r.count for r in refused)
         models: Any = np.zeros(shape if rows < points else (), bool)
@@ -298,7 +298,7 @@ class SweepPoints:
 
 
 def _by_name(block: GridBlock, numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Return the values of a point by the names of the varying parameters."""
+    """Return the values at a point, by the names of the varying parameters."""
     names = (*block.fixed.items(), *((n, numbers[n.variable]) for a in block.axes for n in a.names))
     return {name.given: value for name, value in names}
 
@@ -320,7 +320,7 @@ def last_of(column: ExactColumn) -> int:
 
 
 def metric_error(metric: Metric) -> BadInput | None:
-    """Return the error for a metric that cannot be a column: unknown, or not given by formulas or exports."""
+    """Return the error if a metric cannot be a column: it is unknown, or neither formulas nor exports give it."""
     if metric in METRICS or metric == SWEPT_PEAK:
         return None
     if metric not in PEAK_METRICS:
@@ -357,7 +357,7 @@ def not_symbolic_errors(products: Iterable[Sequence[GridAxis]]) -> list[BadInput
 def export_graphs(
     regime: Regime, points: Evaluator[WithKeys], choices: PointChoices, numbers: Mapping[str, int]
 ) -> None:
-    """Store in a regime the calls of one of its points with their graph peaks as expressions, unless it has them.
+    """Store in a regime, once, the calls of one of its points with their graph peaks as formulas.
 
     Raises:
         BadInput: the target cannot be exported.
@@ -384,7 +384,7 @@ def export_graphs(
 
 
 def _sizes_of_one(values: PointValues, shape: tuple[int, ...]) -> Any:
-    """Return for each point a bit mask of the sizes that are 1: the exporter specializes them to constants."""
+    """Return, for each point, a bit mask of the sizes that equal 1, which the exporter specialises."""
     mask: Any = np.zeros(shape, np.int64)
     for i, name in enumerate(_SIZES):
         if name in values:
@@ -395,7 +395,7 @@ def _sizes_of_one(values: PointValues, shape: tuple[int, ...]) -> Any:
 def _graph_difference(
     regime: Regime, points: Evaluator[WithKeys], choices: PointChoices, numbers: Mapping[str, int]
 ) -> Incomplete | None:
-    """Compare the graph peaks of a regime with those of a graph exported at one point.
+    """Compare a regime's graph peaks with those of a graph exported at one point; return the error if they differ.
 
     The comparison runs once for each combination of sizes that are 1.
 
@@ -427,7 +427,7 @@ def largest_graph_peak(calls: Iterable[CallPeaks], stage: str) -> int | None:
 def has_graph_peak(
     regime: Regime, points: Evaluator[WithKeys], choices: PointChoices, numbers: Mapping[str, int]
 ) -> bool:
-    """Return whether a sweep can give the graph peak of a point of a regime."""
+    """Return whether the graph peak of a regime's point can be given."""
     try:
         export_graphs(regime, points, choices, numbers)
     except Incomplete:

@@ -1,1 +1,1 @@
-"""Copies and snapshots of modules and of the state of a process, so that a count leaves no trace."""
+"""Copies and snapshots of modules and of process state, which undo what a count changes."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """Range of elements of a storage that overlapping tensors cover, and these tensors."""
+    """Range of a storage that some overlapping tensors cover, with these tensors."""
 
     first: int
     end: int
@@ -33,7 +33,7 @@ class Span(NamedTuple):
 
 
 def alike(values: Any, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return ``change`` memoized over the tensors in nested values, preserving their aliasing.
+    """Return ``change`` as a function of tensors that is memoized and preserves aliasing between them.
 
     For tensors that overlap, or whose strides leave gaps, ``change`` is applied to the memory that they span, and the
     results are views of it.
@@ -93,7 +93,7 @@ _MOST_PIECES: Final = 2**24
 
 
 def _pieces(tensor: torch.Tensor) -> tuple[int, int, list[tuple[int, int]]]:
-    """Return where the bytes of a tensor are: pieces of equal length, at steps in some dimensions.
+    """Return the first byte, the length of contiguous pieces, and their (number, step) by dimension.
 
     Returns:
         The first byte, the length of a piece, and (number, step in bytes) of the pieces, the smallest step first.
@@ -107,7 +107,7 @@ def _pieces(tensor: torch.Tensor) -> tuple[int, int, list[tuple[int, int]]]:
 
 
 def _union_bytes(every: list[tuple[int, int, list[tuple[int, int]]]]) -> int | None:
-    """Return the bytes in which some tensor has elements; ``None`` if they are in too many pieces."""
+    """Return the bytes that at least one tensor occupies; ``None`` if they form too many pieces."""
     import numpy as np
 
     found = {(first, length, tuple(steps)) for first, length, steps in every}
@@ -137,7 +137,7 @@ def _union_bytes(every: list[tuple[int, int, list[tuple[int, int]]]]) -> int | N
 
 @dataclass(frozen=True, slots=True)
 class TensorPosition:
-    """Position of a tensor among some arguments."""
+    """Placeholder for a tensor: its position among the tensors of some arguments."""
 
     name: str
     index: int
@@ -145,7 +145,7 @@ class TensorPosition:
 
 
 def once(args: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return arguments with each tensor only once, and the structure of the arguments that this changed.
+    """Return arguments in which each tensor occurs once, and the original structure of those that changed.
 
     An argument with a tensor that occurred before is reduced to a list of its new tensors, or dropped without any. Its
     original structure is returned with a :class:`TensorPosition` in place of every tensor.
@@ -167,7 +167,7 @@ def once(args: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def restored(args: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Undo :func:`once`."""
+    """Return the arguments from which :func:`once` made ``args``."""
     from torch.utils._pytree import tree_leaves, tree_map
 
     found = {name: tree_leaves(value) for name, value in args.items()} if changed else {}
@@ -222,7 +222,7 @@ _WRAPPERS: Final = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "D
 
 
 class TooLarge(Incomplete):
-    """Error for a module with too many parameters to be materialised."""
+    """Error for a module with too many parameters to be given values."""
 
 
 MOST_BYTES: Final = 2 * 1024**3
@@ -245,7 +245,7 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def own_copy(module: nn.Module) -> nn.Module:
-    """Return a module that shares the parameters and has copies of the buffers, which a run may write to.
+    """Return a copy of a module that shares its parameters and copies its buffers, which a run may modify.
 
     Parameters created in ``inference_mode`` are copied, because they cannot be traced.
     """
@@ -287,7 +287,7 @@ def unchecked() -> AbstractContextManager[Any]:
 
 
 def materialize(module: nn.Module) -> nn.Module:
-    """Return a copy on the CPU with the values that the module has, and ones where it has none.
+    """Return a copy of a module on the CPU, in which tensors without values are filled with ones.
 
     Parameters with values are shared. Integer buffers on meta are initialized by ``_init_weights`` of a model of
     transformers, because sizes may depend on them.
@@ -323,7 +323,7 @@ def _lacks_integers(part: nn.Module) -> bool:
 
 
 def _numbered(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a parameter with values on the CPU itself, a CPU copy of other tensors, and ones for those on meta.
+    """Return a tensor with values on the CPU: itself, a copy, or ones for a meta tensor.
 
     Sparse parameters are copied too, because writes to them cannot be undone.
     """
@@ -349,7 +349,7 @@ def own_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own(value: Any) -> Any:
-    """Return a copy of an object that a run may fill, or the object itself if it is a module or cannot be copied."""
+    """Return a copy of an object that a run may modify; modules and uncopyable objects are returned as they are."""
     import torch
 
     if not isinstance(value, torch.nn.Module):
@@ -387,7 +387,7 @@ def with_values(inputs: Mapping[str, Any], device: torch.device) -> dict[str, An
 
 
 def _held(value: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
-    """Return the tensors that an object holds at any depth, except those of modules."""
+    """Yield the tensors that an object holds at any depth, except those in modules."""
     import torch
 
     seen = set() if seen is None else seen
@@ -411,7 +411,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
-    """Return a copy with every tensor replaced, preserving parameters, ties and shared memory.
+    """Return a copy of a module with ``change`` applied to every tensor; ties and shared memory are preserved.
 
     Raises:
         Incomplete: another attribute of the module cannot be copied.
@@ -446,7 +446,7 @@ def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tenso
 
 
 def _rebound(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
-    """Return a function whose references to modules and their methods point to the copies.
+    """Return a copy of a function whose references to modules and methods point to the copied ones.
 
     References are in its closure and its globals; ``copy.deepcopy`` returns functions unchanged.
     """
@@ -501,7 +501,7 @@ def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def innermost(module: nn.Module) -> nn.Module:
-    """Return the module inside the wrappers of ``torch.compile`` and of data parallelism; changes nothing."""
+    """Return the module inside wrappers of ``torch.compile`` and data parallelism, which are not changed."""
     while (name := _WRAPPERS.get(type(module).__name__)) is not None:
         module = getattr(module, name)
     return module
@@ -532,7 +532,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def _written(module: nn.Module) -> nn.Module:
-    """Return a ``torch.fx`` module as an instance of a plain class with the same attributes; others unchanged."""
+    """Return a ``torch.fx`` module as an instance of a plain class; return other modules unchanged."""
     import torch
 
     if not isinstance(module, torch.fx.GraphModule):

@@ -31,7 +31,7 @@ _OF_STORAGES = ("resize_", "copy_", "fill_", "__setitem__")
 
 
 class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that reports writes to memory to the module's snapshot in advance, and changes nothing."""
+    """Dispatch mode that reports each write to memory to a module's snapshot before it happens."""
 
     supports_higher_order_operators = True
 
@@ -70,7 +70,7 @@ def watching(state: ModuleState) -> Iterator[None]:
 
 
 class Before:
-    """Snapshot of everything that a count restores: modes, process, module. Used under the global lock."""
+    """Snapshot of everything that a count restores: modes, process state, module. Used under the global lock."""
 
     def __init__(self) -> None:
         self.modes = Modes()
@@ -128,7 +128,7 @@ class Before:
 
 
 class Changed(Incomplete):
-    """Error for a module or a process that a count has changed and could not restore."""
+    """Raised if a count changed a module or the process and could not restore it."""
 
     def __init__(self, differences: Sequence[str]) -> None:
         more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
@@ -145,7 +145,7 @@ _SHOWN: Final = 5
 
 @contextmanager
 def unwritten(module: nn.Module) -> Iterator[None]:
-    """Run a module in the block, then restore its tensors as far as the writes were observed."""
+    """Restore a module's tensors after the block, as far as writes to them were observed."""
     state = ModuleState(module, bits=False)
     try:
         with watching(state):
@@ -168,7 +168,7 @@ def evaluated(module: nn.Module) -> Iterator[None]:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """Return the tensors that a call of an operator writes to."""
+    """Return the tensors that an operator call writes to."""
     schema = getattr(func, "_schema", None)
     if schema is None:
         return []

@@ -54,7 +54,7 @@ class Bits:
             self._kept = _read(self._storage)
 
     def sum(self) -> None:
-        """Record checksums, which detect a change but cannot undo it."""
+        """Store checksums of the memory, which detect a change but cannot undo it."""
         self._sums = _sums(self._storage)
 
     def put_back(self) -> None:
@@ -114,7 +114,7 @@ def _equal(storage: torch.UntypedStorage, kept: Any) -> bool:
 
 
 def _same(now: Any, before: Any) -> bool:
-    """Compare two byte arrays as 64-bit words, which is faster than by element."""
+    """Return whether two byte arrays are equal, compared as 64-bit words for speed."""
     if len(now) != len(before):
         return False
     whole = len(now) - len(now) % 8
@@ -133,7 +133,7 @@ def _sums(storage: torch.UntypedStorage) -> list[bytes]:
 
 
 def _sum(piece: Any) -> bytes:
-    """Return a checksum that is twice as fast as CRC-32 and no weaker.
+    """Return a checksum, a multilinear hash that is twice as fast as CRC-32 and no weaker.
 
     It is a multilinear hash modulo 2**64 of each row of words. As the weights are odd, a change of one word always
     shows, and a change of several hides with probability 2**-32 at most if it reaches the lower half of a word. The
@@ -163,7 +163,7 @@ _COMPRESSED: Final = {
 
 
 class ModuleState:
-    """Snapshot of a module and of other objects."""
+    """Snapshot of the state of a module and of other objects."""
 
     def __init__(self, module: nn.Module, arguments: dict[str, Any] | None = None, *, bits: bool) -> None:
         """Take the snapshot.
@@ -191,7 +191,7 @@ class ModuleState:
             self._save_bits()
 
     def about_to_write(self, tensor: torch.Tensor | torch.UntypedStorage) -> None:
-        """Copy the memory of a tensor or a storage if it overlaps that of the module."""
+        """Copy the memory of a tensor or storage, if the module uses it, before it is written."""
         storage = tensor if isinstance(tensor, torch.UntypedStorage) else storage_of(tensor)
         if storage is not None and (found := self._bits.get(storage._cdata)) is not None:
             found.keep()
@@ -304,7 +304,7 @@ class ModuleState:
 
 
 class _Held:
-    """Reference held somewhere, compared by identity."""
+    """A reference to an object, compared by identity."""
 
     def __init__(self, name: str, before: Any, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
         self._name, self._before, self._get, self._put = name, before, get, put
@@ -320,7 +320,7 @@ class _Held:
 
 
 class _OfClass:
-    """Attributes of a class that are not code: counters, caches, tables."""
+    """Attributes of a class that hold data: counters, caches, tables."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
@@ -351,7 +351,7 @@ class _OfClass:
 
 
 class _Contents:
-    """Contents of a container, in order."""
+    """Contents of a container in order."""
 
     def __init__(self, name: str, container: Any) -> None:
         self._name, self._container = name, container
@@ -393,7 +393,7 @@ class _Contents:
 
 
 class _Tensor:
-    """Attributes set on one tensor."""
+    """Attributes that were set on one tensor object."""
 
     def __init__(self, tensor: torch.Tensor, name: str) -> None:
         self._tensor, self._name = tensor, name
@@ -442,7 +442,7 @@ _ATTRIBUTES: Final = {
 
 
 def _facts(tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
-    """Return the properties of a tensor except its memory and attributes; ``None`` for those it does not report."""
+    """Yield (name, value) of a tensor's properties, without its memory and attributes."""
     readers: dict[str, Callable[[], Any]] = {
         "class": lambda: type(tensor),
         "storage": lambda: tensor.untyped_storage()._cdata,

@@ -63,7 +63,7 @@ class ProcessState:
         self._functions = _Functions(places)
 
     def put_back(self, *, thoroughly: bool) -> None:
-        """Restore everything that can be restored; may be called again.
+        """Restore the state of the process and thread; may be called again.
 
         Args:
             thoroughly: whether replaced functions are restored too, as after an interrupt.
@@ -74,7 +74,7 @@ class ProcessState:
             inference.forget()
 
     def put_back_in_fork(self) -> None:
-        """Restore the state in a process that was forked while another thread was counting."""
+        """Restore the state in a process forked while another thread was counting."""
         self._functions.free_locks()
         self._settings.put_back(in_fork=True)
         self._functions.put_back(thoroughly=True)
@@ -107,7 +107,7 @@ class _Functions:
         self._wrapped = getattr(sys.modules.get(f"{_TORCHLENS}._state"), "_is_decorated", False)
 
     def put_back(self, *, thoroughly: bool) -> None:
-        """Restore every function, class and flag that was replaced.
+        """Restore replaced functions, classes and flags.
 
         Args:
             thoroughly: whether everything is restored; else only methods of the classes of a model, on which TorchLens
@@ -175,7 +175,7 @@ _IMMUTABLE: Final = 1 << 8
 
 
 class _Libraries:
-    """Namespaces of modules and of the classes in them."""
+    """Attribute namespaces of library modules, and of the classes in them."""
 
     __slots__ = ("_changing", "_now", "_steady", "_values", "ids", "modules")
 
@@ -201,7 +201,7 @@ class _Libraries:
         self._values = list(chain.from_iterable(space.before.values() for space in self._steady))
 
     def _same(self) -> bool:
-        """Return whether no attribute of the namespaces without counters has been replaced.
+        """Return whether no attribute of these namespaces, other than counters, has been replaced.
 
         They hold 100,000 values. A comparison of two lists looks at identity first, and takes a third of the time of
         anything else.
@@ -232,7 +232,7 @@ _known = _Libraries([])
 
 
 def _libraries() -> _Libraries:
-    """Return the modules and classes that tracers, or the tools they start, may change."""
+    """Return the modules and classes that tracers may change."""
     global _modules, _known
     if (now := list(sys.modules.items())) != _modules:
         found = [m for name, m in now if name.partition(".")[0] in _PACKAGES and isinstance(m, ModuleType)]
@@ -299,7 +299,7 @@ def _clear() -> None:
 
 
 def _popped(length: Callable[[], int], pop: Callable[[], Any]) -> list[Any]:
-    """Pop everything from a stack and return it, outermost first."""
+    """Pop and return everything from a stack, outermost first."""
     return [pop() for _ in range(length())][::-1]
 
 

@@ -1,1 +1,1 @@
-"""Describe how checkpoints store weights: tensors of each format, keys that select a format, and headers of files."""
+"""Formats of stored weights: the tensors of each format, keys that select a format, and headers of files."""

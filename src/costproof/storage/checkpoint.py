@@ -10,12 +10,13 @@ from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import folded_path
 from costproof.storage.headers import HeaderTensor
+from costproof.storage.mismatches import HeaderMismatch, ModelNames, mismatches
 from costproof.storage.tensors import StoredTensor, StoredTotals
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """Equal tensors of modules that differ only in numbers."""
+    """Tensors of equal shape and dtype, of modules that differ only in numbers."""
 
     name: str
     """``model.layers.*.mlp.down_proj.weight``."""
@@ -29,7 +30,7 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class HeaderDifference:
-    """Tensors of one name pattern whose headers differ from the computed layout."""
+    """Tensors of one name pattern whose headers differ from the layout that was computed."""
 
     name: str
     expected: str
@@ -39,6 +40,8 @@ class HeaderDifference:
     tensors: int
     bytes: int
     """Bytes in the headers minus bytes by the layout."""
+    cause: str = ""
+    """Known reason; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,11 @@ class HeaderTotals:
     tensors: int
     bytes: int
     differences: tuple[HeaderDifference, ...]
+
+    @property
+    def unnamed(self) -> tuple[HeaderDifference, ...]:
+        """Return the differences without a known cause."""
+        return tuple(difference for difference in self.differences if not difference.cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +93,14 @@ class StoredCheckpoint:
 
     @property
     def exit_code(self) -> int:
-        """1 if the headers differ, 3 if the size of a tensor is not determined and no header states it, else 0."""
+        """1 if headers differ without a cause, 3 if no header states the size of an undetermined tensor, else 0."""
         if self.headers is not None:
-            return EXIT_FINDINGS if self.headers.differences else EXIT_OK
+            return EXIT_FINDINGS if self.headers.unnamed else EXIT_OK
         return EXIT_INCOMPLETE if self.undetermined else EXIT_OK
 
 
-STORED: Final = FileKind(name="costproof/stored", version=(1, 0), type=StoredCheckpoint)
+STORED: Final = FileKind(name="costproof/stored", version=(1, 1), type=StoredCheckpoint)
+NO_NAMES: Final = ModelNames()
 
 
 def parts_of(tensors: Iterable[StoredTensor]) -> tuple[StoredPart, ...]:
@@ -107,47 +116,31 @@ def parts_of(tensors: Iterable[StoredTensor]) -> tuple[StoredPart, ...]:
 
 
 def compare_headers(
-    tensors: Iterable[StoredTensor], files: Mapping[str, Iterable[HeaderTensor]], undetermined: Iterable[str] = ()
+    tensors: Iterable[StoredTensor],
+    files: Mapping[str, Iterable[HeaderTensor]],
+    undetermined: Iterable[str] = (),
+    names: ModelNames = NO_NAMES,
 ) -> HeaderTotals:
-    """Return the totals of headers, and their differences from a layout by name pattern, dtype and shape.
-
-    Tensors that there are as many of as expected must also have the expected names. A stack of experts is compared by
-    pattern only, so that ``experts.*.up_proj`` stands for each expert.
+    """Return the totals of headers, and their differences from a layout by name pattern, dtype, shape and cause.
 
     Args:
-        undetermined: beginnings of the last parts of names that the layout has without a size.
+        undetermined: as for :func:`~costproof.storage.mismatches.mismatches`.
     """
-    suffixes = tuple(text.partition(":")[0] for text in undetermined)
-    expected: dict[tuple[str, str, tuple[int, ...]], int] = {}
-    named: dict[tuple[str, str, tuple[int, ...]], set[str]] = {}
-    for tensor in tensors:
-        key = (folded_path(tensor.name), tensor.dtype, tensor.shape)
-        expected[key] = expected.get(key, 0) + tensor.count
-        named.setdefault(key, set()).add(tensor.name)
-    stated: dict[tuple[str, str, tuple[int, ...]], list[HeaderTensor]] = {}
     every = [tensor for inside in files.values() for tensor in inside]
-    for one in every:
-        if not (suffixes and one.name.endswith(suffixes)):
-            stated.setdefault((folded_path(one.name), one.dtype, one.shape), []).append(one)
+    groups: dict[tuple[str, str, str, str], list[HeaderMismatch]] = {}
+    for one in mismatches(tensors, every, names, undetermined):
+        expected, got = (f"{t.dtype} {list(t.shape)}" if t is not None else "" for t in (one.expected, one.got))
+        groups.setdefault((folded_path(one.key), expected, got, one.cause), []).append(one)
     differences = []
-    for name, dtype, shape in sorted({*expected, *stated}):
-        there, wanted = stated.get((name, dtype, shape), []), expected.get((name, dtype, shape), 0)
-        missing = named.get((name, dtype, shape), set()) - {tensor.name for tensor in there}
-        if len(there) == wanted and missing and not any("*" in one for one in missing):
-            others = {tensor.name for tensor in there} - named[name, dtype, shape]
-            differences.append(HeaderDifference(name, min(missing), min(others), len(missing), 0))
-        elif len(there) != wanted:
-            form = f"{dtype} {list(shape)}"
-            more = len(there) - wanted
-            one_size = StoredTensor(name, dtype, shape).bytes if not there else there[0].bytes
-            differences.append(
-                HeaderDifference(
-                    name,
-                    f"{wanted} x {form}" if wanted else "",
-                    f"{len(there)} x {form}" if there else "",
-                    abs(more),
-                    more * one_size,
-                )
-            )
-    differences.sort(key=lambda d: (-abs(d.bytes), d.name))
+    for (name, expected, got, cause), same in groups.items():
+        form, count = expected or got, sum(one.count for one in same)
+        missing, extra = groups.get((name, form, "", ""), []), groups.get((name, "", form, ""), [])
+        if same in (missing, extra) and sum(one.count for one in missing) == len(extra):  # only under other names
+            if same is missing:
+                first, other = (min(one.key for one in of) for of in (missing, extra))
+                differences.append(HeaderDifference(name, first, other, count, 0))
+            continue
+        before, after = (f"{count} x {text}" if text else "" for text in (expected, got))
+        differences.append(HeaderDifference(name, before, after, count, sum(one.bytes for one in same), cause))
+    differences.sort(key=lambda d: (-abs(d.bytes), d.name, d.cause))
     return HeaderTotals(len(files), len(every), sum(t.bytes for t in every), tuple(differences))

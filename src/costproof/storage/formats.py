@@ -34,7 +34,7 @@ class LinearShape:
 
 
 class Format(ABC):
-    """Interface of formats of stored linear layers."""
+    """Protocol of formats that store a linear layer."""
 
     title: ClassVar[str]
     source: ClassVar[str]
@@ -53,17 +53,17 @@ class Format(ABC):
         """Return the stored tensors of a linear layer; names are relative to the path of the module."""
 
     def undetermined(self) -> tuple[str, ...]:
-        """Return the tensors of a linear layer whose size no configuration determines, with the reason."""
+        """Return (tensor name, reason) of each tensor whose size no configuration determines."""
         return ()
 
     def assumed(self) -> tuple[str, ...]:
-        """Return the assumptions of the layout that follow from the producing tool, not from the configuration."""
+        """Return assumptions on the layout that follow from the tool that wrote it, not from the configuration."""
         return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Blocks(Format):
-    """W in E4M3 and ``weight_scale_inv``, which multiplies despite its name, for every block that W touches."""
+    """Format with W in E4M3 and a scale for each block of W (``weight_scale_inv``, a factor despite its name)."""
 
     title: ClassVar[str] = "fp8, scales for blocks"
     source: ClassVar[str] = "DeepSeek-V3 technical report, section 3.3; transformers FP8Linear"
@@ -76,7 +76,7 @@ class Fp8Blocks(Format):
 
     @property
     def products(self) -> str:
-        """Return float8, since inputs are quantised too; weights alone are unpacked."""
+        """Return float8 if inputs are quantised too, else an empty text."""
         return "" if self.weight_only else "float8"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
@@ -89,13 +89,13 @@ class Fp8Blocks(Format):
         )
 
     def assumed(self) -> tuple[str, ...]:
-        """Return the dtype of the scales."""
+        """Return the assumption on the dtype of the scales."""
         return (f"scales of blocks are {self.scale_dtype}, which no key says",)
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Tensor(Format):
-    """W in E4M3 with one scale, and one of its input where that is static."""
+    """Format with W in E4M3, one scale for W, and one for the input if that is static."""
 
     title: ClassVar[str] = "fp8, one scale"
     source: ClassVar[str] = "compressed-tensors float-quantized, strategy tensor; ModelOpt FP8; transformers FP8Linear"
@@ -111,7 +111,7 @@ class Fp8Tensor(Format):
 
     @property
     def products(self) -> str:
-        """Return float8, since inputs are quantised too; weights alone are unpacked."""
+        """Return float8 if inputs are quantised too, else an empty text."""
         return "" if self.weight_only else "float8"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
@@ -126,7 +126,7 @@ class Fp8Tensor(Format):
 
 @dataclass(frozen=True, slots=True)
 class Fp8Rows(Format):
-    """W in E4M3 with a scale for each row, in the dtype of the model; inputs are scaled as they come."""
+    """Format with W in E4M3 and one scale for each row; inputs are scaled dynamically."""
 
     title: ClassVar[str] = "fp8, scales for rows"
     source: ClassVar[str] = "compressed-tensors float-quantized, strategy channel"
@@ -135,7 +135,7 @@ class Fp8Rows(Format):
 
     @property
     def products(self) -> str:
-        """Return float8, since inputs are quantised too; weights alone are unpacked."""
+        """Return float8 if inputs are quantised too, else an empty text."""
         return "" if self.weight_only else "float8"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
@@ -149,7 +149,7 @@ class Fp8Rows(Format):
 
 @dataclass(frozen=True, slots=True)
 class Int8(Format):
-    """W in int8 with scales in the dtype of the model: one, one for each row, or one for each group of columns."""
+    """Format with W in int8 and scales: one, one for each row, or one for each group of columns."""
 
     title: ClassVar[str] = "int8"
     source: ClassVar[str] = "compressed-tensors int-quantized"
@@ -168,7 +168,7 @@ class Int8(Format):
 
     @property
     def products(self) -> str:
-        """Return another dtype, since inputs are integers too; weights alone are unpacked."""
+        """Return the integer dtype of products if inputs are integers too, else an empty text."""
         return "" if self.weight_only else "other"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
@@ -187,14 +187,14 @@ class Int8(Format):
 
 @dataclass(frozen=True, slots=True)
 class LlmInt8(Format):
-    """W in int8 with a float32 scale for each row; columns with outliers multiply in 16 bits."""
+    """Format of LLM.int8: W in int8 with a float32 scale for each row; outlier columns multiply in 16 bits."""
 
     title: ClassVar[str] = "bitsandbytes int8"
     source: ClassVar[str] = "bitsandbytes Linear8bitLt._save_to_state_dict; Dettmers et al. 2022, LLM.int8()"
 
     @property
     def products(self) -> str:
-        """Return another dtype, since inputs are integers too; weights alone are unpacked."""
+        """Return the integer dtype of products, since inputs are integers too."""
         return "" if not self.title else "other"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
@@ -209,7 +209,7 @@ class LlmInt8(Format):
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers(Format):
-    """Words of 32 bits that pack the integers of each row, and a tensor with the unpacked shape."""
+    """Format that packs the integers of each row into 32-bit words, and stores the unpacked shape."""
 
     title: ClassVar[str] = "compressed-tensors, packed integers"
     source: ClassVar[str] = "compressed-tensors pack-quantized (PackedQuantizationCompressor)"
@@ -239,13 +239,13 @@ class PackedIntegers(Format):
         )
 
     def assumed(self) -> tuple[str, ...]:
-        """Return the dtype of the shapes."""
+        """Return the assumption on the dtype of the shapes."""
         return (f"shapes of packed matrices are {self.shape_dtype}, which no key says",)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedFloats(Format):
-    """Two four-bit numbers in a byte, with a scale for each group of columns: MXFP4 or NVFP4."""
+    """Format with two four-bit floats per byte and a scale for each group of columns: MXFP4 or NVFP4."""
 
     title: ClassVar[str] = "compressed-tensors, packed 4-bit floating point"
     source: ClassVar[str] = "compressed-tensors nvfp4-pack-quantized and mxfp4-pack-quantized"
@@ -259,7 +259,7 @@ class PackedFloats(Format):
 
     @property
     def products(self) -> str:
-        """Return another dtype, since inputs have four bits too; weights alone are unpacked."""
+        """Return the four-bit dtype of products if inputs have four bits too, else an empty text."""
         return "" if not (self.inputs and self.two_levels) else "other"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
@@ -275,7 +275,7 @@ class PackedFloats(Format):
 
 @dataclass(frozen=True, slots=True)
 class Gptq(Format):
-    """Words of 32 bits with the integers of a column's rows, transposed.
+    """Format of GPTQ: integers of several columns packed into 32-bit words, transposed.
 
     ``g_idx`` gives the group of each column and is always written. AutoGPTQ writes a bias for every layer, zeros where
     the model has none.
@@ -302,13 +302,13 @@ class Gptq(Format):
         )
 
     def assumed(self) -> tuple[str, ...]:
-        """Return which biases are written."""
+        """Return the assumption on which biases are written."""
         return ("a bias of zeros is stored for layers without one, as AutoGPTQ does",) if self.zero_bias else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Awq(Format):
-    """Words of 32 bits with the integers of several rows, transposed; zero points are written in any case."""
+    """Format of AWQ: integers of several rows packed into 32-bit words, transposed, always with zero points."""
 
     title: ClassVar[str] = "AWQ"
     source: ClassVar[str] = "AutoAWQ WQLinear_GEMM; Lin et al. 2023, AWQ"
@@ -330,7 +330,7 @@ class Awq(Format):
 
 @dataclass(frozen=True, slots=True)
 class Mlx(Format):
-    """Words of 32 bits with the integers of a row; tables of embeddings are stored in the same manner."""
+    """Format of MLX: integers of each row packed into 32-bit words; also used for embedding tables."""
 
     title: ClassVar[str] = "MLX"
     source: ClassVar[str] = "mlx.nn.QuantizedLinear and QuantizedEmbedding, mode affine"
@@ -356,7 +356,7 @@ _NESTED: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class FourBit(Format):
-    """W flattened, the maximum of each block of 64 weights, and the 16 values that the four-bit codes represent."""
+    """Format of bitsandbytes with four bits: codes of flattened W, and the maximum of each block of 64 weights."""
 
     title: ClassVar[str] = "bitsandbytes, 4 bits"
     source: ClassVar[str] = "bitsandbytes Params4bit, QuantState.as_dict(packed=True); Dettmers et al. 2023, QLoRA"
@@ -385,7 +385,7 @@ class FourBit(Format):
         return f"quant_state.bitsandbytes__{self.kind}"
 
     def _description_bytes(self, of: LinearShape) -> int:
-        """Return the length of the description of a layer whose maxima are not quantised."""
+        """Return the bytes of the JSON tensor that describes a layer whose maxima are not quantised."""
         dtype = next(name for name, stored in STORED_AS.items() if stored == of.dtype)
         shape = [int(of.rows), int(of.columns)]
         return len(json.dumps({"quant_type": self.kind, "blocksize": _ABSMAX_BLOCK, "dtype": dtype, "shape": shape}))
@@ -398,7 +398,7 @@ class FourBit(Format):
         )
 
     def undetermined(self) -> tuple[str, ...]:
-        """Return the name of the JSON tensor that describes nested quantisation, whose size depends on the weights."""
+        """Return the JSON tensor that describes nested quantisation, whose size depends on the weights."""
         if not self.nested:
             return ()
         return (f"weight.{self._state}: JSON of some 170 bytes, with a number from the data",)
@@ -409,7 +409,7 @@ _MXFP4_BLOCK: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4(Format):
-    """W in E2M1, 16 bytes for 32 columns of a row, and an exponent for each block.
+    """Format of gpt-oss: W in E2M1, blocks of 32 columns with a common exponent.
 
     One expert of a stack is a linear layer here; a stack is stored as one tensor of each kind.
     """
@@ -429,7 +429,7 @@ class Mxfp4(Format):
 
 @dataclass(frozen=True, slots=True)
 class Nvfp4(Format):
-    """W in E2M1 with E4M3 scales for groups of columns, a float32 scale of the matrix, and one of its input."""
+    """Format of NVFP4: W in E2M1, E4M3 scales for groups of columns, a float32 scale for W and one for its input."""
 
     title: ClassVar[str] = "NVFP4"
     source: ClassVar[str] = "NVIDIA ModelOpt, export of NVFP4"
@@ -439,7 +439,7 @@ class Nvfp4(Format):
 
     @property
     def products(self) -> str:
-        """Return another dtype, since inputs have four bits too; weights alone are unpacked."""
+        """Return the four-bit dtype of products if inputs have four bits too, else an empty text."""
         return "" if not self.inputs else "other"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
@@ -449,5 +449,78 @@ class Nvfp4(Format):
             StoredTensor("weight_scale", "F8_E4M3", (of.rows, ceil_div(of.columns, self.group)), "scale"),
             StoredTensor("weight_scale_2", "F32", (), "scale"),
             *((StoredTensor("input_scale", "F32", (), "scale"),) if self.inputs else ()),
+            *of.plain_bias,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TorchaoEightBit(Format):
+    """W in eight bits with float32 scales: one, one for each row, or one for each group of columns.
+
+    Integers have zero points too, although they are zeros.
+    """
+
+    title: ClassVar[str] = "torchao, 8 bits"
+    source: ClassVar[str] = "torchao Int8Tensor and Float8Tensor; flatten_tensor_state_dict of torchao's safetensors"
+
+    dtype: str
+    """``I8``, ``F8_E4M3`` or ``F8_E5M2``."""
+    group: int | None = None
+    """Columns with one scale; ``None``: the whole row."""
+    whole: bool = False
+    """Whether one scale is for the matrix."""
+    dynamic: bool = False
+    """Whether inputs are quantised too, as they come."""
+
+    @property
+    def products(self) -> str:
+        """Return the dtype of inputs that are quantised too; weights alone are unpacked."""
+        if not self.dynamic:
+            return ""
+        return "other" if self.dtype == "I8" else "float8"
+
+    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
+        """Return data [rows, columns], scales [rows, groups] or [1, 1], and zero points of integers."""
+        groups = 1 if self.group is None else ceil_div(of.columns, self.group)
+        shape = (1, 1) if self.whole else (of.rows, groups)
+        return (
+            StoredTensor("_weight_qdata", self.dtype, (of.rows, of.columns)),
+            StoredTensor("_weight_scale", "F32", shape, "scale"),
+            *((StoredTensor("_weight_zero_point", "I8", shape, "zero point"),) if self.dtype == "I8" else ()),
+            *of.plain_bias,
+        )
+
+
+_TILE: Final = (8, 1024)
+"""Rows and columns that tinygemm's tiles pad a matrix to."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchaoInt4(Format):
+    """W in four bits, with scales and zero points for groups of columns in the dtype of the model, transposed."""
+
+    title: ClassVar[str] = "torchao, 4 bits"
+    source: ClassVar[str] = "torchao Int4Tensor and Int4TilePackedTo4dTensor, flattened for safetensors"
+
+    group: int
+    tiled: bool
+    """Whether W is padded to the tiles of tinygemm's kernel."""
+
+    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
+        """Return data [rows, columns / 2] and scales [columns / group, rows], or tiles, of a padded matrix."""
+        if not self.tiled:
+            groups = (ceil_div(of.columns, self.group), of.rows)
+            return (
+                StoredTensor("_weight_qdata", "I8", (of.rows, ceil_div(of.columns, 2))),
+                StoredTensor("_weight_scale", of.dtype, groups, "scale"),
+                StoredTensor("_weight_zero_point", of.dtype, groups, "zero point"),
+                *of.plain_bias,
+            )
+        tiles = (ceil_div(of.rows, _TILE[0]), ceil_div(of.columns, _TILE[1]))
+        return (
+            StoredTensor("_weight_qdata", "I32", (tiles[0], tiles[1] * (_TILE[1] // 128), 32, 4)),
+            StoredTensor(
+                "_weight_scale_and_zero", "BF16", (tiles[1] * (_TILE[1] // self.group), tiles[0] * _TILE[0], 2), "scale"
+            ),
             *of.plain_bias,
         )

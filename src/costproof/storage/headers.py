@@ -1,4 +1,4 @@
-"""Read the tensors of a checkpoint from the headers of its files: safetensors, their index, and GGUF."""
+"""Read the names, dtypes and shapes of a checkpoint's tensors from the headers of safetensors and GGUF files."""
 
 from __future__ import annotations
 
@@ -41,6 +41,11 @@ class HeaderTensor:
     shape: tuple[int, ...]
     bytes: int
     """Bytes of its data: in safetensors the difference of its offsets, in GGUF its blocks."""
+
+    @property
+    def elements(self) -> int:
+        """Return the number of elements; a word of packed integers is one."""
+        return prod(self.shape)
 
 
 def read_header(file: Path) -> tuple[HeaderTensor, ...]:
@@ -85,7 +90,9 @@ def read_checkpoint(folder: Path) -> dict[str, tuple[HeaderTensor, ...]]:
         index = read_json(indices[0], what="index of the weights")
         names = index.get("weight_map") if isinstance(index, dict) else None
         if not isinstance(names, dict):
-            raise BadInput("this is not an index of a checkpoint", where=str(indices[0]), expected="a weight_map")
+            raise BadInput(
+                "this is not the index of a safetensors checkpoint", where=str(indices[0]), expected="a weight_map"
+            )
         files = [folder / name for name in sorted({Path(str(name)).name for name in names.values()})]
     else:
         files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf"))
@@ -192,7 +199,7 @@ def _gguf(stream: IO[bytes], file: Path) -> Iterator[HeaderTensor]:
 
 
 class _GgufReader:
-    """Reads the values of a GGUF file, and checks each length against a limit."""
+    """Reads values of a GGUF file, and checks each length against a limit."""
 
     _SIZES: Final = (1, 1, 2, 2, 4, 4, 4, 1, None, None, 8, 8, 8)
     """Bytes of a value by its type: 8 is text, 9 an array."""
@@ -215,7 +222,7 @@ class _GgufReader:
         return self.stream.read(length).decode("utf-8", "replace")
 
     def skip_value(self, kind: int, depth: int = 0) -> None:
-        """Skip a value of the metadata."""
+        """Skip a metadata value."""
         if kind == 8:
             self.text()
         elif kind == 9:

@@ -19,7 +19,7 @@ _REGULAR: Final = "re:"
 
 @dataclass(frozen=True, slots=True)
 class LinearModule:
-    """A linear layer as rules see it."""
+    """A linear layer, or embedding table, as the rules of a quantisation scheme see it."""
 
     path: str
     """Path in the checkpoint: an expert has one of its own, ``model.layers.3.mlp.experts.0.gate_proj``."""
@@ -42,7 +42,7 @@ class LinearModule:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Return the paths that lists of modules may have it by: in the checkpoint, and in the model."""
+        """Return the paths under which lists of modules may name it: in the checkpoint, and in the model."""
         return (self.path,) if self.own_path in ("", self.path) else (self.path, self.own_path)
 
 
@@ -57,7 +57,7 @@ def in_numbered_layer(path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLayout:
-    """Differences between the modules of a family in transformers and the names of its checkpoint."""
+    """Differences between the module paths of a family in transformers and the names in its checkpoint."""
 
     expert_layers: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """Gate, up and down projection of an expert."""
@@ -69,7 +69,7 @@ class CheckpointLayout:
     """Parts of the paths of modules that the class loads in float32 whatever the dtype."""
 
     def loads_in_float32(self, module: str) -> bool:
-        """Return whether a module is loaded in float32 whatever the dtype."""
+        """Return whether transformers loads a module in float32 whatever the model's dtype."""
         return not set(self.in_float32).isdisjoint(module.split("."))
 
     def path(self, module: str) -> str:
@@ -82,7 +82,7 @@ class CheckpointLayout:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A format and the modules that it applies to."""
+    """A storage format, and the modules to which it applies."""
 
     format: Format
     applies: Callable[[LinearModule], bool]
@@ -90,7 +90,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """Quantisation of a checkpoint: the format of each kind of module, and properties that formats need."""
+    """Quantisation scheme of a checkpoint: the format of each module, and what the formats depend on."""
 
     method: str
     rules: tuple[Rule, ...] = ()
@@ -111,14 +111,14 @@ class Scheme:
     """Assumptions about properties that no key of the configuration states."""
 
     def format_of(self, module: LinearModule) -> Format | None:
-        """Return the format of a linear layer or a table; ``None``: it is not quantised."""
+        """Return the format of a linear layer or table; ``None`` if it is not quantised."""
         if set(self.classes).isdisjoint(module.classes):
             return None
         return next((rule.format for rule in self.rules if rule.applies(module)), None)
 
 
 class UnknownFormat(Exception):
-    """A description of quantised weights whose layout is not known: the name of the format, and why."""
+    """Raised for quantised weights whose layout is not known; states the format and the reason."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(name, why)
@@ -159,7 +159,7 @@ def read_scheme(data: Data, beside: Mapping[str, Any], model_type: str) -> Schem
 
 
 def _texts(described: Any) -> Iterator[str]:
-    """Yield the texts of a description: names, patterns, and keys, which may be patterns too."""
+    """Yield all strings in a quantisation description: names, patterns, and keys."""
     if isinstance(described, str):
         yield described
     elif isinstance(described, (list, tuple)):
@@ -172,7 +172,7 @@ def _texts(described: Any) -> Iterator[str]:
 
 
 def _may_name_expert(text: str) -> bool:
-    """Return whether a name or a pattern may apply to some experts of a stack only."""
+    """Return whether a name or pattern may apply to single experts of a stack."""
     inside = re.sub(r"layers\W*\d+", "", text)
     return re.search(r"[\d\[(]", inside) is not None and ("experts" in text or text.startswith(("re:", "-:", "+:")))
 
@@ -188,7 +188,7 @@ def scheme_keys(data: Data) -> dict[str, Any]:
 
 
 def _descriptions(data: Data) -> Iterator[tuple[str, Any]]:
-    """Yield the places of a configuration that transformers reads, in their order."""
+    """Yield (path, description) for each place in a configuration where transformers looks for quantisation."""
     for prefix, part in (("$", data), ("$.text_config", data.get("text_config"))):
         for key in _KEYS[:3]:
             if isinstance(part, Mapping) and part.get(key):
@@ -219,7 +219,7 @@ def _number(described: Data, *keys: str, least: int = 1) -> int | None:
 
 
 def _names(described: Data, *keys: str) -> tuple[str, ...] | None:
-    """Return a list of names; ``None`` without one."""
+    """Return the list of names under a key; ``None`` if there is none."""
     value = next((described[key] for key in keys if described.get(key) is not None), None)
     if value is None:
         return None
@@ -236,7 +236,7 @@ def _compiled(pattern: str, method: str) -> re.Pattern[str]:
 
 
 def _kept_by_transformers(described: Data, keys: tuple[str, ...]) -> Callable[[LinearModule], bool]:
-    """Return whether transformers leaves a module as it is (should_convert_module, get_modules_to_not_convert).
+    """Return a predicate: whether transformers leaves a module unquantised.
 
     A name matches from the start up to the end of a part of the path, also as a regular expression, or as a suffix.
     Without a list the head is kept, and what shares its weights with the embedding. What the class of the model loads
@@ -339,7 +339,7 @@ def _gptq(described: Data, model_type: str) -> Scheme:
 
 
 def _mlx(described: Data, model_type: str) -> Scheme:
-    """Return the scheme of MLX: every matrix whose rows are whole groups, but for modules with settings of their own.
+    """Return the scheme of MLX: every matrix whose rows are whole groups, with settings per module.
 
     A vision tower is left as it is, as mlx-vlm does by default.
     """
@@ -455,7 +455,7 @@ def _compressed_cache(described: Data) -> tuple[StoredTensor, ...]:
 
 
 def _ranks(names: Iterable[str], method: str) -> tuple[Callable[[LinearModule], bool], ...]:
-    """Return whether one of the names is that of a module, matches it after ``re:``, or is that of a class of it.
+    """Return predicates of decreasing priority: whether a module has one of these names, patterns or classes.
 
     compressed-tensors prefers an exact name to a regular expression, and both to a class (match_targets).
     """
@@ -469,7 +469,7 @@ def _ranks(names: Iterable[str], method: str) -> tuple[Callable[[LinearModule], 
 
 
 def _compressed_format(group: Data, layout: str) -> Format:
-    """Return the format of a group of compressed-tensors."""
+    """Return the storage format of a config group of compressed-tensors."""
     weights, inputs = group["weights"], group.get("input_activations")
     bits, kind = weights.get("num_bits"), weights.get("type", "int")
     strategy = weights.get("strategy") or ("channel" if weights.get("group_size") is None else "group")
@@ -502,6 +502,70 @@ def _compressed_format(group: Data, layout: str) -> Format:
     raise unknown
 
 
+def _torchao(described: Data, model_type: str) -> Scheme:
+    """Return the scheme of torchao: one format for the linear layers outside of a list.
+
+    transformers quantises what is a linear layer in its class, of which experts were some until version 5.
+    """
+    stated = described.get("quant_type")
+    stated = stated.get("default") if isinstance(stated, Mapping) else stated
+    if not isinstance(stated, Mapping) or described.get("include_input_output_embeddings"):
+        raise UnknownFormat("torchao", f"quant_type {stated!r}"[:80] if stated else "embeddings are quantised too")
+    of, rows, columns = _torchao_format(stated)
+    left = _kept_by_transformers(described, ("modules_to_not_convert",))
+
+    def quantised(module: LinearModule) -> bool:
+        if module.kind == "Expert":
+            raise UnknownFormat("torchao", "whether stacks of experts are quantised depends on transformers' version")
+        return not left(module) and module.rows % rows == 0 and module.columns % columns == 0
+
+    return Scheme("torchao", (Rule(of, quantised),))
+
+
+def _torchao_format(config: Any) -> tuple[Format, int, int]:
+    """Return the format of a configuration of torchao, and the numbers that rows and columns must be multiples of."""
+    kind, version, data = (config.get(key) for key in ("_type", "_version", "_data"))  # absent: version 1
+    if version != 2 or not isinstance(data, Mapping):
+        raise UnknownFormat("torchao", f"{kind} of version {version or 1}, which is not a safetensors layout")
+    if kind == "Int4WeightOnlyConfig":
+        packing, group = _torchao_value(data.get("int4_packing_format"), "PLAIN"), data.get("group_size", 128)
+        if packing not in ("PLAIN", "TILE_PACKED_TO_4D") or group not in (32, 64, 128, 256):
+            raise UnknownFormat("torchao", f"int4_packing_format {packing} in groups of {group}"[:80])
+        if data.get("int4_tile_packed_ntile", 8) != 8:
+            raise UnknownFormat("torchao", "int4_tile_packed_ntile is not 8")
+        return formats.TorchaoInt4(group, packing != "PLAIN"), 1, group
+    known = {
+        "Int8WeightOnlyConfig": ("I8", False), "Int8DynamicActivationInt8WeightConfig": ("I8", True),
+        "Float8WeightOnlyConfig": ("F8", False), "Float8DynamicActivationFloat8WeightConfig": ("F8", True),
+    }  # fmt: skip
+    if kind not in known:
+        raise UnknownFormat("torchao", str(kind)[:60])
+    dtype, dynamic = known[kind]
+    if dtype == "F8":
+        dtypes = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
+        dtype = dtypes.get(str(_torchao_value(data.get("weight_dtype"), "float8_e4m3fn")), "")
+    granularity = data.get("granularity")
+    if isinstance(granularity, list):  # of inputs and weights
+        granularity = granularity[-1] if granularity else None
+    usual = "PerTensor" if kind == "Float8DynamicActivationFloat8WeightConfig" else "PerRow"
+    unit = granularity.get("_type") if isinstance(granularity, Mapping) else usual
+    inner = granularity.get("_data") if isinstance(granularity, Mapping) else None
+    inner = inner if isinstance(inner, Mapping) else {}
+    group = _number({**inner, "quant_method": "torchao"}, "group_size") if unit == "PerGroup" else None
+    plain = _torchao_value(data.get("packing_format"), "PLAIN") == "PLAIN"
+    known_unit = unit in ("PerTensor", "PerRow") or (unit == "PerGroup" and group and not dynamic)
+    if not (dtype and plain and known_unit and inner.get("dim", -1) in (-1, 1)):
+        raise UnknownFormat("torchao", f"{kind} with {unit}, {data.get('weight_dtype')}"[:80])
+    of = formats.TorchaoEightBit(dtype, group, unit == "PerTensor", dynamic)
+    # Products in fp8 take multiples of 16 on both sides; other matrices stay as they are.
+    return (of, 16, 16) if dynamic and dtype != "I8" else (of, 1, group or 1)
+
+
+def _torchao_value(stated: Any, default: str) -> Any:
+    """Return the value of an enumeration or a dtype in a configuration of torchao."""
+    return stated.get("_data") if isinstance(stated, Mapping) else default if stated is None else str(stated).upper()
+
+
 _READERS: Final[dict[str, Callable[[Data, str], Scheme]]] = {
     "fp8": _fp8,
     "bitsandbytes": _bitsandbytes,
@@ -511,5 +575,6 @@ _READERS: Final[dict[str, Callable[[Data, str], Scheme]]] = {
     "mxfp4": _mxfp4,
     "modelopt": _modelopt,
     "compressed-tensors": _compressed,
+    "torchao": _torchao,
 }
 """Method -> the reader of its description and the model type."""

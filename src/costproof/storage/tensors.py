@@ -51,7 +51,7 @@ class StoredTensor:
 
     @property
     def is_held(self) -> bool:
-        """Return whether a loaded model holds it, rather than attributes made from it."""
+        """Return whether a loaded model keeps the tensor, rather than attributes computed from it."""
         return self.purpose != DESCRIPTION
 
     @property
@@ -68,7 +68,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class StoredTotals:
-    """Sums over the tensors of a checkpoint."""
+    """Numbers of tensors, elements and bytes of a checkpoint."""
 
     bytes: int
     """Payload: all tensors without the header of the file."""
@@ -88,7 +88,7 @@ def totals(tensors: Iterable[StoredTensor]) -> StoredTotals:
 
 
 def require_dtype(dtype: str, where: str) -> str:
-    """Return a dtype of a header whose size is known.
+    """Check that the dtype in a header has a known size, and return it.
 
     Raises:
         Incomplete: it is not.

@@ -1,1 +1,1 @@
-"""Sources of graphs and counts that need torch: exports, traces, dispatcher modes, profilers and other counters."""
+"""Sources of graphs and counts that need torch: exports, traces, dispatcher modes, profilers and counters."""

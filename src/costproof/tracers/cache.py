@@ -1,4 +1,4 @@
-"""Cache exported graphs and static ledgers as compressed JSON files in a folder of the user.
+"""Cache exported graphs and static ledgers as compressed JSON files in the user's cache folder.
 
 Exporting is the slowest part of a second count of a model. The name of a file is the fingerprint of everything that
 decides its content (:mod:`.fingerprint`). A file that is damaged, too large, not a regular file or written by another
@@ -61,7 +61,7 @@ _enabled: ContextVar[bool] = ContextVar("used", default=True)
 
 @contextmanager
 def cache_enabled(used: bool) -> Iterator[None]:
-    """Enable or disable the cache for the time of the block."""
+    """Enable or disable the cache of exports and static ledgers while the block runs."""
     before = _enabled.set(used)
     try:
         yield
@@ -116,7 +116,7 @@ def _load_export(file: Path, name: str, job: ExportJob) -> Exported | None:
 
 
 def _save_export(file: Path, name: str, found: Exported) -> None:
-    """Cache an export if it is equal when read back. A folder that cannot be written caches nothing."""
+    """Cache an export if it equals the original when read back; a folder that cannot be written is skipped."""
     try:
         data = json.dumps({"name": name, **_export_data(found)})
         same = _read_export(adapter(_StoredExport).validate_json(data, strict=True), found.job) == found
@@ -127,7 +127,7 @@ def _save_export(file: Path, name: str, found: Exported) -> None:
 
 
 def load(file: Path) -> bytes:
-    """Return the content of a cached file and mark it as recently read.
+    """Return the content of a cached file, and set its time of last use.
 
     Raises:
         one of :data:`DAMAGED`: it is missing, not a regular file, incomplete, or too large.
@@ -142,7 +142,7 @@ def load(file: Path) -> bytes:
 
 
 def save(file: Path, data: bytes) -> None:
-    """Write a file completely or not at all. A folder that cannot be written caches nothing."""
+    """Write a file completely or not at all; a folder that cannot be written is skipped."""
     with suppress(OSError, BadInput):
         if file.is_symlink() or written_in_place(file):
             file.unlink()  # a pipe or a device, which would block, or a link, which is not ours
@@ -173,7 +173,7 @@ def _export_data(found: Exported) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _StoredExport:
-    """An export as JSON; pydantic checks the types."""
+    """Exported graph as JSON; pydantic validates the types."""
 
     name: str
     graph: StoredGraph
@@ -247,7 +247,7 @@ def cached_static_ledger(target: Exportable, workload: Workload, progress: Progr
 
 
 def _ledger_file(target: Exportable, workload: Workload) -> Path | None:
-    """Return the path of a ledger in the cache, or ``None`` if it cannot be cached."""
+    """Return the path of the cached ledger of this run, or ``None`` if it cannot be cached."""
     own = "torch" not in sys.modules and _is_command() and not in_force()
     if not own or not isinstance(target, Configured):
         return None
@@ -256,7 +256,7 @@ def _ledger_file(target: Exportable, workload: Workload) -> Path | None:
 
 
 def _is_command() -> bool:
-    """Return whether this process is the command ``costproof``, not a program of a user that imports it."""
+    """Return whether this process is the ``costproof`` command rather than a program that imports it."""
     place = getattr(sys.modules.get(_MAIN[0]), "__file__", None)
     return place is not None and (Path(place).stem == _COMMAND or OWN in Path(place).resolve().parents)
 
@@ -268,7 +268,7 @@ def _package_folders() -> list[list[Any]]:
 
 
 def _loaded_files() -> dict[str, list[int]] | None:
-    """Return time and size of the files of all loaded modules; ``None`` if a module is outside installed packages."""
+    """Return file -> (modification time, size) of all loaded modules; ``None`` if one is outside installed packages."""
     found: dict[str, list[int]] = {}
     for name, module in tuple(sys.modules.items()):
         place = getattr(module, "__file__", None)
@@ -287,11 +287,11 @@ def _stamp(place: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _StoredLedger:
-    """A ledger as JSON; pydantic checks the types."""
+    """Ledger as JSON; pydantic validates the types."""
 
     name: str
     files: dict[str, list[int]]
-    """The result of :func:`_loaded_files`."""
+    """Path of each package file whose code was loaded -> its stamp, from :func:`_loaded_files`."""
     ledger: Ledger
 
 
@@ -306,7 +306,7 @@ def _load_ledger(file: Path) -> Ledger | None:
 
 
 def _save_ledger(file: Path, found: Ledger) -> None:
-    """Cache a ledger if it is equal when read back."""
+    """Cache a ledger if it equals the original when read back."""
     files = _loaded_files()
     if files is None:
         return

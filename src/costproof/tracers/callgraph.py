@@ -95,7 +95,7 @@ _MAX_ITEMS: Final = 64
 
 
 def constructor_params(module: nn.Module) -> dict[str, ConstructorValue]:
-    """Return the settings that decided the module's shapes, by name. Tuples of integers stay tuples."""
+    """Return the settings that decided the module's parameter shapes, by name. Tuples of integers stay tuples."""
     names = next((_told()[kind] for kind in type(module).__mro__ if kind in _told()), ())
     found = _given(module, names)
     own = type(module).__module__.partition(".")[0] == "torch"
@@ -105,7 +105,7 @@ def constructor_params(module: nn.Module) -> dict[str, ConstructorValue]:
 
 
 def setting(value: object) -> Any:
-    """Return the value if it is plain or a few integers, else a marker."""
+    """Return a value of a module's attribute if it is plain data or a few integers, else a marker."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int | str):
@@ -145,7 +145,7 @@ def _is_size(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _constructor(kind: Any) -> tuple[frozenset[str], frozenset[str]]:
-    """Return a constructor's arguments and the attributes that its code and that of base classes mentions."""
+    """Return the argument names of a constructor, and the attribute names that it and those of base classes use."""
     try:
         arguments = frozenset(inspect.signature(kind.__init__).parameters)
     except (TypeError, ValueError):
@@ -156,7 +156,7 @@ def _constructor(kind: Any) -> tuple[frozenset[str], frozenset[str]]:
 
 @lru_cache(maxsize=1)
 def _told() -> Mapping[type, tuple[str, ...]]:
-    """Return the constructor arguments of torch's own layers, by class."""
+    """Return class -> names of the constructor arguments that torch's own layers keep as attributes."""
     from torch import nn
     from torch.nn.modules import batchnorm, conv, pooling, rnn
 
@@ -194,7 +194,7 @@ def _told() -> Mapping[type, tuple[str, ...]]:
 
 
 def _given(module: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the named attributes that the module has; for a bias, whether there is one."""
+    """Return the named attributes that a module has; ``bias`` is replaced by whether there is one."""
     found = {name: setting(getattr(module, name)) for name in names if has_attribute(module, name)}
     if "bias" in names:
         bias = attribute(module, "bias", attribute(module, "in_proj_bias", None))

@@ -1,4 +1,4 @@
-"""Trace on the meta device; fall back to the CPU if the model needs concrete values."""
+"""Trace a run on the meta device, or on the CPU if the model needs concrete values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FallbackTrace:
-    """A run as TorchLens and hooks saw it."""
+    """Traces of one run by TorchLens and by hooks."""
 
     run: Run
     """The run that was traced, which is another one after a fallback."""
@@ -70,7 +70,7 @@ def _line(error: Exception) -> str:
 
 
 def with_numbers(run: Run) -> Run:
-    """Return the run on the CPU with the values of its parameters and inputs, and ones where they have none.
+    """Return the run on the CPU: tensors keep their values, and those without values are filled with ones.
 
     Raises:
         Incomplete: the copy would be too large.

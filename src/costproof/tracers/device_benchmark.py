@@ -1,4 +1,4 @@
-"""Measure the peak FLOP/s of this machine for each dtype, and its memory bandwidth by a large copy and a large read.
+"""Measure this machine's peak FLOP/s for each dtype, and its memory bandwidth by a large copy and a large read.
 
 The fastest of several times is used for a roofline, because other work on the machine can only slow it down. On a GPU
 with TF32, products of float32 are measured twice: as float32, and as TF32, in which torch runs convolutions by default.
@@ -25,17 +25,17 @@ from costproof.ledger.progress import Progress, silent
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 _TIMES: Final = 5
 _SPREAD: Final = 250_000_000
-"""Least nanoseconds over which times are taken: a shared processor is slow for a while."""
+"""Shortest duration, in ns, over which a rate is measured, as a shared processor may be slow for a while."""
 _LONG: Final = 50_000_000
-"""Nanoseconds of a product that is long enough; larger ones are not faster."""
+"""Nanoseconds of a matrix product from which on a larger one reaches no higher rate."""
 _SMALLEST: Final = 512
 _LARGEST: Final = 16_384
 _COPIED: Final = {"cpu": 2**28, "cuda": 2**30}
-"""Bytes that are copied and read: more than any cache holds."""
+"""Device -> bytes that are copied and read to measure the bandwidth: more than any cache holds."""
 _IMAGES: Final = {"cpu": 16, "cuda": 1024}
 """Batch size of a convolution."""
 _HIGH: Final = 16
-"""Height and width of an image; a twelfth of the positions under the kernel are padding."""
+"""Height and width of the images of the convolution; a twelfth of the positions under its kernel are padding."""
 _ROWS: Final = 8_192
 _HERE: Final = "here"
 _TF32: Final = "tf32"
@@ -79,7 +79,7 @@ def device_title(run: str) -> str:
 
 
 def _peak(run: str, dtype: str) -> DevicePeak | None:
-    """Return the best rate of several products, since no shape is always fastest; ``None`` if torch has none."""
+    """Return the best FLOP/s of several matrix products and a convolution; ``None`` if torch lacks the dtype."""
     found: list[tuple[int, str]] = []
     arithmetic = f", of float32 {'in TF32' if dtype == _TF32 else 'without TF32'}"
     said = arithmetic if run == "cuda" and dtype in ("float32", _TF32) else ""
@@ -115,7 +115,7 @@ def _float32_in(dtype: str) -> Iterator[None]:
 
 
 def _squares(run: str, dtype: torch.dtype) -> Iterator[tuple[int, str, Callable[[], Any]]]:
-    """Yield FLOPs, description and work of matrix products of growing size."""
+    """Yield (FLOPs, description, function that runs it) for square matrix products of growing size."""
     side = _SMALLEST
     while side <= _LARGEST:
         a, b = (torch.ones(side, side, dtype=dtype, device=run) for _ in range(2))
@@ -124,7 +124,10 @@ def _squares(run: str, dtype: torch.dtype) -> Iterator[tuple[int, str, Callable[
 
 
 def _convolution(run: str, dtype: torch.dtype) -> tuple[int, str, Callable[[], Any]]:
-    """Return FLOPs, description and work of a convolution. Padded positions count, which a kernel may skip."""
+    """Return (FLOPs, description, function that runs it) of a convolution.
+
+    Padding counts, though kernels may skip it.
+    """
     images, channels = _IMAGES[run], 256
     data = torch.ones(images, channels, _HIGH, _HIGH, dtype=dtype, device=run)
     kernel = torch.ones(channels, channels, 3, 3, dtype=dtype, device=run)
@@ -133,7 +136,7 @@ def _convolution(run: str, dtype: torch.dtype) -> tuple[int, str, Callable[[], A
 
 
 def _bandwidth(run: str) -> DeviceFigure:
-    """Return the faster of copying and reading: written memory is often read before, which a copy does not report."""
+    """Return the higher bandwidth of copying and reading: a copy also reads the memory that it writes."""
     size = _COPIED[run]
     a, b = (torch.ones(_ROWS, size // _ROWS // 4, device=run) for _ in range(2))
     copied, copies = _fastest(run, partial(b.copy_, a))

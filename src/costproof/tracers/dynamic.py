@@ -56,13 +56,13 @@ _REPEATED: Final = {"cpu": 4, "cuda": 32}
 Additions of a GPU that happen in any order may agree several times.
 """
 _ENOUGH: Final = 10.0
-"""Seconds after which no more than those of a processor are compared."""
+"""Seconds of repeated forwards on a processor after which no further ones are compared."""
 _MOST_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicResult:
-    """The dynamic ledger of a target and everything else that its traced runs showed."""
+    """The dynamic ledger of a target, and everything else that its traced runs show."""
 
     ledger: Ledger
     callgraph: CallGraph
@@ -81,14 +81,14 @@ class DynamicResult:
 
 @dataclass(slots=True)
 class _TracedRuns:
-    """Sums over the runs that were traced so far."""
+    """Sums over the runs traced so far."""
 
     convention: Convention | None
     dtype: str
     notes: list[str]
     tally: LedgerBuilder = field(default_factory=LedgerBuilder)
     operators: dict[str, Counter[str]] = field(default_factory=dict)
-    """Innermost module -> operator -> calls."""
+    """Path of the innermost module -> operator -> number of calls."""
     feeds: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(a, b) -> how often a result of module a entered module b."""
     hooks: list[Hooked] = field(default_factory=list)
@@ -142,7 +142,7 @@ class _TracedRuns:
     def _cost(
         self, traced: TracedForward, work: CostedGraph, hooks: Hooked, pairs: PairCounter
     ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
-        """Return the nodes of a run and its unknown operators; the growth of the cache is taken from the hooks."""
+        """Return the cost nodes and unknown operators of a run; growth of the cache is taken from the hooks."""
         run, place = hooks.run, locator(hooks.run.locate, traced.graph.calls)
         found = account(work, place, run_dtype=self.dtype, pairs=pairs)
         others = fvcore_nodes(traced.graph, place) if self.convention else ()
@@ -246,12 +246,12 @@ def dynamic_ledger(
 
 
 def _groups(run: Run) -> Groups:
-    """Return the groups of modules that are counted together (experts), with the rows that each module received."""
+    """Return, for each group of modules that are counted together (experts), the rows that each expert received."""
     return {group: run.expert_tokens[group] for group in run.groups}
 
 
 def _unknown_nodes(nodes: Iterable[CostNode], missing: Iterable[UnknownOp]) -> Iterator[CostNode]:
-    """Yield a node of unknown costs for each operator without a rule, in every invocation of its stage."""
+    """Yield a node with unknown costs for each operator without a rule, in every invocation of its stage."""
     calls = dict.fromkeys((n.stage, n.invocation) for n in nodes if n.invocation)
     for op in missing:
         for stage, invocation in calls:
@@ -260,7 +260,7 @@ def _unknown_nodes(nodes: Iterable[CostNode], missing: Iterable[UnknownOp]) -> I
 
 
 def compare_tracers(traced: TracedForward, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]], list[str]]:
-    """Return the modules and edges that TorchLens or the hooks saw in a run, and where the two disagree."""
+    """Return the modules and the call edges seen in a run, and each disagreement of TorchLens with the hooks."""
     calls = Counter(c.module or ROOT for c in traced.graph.calls)
     edges = Counter((c.parent[0] or ROOT, c.module) for c in traced.graph.calls if c.parent is not None)
     # TorchLens has no record of a call that returns no tensor, such as an Identity of None or a check of sizes.
@@ -279,7 +279,7 @@ def compare_tracers(traced: TracedForward, hooks: Hooked) -> tuple[set[str], set
 
 @contextmanager
 def record_output(run: Run) -> Iterator[list[Any]]:
-    """Collect the first output of each forward of the model, if the output of the untraced run is known."""
+    """Collect the first output of each forward while the block runs, if the untraced run's output is known."""
     results: list[Any] = []
     with ExitStack() as undo:
         if run.expected is not None:
@@ -306,7 +306,7 @@ def output_differences(run: Run, results: list[torch.Tensor]) -> list[str]:
 
 
 def repeats(run: Run) -> bool:
-    """Return whether untraced forwards return the same bits; kernels with atomic additions on a GPU need not."""
+    """Return whether two untraced forwards return the same bits; with atomic additions on a GPU they may not."""
     import torch
 
     first, began = None, monotonic()
@@ -322,14 +322,14 @@ def repeats(run: Run) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bits as integers, since NaN does not equal itself."""
+    """Return a tensor's bits as integers, which compare equal also for NaN."""
     import torch
 
     return tensor.detach().contiguous().view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
 
 
 def without_unfused_if_chosen(ledger: Ledger, target: Target, workload: Workload, *, grouped: bool = False) -> Ledger:
-    """Return the ledger of a run without the metric ``UNFUSED`` if its operators may differ from those of formulas.
+    """Return the ledger without the metric ``UNFUSED`` if the run's operators may differ from those of the formulas.
 
     Routed experts depend on data and so do the bytes that the operators of their loop move; a device chooses operators
     too; and one operator of a run may be several in an export, or none. Only formulas define which ones there are.

@@ -1,4 +1,4 @@
-"""Measure both clocks of an eager run: when the host enqueues each operator, and how long the device runs its kernels.
+"""Measure an eager run on two clocks: when the host enqueues each operator, and how long its kernels take.
 
 The calls are those of the profiler's events (:mod:`costproof.tracers.profiled_calls`).
 
@@ -49,9 +49,9 @@ _PASSES: Final = {"cuda": 3, "cpu": 1}
 _ROUNDS: Final = 8
 """Rounds in which host times and the waiting that follows from them are made to agree."""
 _SPACED: Final = 20
-"""Launches on an idle device."""
+"""Number of launches that are each measured on an idle device."""
 _CHAIN: Final = 200
-"""Operators of a chain, fewer than the queue of a device holds."""
+"""Number of operators that are enqueued in a row, fewer than the queue of a device holds."""
 
 StagePiece = tuple[Stage, tuple[EnqueuedCall, ...]]
 """A stage and its calls until the next stage boundary."""
@@ -60,7 +60,7 @@ EagerForward = tuple[StagePiece, ...]
 
 
 def measure_calls(runs: Sequence[Run], host: HostTimes, progress: Progress = silent) -> dict[str, EagerForward]:
-    """Profile each forward and return its calls on both clocks, by run; none if the profiler sees no kernels of a GPU.
+    """Profile each forward; return, by run, its calls on both clocks. Empty if the profiler sees no GPU kernels.
 
     Args:
         runs: the forwards.
@@ -91,7 +91,7 @@ def measure_calls(runs: Sequence[Run], host: HostTimes, progress: Progress = sil
 
 
 def profile_calls(run: Run, paths: Iterable[str]) -> list[ProfiledPiece]:
-    """Run a forward under the profiler, and return its calls between the boundaries of these modules."""
+    """Run a forward under the profiler; return its calls, divided at the boundaries of these modules."""
     from torch.profiler import ProfilerActivity, profile
 
     cuda = timed_device(run.model) == "cuda"
@@ -116,7 +116,7 @@ def profile_calls(run: Run, paths: Iterable[str]) -> list[ProfiledPiece]:
 
 
 def _joined(pieces: Iterable[ProfiledPiece]) -> list[ProfiledPiece]:
-    """Join pieces of one stage that follow each other; Python at the end of one belongs to the next call."""
+    """Join consecutive pieces of one stage; Python time at the end of one is added to the next call."""
     found: list[ProfiledPiece] = []
     for piece in pieces:
         calls = list(piece.calls)
@@ -135,7 +135,7 @@ def _joined(pieces: Iterable[ProfiledPiece]) -> list[ProfiledPiece]:
 
 
 def _combine(everywhere: list[ProfiledPiece], at_stages: Sequence[list[ProfiledPiece]]) -> list[ProfiledPiece]:
-    """Return the medians of runs with hooks at stage boundaries, with the modules of the run with hooks everywhere."""
+    """Return the median times of runs with hooks at stage boundaries, with modules from the run with all hooks."""
     if any([(p.place[0], p.names) for p in one] != [(p.place[0], p.names) for p in everywhere] for one in at_stages):
         return everywhere
     return [
@@ -157,7 +157,7 @@ def _median(call: EnqueuedCall, same: Sequence[EnqueuedCall]) -> EnqueuedCall:
 
 @dataclass(frozen=True, slots=True)
 class _ProfiledStage:
-    """The host time of a stage under the profiler."""
+    """Host time of a stage under the profiler, and whether it waits for the device."""
 
     spent: int
     blocked: bool
@@ -173,7 +173,7 @@ def _stages(pieces: Iterable[ProfiledPiece]) -> dict[Stage, _ProfiledStage]:
 
 
 def _common_ratio(found: Mapping[str, Iterable[ProfiledPiece]], host: HostTimes, device: str) -> Fraction:
-    """Return host time without the profiler over that with it, in stages that do not wait.
+    """Return the ratio of host times without and with the profiler, from stages that do not wait for the device.
 
     If the queue is full in a stage, or the host waits, a chain of operators that does not is measured in addition.
     """
@@ -193,7 +193,7 @@ def _common_ratio(found: Mapping[str, Iterable[ProfiledPiece]], host: HostTimes,
 
 
 def _chain(device: str) -> tuple[int, int]:
-    """Return the host time of a chain of small operators without and with the profiler."""
+    """Return the host time, in nanoseconds, of a chain of small operators without and with the profiler."""
     chain = Run("chain", _Chain().to(device), {}, lambda path, call: ("chain", ""))
     _, host = time_stage_clocks([chain], 5)
     profile_calls(chain, [""])
@@ -201,7 +201,7 @@ def _chain(device: str) -> tuple[int, int]:
 
 
 class _Chain(nn.Module):
-    """Module that runs a chain of small operators on one number, to measure the cost of launches."""
+    """Module that runs a chain of small operators on a one-element tensor, to measure the cost of launches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class _Chain(nn.Module):
 
 
 def launch_latency() -> int | None:
-    """Return the nanoseconds from the end of a launch to the start of its kernel on an idle device.
+    """Return the nanoseconds from the end of a kernel launch to the start of the kernel on an idle device.
 
     ``None`` if the profiler sees no kernels.
     """
@@ -232,7 +232,7 @@ def launch_latency() -> int | None:
 
 
 def queued_kernel(number: torch.Tensor) -> int:
-    """Return the nanoseconds of one small kernel among many in the queue of the device."""
+    """Return the nanoseconds that one small kernel takes among many in the device's queue."""
 
     def queue(kernels: int) -> int:
         def enqueue(nothing: None) -> None:
@@ -284,7 +284,7 @@ def _scaled(
 
 
 def waiting_times(forward: EagerForward, latency: int) -> Counter[Stage]:
-    """Return the nanoseconds in which the host waits for the device in each stage, by the recurrence."""
+    """Return the nanoseconds that the host waits for the device in each stage, from the recurrence of both clocks."""
     enqueued = end = 0
     found = Counter[Stage]()
     for stage, calls in forward:
@@ -299,7 +299,7 @@ def waiting_times(forward: EagerForward, latency: int) -> Counter[Stage]:
 
 
 def _with_totals(pieces: Sequence[ProfiledPiece], totals: Mapping[Stage, int], gap: int) -> EagerForward:
-    """Return the calls with host parts scaled to a total for each stage, and a gap after each kernel."""
+    """Return the calls with host times scaled to each stage's total, and with a gap added after each kernel."""
     parts: dict[Stage, list[int]] = {stage: [] for stage in totals}
     for piece in pieces:
         for call in piece.calls:

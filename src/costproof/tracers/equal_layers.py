@@ -42,7 +42,7 @@ COUNTED_FROM: Final = "counted from exports of"
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A stack of a truncated model and of the whole one."""
+    """A layer stack as it is in a truncated model and in the whole one."""
 
     path: str
     kept: int
@@ -50,7 +50,7 @@ class _Cut:
     """Layers of the whole model."""
 
     def place(self, path: str) -> tuple[int, str] | None:
-        """Return the layer that a path is in, and the path in it, or ``None`` if it is not in this stack."""
+        """Return (layer index, path inside the layer) for a module path; ``None`` if it is outside of this stack."""
         inside = path.removeprefix(f"{self.path}.") if path.startswith(f"{self.path}.") else ""
         index, _, rest = inside.partition(".")
         return (int(index), rest) if index.isdecimal() else None
@@ -60,7 +60,7 @@ class _Cut:
         return ".".join(filter(None, (self.path, str(layer), rest)))
 
     def stands_for(self, layer: int) -> range:
-        """Return the layers of the whole model that a layer of the truncated one represents."""
+        """Return the layers of the whole model that a layer of the truncated model represents."""
         if layer < self.kept - 2:
             return range(layer, layer + 1)
         last = self.layers - 1
@@ -118,7 +118,7 @@ def ledger_of_equal_layers(
 
 
 def _first_equal(stack: Stack) -> int:
-    """Return the index of the first layer from which on all layers are of one kind."""
+    """Return the index of the layer from which on all layers are of the same kind."""
     last = stack.kinds[-1]
     return next((i + 1 for i in reversed(range(len(stack.kinds))) if stack.kinds[i] != last), 0)
 
@@ -128,7 +128,7 @@ def _truncated(target: Truncatable, layers: int) -> Any:
 
 
 def _cuts(target: Any, whole: Mapping[str, Stack], workload: Workload) -> list[_Cut]:
-    """Return the truncated stacks; empty if an omitted layer differs from the last one that remains."""
+    """Return the truncated stacks; empty if an omitted layer is of another kind than the last remaining one."""
     if target.cut is None:
         return []
     times = dict(target.cut.stretch.times)
@@ -138,7 +138,7 @@ def _cuts(target: Any, whole: Mapping[str, Stack], workload: Workload) -> list[_
 
 
 def _agree(fewer: Ledger, more: Ledger, cuts: Sequence[_Cut]) -> bool:
-    """Return whether the ledger of one layer fewer gives the layers of the other one, without unknown operators."""
+    """Return whether extrapolating the smaller model's ledger by one layer gives the larger one's layer nodes."""
     if fewer.unknown_ops or more.unknown_ops or (fewer.notes, fewer.stages) != (more.notes, more.stages):
         return False
     given = {n.id: (n.costs, n.exprs) for n in _extrapolated(fewer.nodes, cuts, {})}
@@ -148,14 +148,14 @@ def _agree(fewer: Ledger, more: Ledger, cuts: Sequence[_Cut]) -> bool:
 
 
 def _located(path: str, cuts: Iterable[_Cut]) -> tuple[_Cut, int, str] | None:
-    """Return the stack and layer that a path is in, and the path in the layer; ``None`` outside of all stacks."""
+    """Return (stack, layer index, path inside the layer) for a module path; ``None`` outside of all stacks."""
     return next(((cut, *place) for cut in cuts if (place := cut.place(path)) is not None), None)
 
 
 def _extrapolated(
     nodes: Iterable[CostNode], cuts: Sequence[_Cut], outside: Mapping[str, CostNode]
 ) -> Iterator[CostNode]:
-    """Yield the nodes of the whole model.
+    """Yield the cost nodes of the whole model, extrapolated from those of a truncated one.
 
     Args:
         outside: id of a node outside of the layers -> this node in the whole model, if it differs.
@@ -186,7 +186,7 @@ def _extrapolated(
 
 
 def _grown(fewer: Ledger, more: Ledger, cuts: Sequence[_Cut]) -> dict[str, CostNode] | None:
-    """Return the nodes outside of the layers that grow with each layer, as they are in the whole model.
+    """Return id -> node of the whole model, for nodes outside of layers whose costs grow with each layer.
 
     ``None`` if stacks with different numbers of omitted layers are in one stage, so that it is not known whose layers
     they grow with.
@@ -219,7 +219,7 @@ def _grown(fewer: Ledger, more: Ledger, cuts: Sequence[_Cut]) -> dict[str, CostN
 
 
 def _same_tensors(whole: nn.Module, truncated: nn.Module, cuts: Sequence[_Cut]) -> bool:
-    """Return whether the parameters and buffers of the whole model are those that the truncated one predicts."""
+    """Return whether the whole model has exactly the parameters and buffers that the truncated one predicts."""
 
     def tensors(model: nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
         every = (*model.named_parameters(), *model.named_buffers())
@@ -234,7 +234,7 @@ def _same_tensors(whole: nn.Module, truncated: nn.Module, cuts: Sequence[_Cut]) 
 
 
 def _same_work(fewer: ModuleWork, more: ModuleWork, whole: ModuleWork, cuts: Sequence[_Cut]) -> bool:
-    """Return whether every module of the whole model does the work that runs of two truncated models predict."""
+    """Return whether every module of the whole model does the work that runs of both truncated models predict."""
     layers = {cut.layers - cut.kept for cut in cuts}
     for kind in ("flops", "elements", "calls"):
         before, after, own = (Counter(getattr(work, kind)) for work in (fewer, more, whole))

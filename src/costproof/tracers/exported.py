@@ -1,4 +1,4 @@
-"""Read graphs of ``torch.export`` into the common form, with shapes in our symbols.
+"""Convert graphs of ``torch.export`` to the form that all sources share, with shapes in our symbols.
 
 An :class:`~costproof.models.specs.ExportJob` names the dimensions that stay symbolic. The exporter's own symbols are
 replaced by those names. An export that specialized one of them to a number is refused, because its costs would hold at
@@ -34,7 +34,7 @@ _CACHED = (*_PAST, "cross_keys", "cross_values")
 _MADE = "lifted_tensor"
 """The exporter's name for a tensor that the model makes of literals, ``torch.tensor(0.5)``."""
 _MAKES = "aten.lift_fresh_copy.default"
-"""The operator that makes it. On meta the exporter has no such operator and begins with ``detach_``."""
+"""The operator that makes such a tensor. The exporter has none on meta, where the name begins with ``detach_``."""
 _NOWHERE = "_empty_nn_module_stack"
 """Prefix of the module path of nodes that the exporter adds itself."""
 
@@ -47,7 +47,7 @@ _SCAFFOLDING = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """An exported graph in the common form, with its guards."""
+    """An exported graph in the form that all sources share, with its guards."""
 
     job: ExportJob
     graph: Graph
@@ -56,14 +56,14 @@ class Exported:
     buffers: Mapping[str, int | None]
     """Full name -> bytes of the program's buffers."""
     cache_inputs: tuple[Value, ...]
-    """The past keys and values among the inputs, found by the names of their arguments."""
+    """The past keys and values among the graph's inputs, found by the names of the arguments."""
     guards: tuple[str, ...]
     notes: tuple[str, ...] = ()
     """Assumptions of the export."""
 
 
 def export_graph(job: ExportJob) -> Exported:
-    """Export one part of a model on meta and bring it into the common form.
+    """Export one part of a model on meta, and convert it to the form that all sources share.
 
     Raises:
         Incomplete: the export fails, specializes a size that must stay symbolic, or has an operator that
@@ -78,7 +78,7 @@ def export_graph(job: ExportJob) -> Exported:
 
 
 class _ExportReader:
-    """Reads an exported program once."""
+    """Reads one exported program into a graph."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class _ExportReader:
         self.values[node] = self._value(node.name, value, origin, name)
 
     def _named(self, name: str) -> str | None:
-        """Return the model's name of a parameter; a tied one has the name in the first module that has it."""
+        """Return a parameter's name in the model; a tied parameter has that of the first module."""
         return self.rename(self.paths.parameter(name))
 
     def _value(self, label: str, tensor: Any, origin: str = "op", name: str = "") -> Value:
@@ -183,7 +183,7 @@ class _ExportReader:
         self.ops.append(OpCall(self.region + node.name, name, place[0], place[1], tensors, outputs, attrs, names))
 
     def _enter_region(self, node: fx.Node, graph: fx.Graph, arguments: tuple[Any, ...]) -> None:
-        """Read the graph of a higher-order operator in place of the operator."""
+        """Read the inner graph of a higher-order operator, such as an autocast region, in place of the operator."""
         outside, self.region = (self.region, self.autocast), f"{self.region}{node.name}/"
         self.autocast = autocast_dtype(node, self.autocast)
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
@@ -231,7 +231,7 @@ class _ExportReader:
         return plain_value(argument)
 
     def _place(self, node: fx.Node) -> tuple[str, int] | None:
-        """Return the innermost module of the model that runs the node and its call number; ``None`` for scaffolding."""
+        """Return the innermost module that runs a node, and its call number; ``None`` for wrapper modules."""
         frames = (node.meta.get("nn_module_stack") or {}).items()
         stack = tuple((str(key), str(path), _class_name(cls)) for key, (path, cls) in frames)
         if stack not in self.stacks:
@@ -258,7 +258,7 @@ class _ExportReader:
         return parent
 
     def _known(self, path: str) -> None:
-        """Refuse the path of no module: the work there would be attributed to an enclosing module."""
+        """Refuse a path that no module has, since its work would be attributed to an enclosing module."""
         if path not in self.known and not path.startswith(_NOWHERE):
             raise Incomplete(
                 "the export names a module that the model does not have",
@@ -280,7 +280,7 @@ class _ExportReader:
             self.values[node] = Value(value.id, value.shape, value.dtype, "const")
 
     def _outputs(self) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-        """Return the outputs in order: the result, then the cache if the job returns one."""
+        """Return (result, cache): the output tensors, and those of the cache if the job returns one."""
         node = next(n for n in self.program.graph.nodes if n.op == "output")
         spec = self.program.call_spec.out_spec
         # Mutated inputs come first; they are not results.
@@ -334,14 +334,14 @@ def autocast_dtype(node: fx.Node, outside: str) -> str:
 
 
 class Mapped:
-    """Tracks values inside ``torch.vmap``, whose shapes in an export lack the batch, so they cannot be counted."""
+    """Tracks values inside ``torch.vmap``, which cannot be counted: their shapes in an export lack the batch."""
 
     def __init__(self) -> None:
         self.levels: dict[str, frozenset[int]] = {}
         """Id of a value inside -> the calls of ``torch.vmap`` that it is in."""
 
     def name(self, name: str, tensors: Iterable[Value], outputs: Iterable[Value], attrs: Mapping[str, Any]) -> str:
-        """Return the name of an operator, or ``vmap`` if it takes values without their batch dimension."""
+        """Return an operator's name, or ``vmap`` if it takes values that lack their batch dimension."""
         inside = frozenset[int]().union(*(self.levels.get(t.id, ()) for t in tensors))
         if name == "_add_batch_dim":
             inside |= {attrs["2"]}
@@ -357,7 +357,7 @@ _PRODUCT: Final = "sparse.mm"
 
 
 def is_sparse(node: fx.Node) -> bool:
-    """Return whether a node's tensor has a layout other than strided."""
+    """Return whether the tensor that a node computes is sparse."""
     import torch
 
     return getattr(node.meta.get("val"), "layout", torch.strided) is not torch.strided
@@ -366,7 +366,7 @@ def is_sparse(node: fx.Node) -> bool:
 def sparse_call(
     name: str, attrs: dict[str, Any], node: fx.Node, program: torch.export.ExportedProgram
 ) -> tuple[str, dict[str, Any]]:
-    """Return name and options of a call with sparse tensors: a sparse product, or an operator without a rule.
+    """Return name and attributes of a call with sparse tensors: a sparse product, or an operator without a rule.
 
     Rules count dense tensors, so a call with a sparse one is another operator here.
     """
@@ -380,7 +380,7 @@ def sparse_call(
 
 
 def _tensor(node: fx.Node, program: torch.export.ExportedProgram) -> Any:
-    """Return the sparse tensor with values that a placeholder refers to, if the program holds it."""
+    """Return the sparse tensor, with values, of a placeholder; ``None`` if the program does not contain it."""
     names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target}
     target = names.get(node.name)
     found = program.state_dict.get(target, program.constants.get(target)) if target is not None else None

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 def export_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
-    """Return the exported program of a job and the assumptions that were made."""
+    """Export a job; return the program, and notes on assumptions that the export made."""
     return repeat_if_modules_replaced(job.module, lambda: _exported(job), lambda: _run(job))
 
 
 def _run(job: ExportJob) -> None:
-    """Run the forward once. The exporter restores attributes that a forward sets, except replaced modules."""
+    """Run the forward once before an export, so that attributes and modules that it sets are in place."""
     from costproof.snapshots.module_snapshot import unwritten
 
     # Code of other packages may raise anything.
@@ -63,7 +63,7 @@ def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, 
 
 
 def _reason(error: Exception) -> str:
-    """Return the exporter's message in one line, or the sizes that the code made constant."""
+    """Return an exporter's error in one line, or the sizes that the model's code made constant."""
     said = message_of(error)
     fixed = re.findall(r"L\['(\w+)'\]\.size\(\)\[(\d+)\] .*specialized it to be a constant \((\d+)\)", said)
     if fixed:
@@ -143,7 +143,10 @@ class SizeTranslator:
 
 
 def _linear(expr: sympy.Expr, symbol: sympy.Symbol) -> tuple[sympy.Integer | None, sympy.Integer]:
-    """Return integer factor and offset of ``factor * symbol + offset``; no factor for other expressions."""
+    """Return (factor, offset) if the expression is ``factor * symbol + offset`` in integers.
+
+    Else factor is ``None``.
+    """
     factor = expr.coeff(symbol)
     offset = sympy.expand(expr - factor * symbol)
     return (factor, offset) if factor.is_Integer and offset.is_Integer else (None, offset)
@@ -211,12 +214,12 @@ def plain_sympy(expr: sympy.Expr) -> sympy.Expr:
 
 
 def _floor(x: sympy.Expr) -> sympy.Expr:
-    """Write floor(-x) as -ceiling(x), as formulas do."""
+    """Return ``floor(x)``, written as ``-ceiling(-x)`` for a negated argument, as formulas are."""
     return -sympy.ceiling(-x) if x.could_extract_minus_sign() else sympy.floor(x)
 
 
 def map_arguments(job: ExportJob, change: Callable[[Argument, Any], Any]) -> dict[str, Any]:
-    """Return the arguments of a job, nested as they are, with ``change(path, tensor)`` in place of each tensor."""
+    """Return the job's arguments, nested as before, with ``change(path, tensor)`` in place of each tensor."""
 
     def changed(path: Argument, value: Any) -> Any:
         if isinstance(value, list | tuple):
@@ -229,7 +232,7 @@ def map_arguments(job: ExportJob, change: Callable[[Argument, Any], Any]) -> dic
 
 
 def inputs_by_path(job: ExportJob, program: torch.export.ExportedProgram) -> dict[Argument, fx.Node]:
-    """Return the placeholders of user inputs by their path in ``job.args``, flattened in order."""
+    """Return path in ``job.args`` -> placeholder node of every input tensor of the program."""
     paths: list[Argument] = []
     map_arguments(job, lambda path, value: paths.append(path))
     nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
@@ -240,7 +243,7 @@ def inputs_by_path(job: ExportJob, program: torch.export.ExportedProgram) -> dic
 
 
 def with_numbers(job: ExportJob) -> ExportJob:
-    """Return the job with concrete values of parameters and arguments, ones where there are none, and constant sizes.
+    """Return the job with concrete values, ones where a tensor has none, and with constant sizes.
 
     Raises:
         Incomplete: the module is too large to be given values.
@@ -263,7 +266,7 @@ def with_numbers(job: ExportJob) -> ExportJob:
 
 
 def with_sizes(job: ExportJob, values: Mapping[str, int]) -> ExportJob:
-    """Return the job with these concrete sizes and nothing symbolic. A repeated job becomes one decode step."""
+    """Return the job at these sizes, without symbolic ones. A job of repeated decode steps becomes a single step."""
     wanted: dict[Argument, dict[int, int]] = {}
     for size in job.sizes:
         wanted.setdefault(tuple(size.argument), {})[size.dim] = evaluate(parse(size.symbol), values)

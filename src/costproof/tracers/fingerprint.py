@@ -1,4 +1,4 @@
-"""Compute a fingerprint of everything that decides the export of a module, if that is possible.
+"""Compute a fingerprint of everything that decides the export of a module, where that is possible.
 
 Two exports with equal fingerprints are equal. It covers every attribute of every module and configuration, shapes,
 dtypes and memory of tensors, the code of their classes, and the versions of the packages that run them. A module has no
@@ -30,7 +30,7 @@ _MOST_NUMBERS: Final = 65_536
 """Elements of a tensor with values that are covered: enough for a table of frequencies, not for weights."""
 INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _SAY_NOTHING: Final = frozenset({"__dict__", "__weakref__", "_original_object_hash"})
-"""Ignored attributes: slots, and a hash that transformers stores in configurations, which differs by process."""
+"""Attributes that are ignored: slots, and a hash in transformers' configurations that differs by process."""
 _HEAP_TYPE: Final = 1 << 9
 """The flag of classes that are created at run time, as those written in Python are."""
 OWN: Final = Path(__file__).resolve().parents[1]
@@ -72,12 +72,12 @@ def surroundings() -> list[Any]:
 
 
 def digest(told: Any) -> str:
-    """Return a SHA-256 digest of JSON data as 64 hex digits."""
+    """Return the SHA-256 digest of JSON data as 64 hex digits."""
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
 class _Serializer:
-    """Serializes Python objects as JSON; an object that occurs again becomes a reference, which covers aliasing."""
+    """Serializes Python objects as JSON for a fingerprint; a repeated object becomes a reference to the first."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
@@ -168,7 +168,7 @@ class _Serializer:
 
 
 def _fields(value: Any) -> list[str]:
-    """Return the names of the attributes that an object itself has."""
+    """Return the names of the attributes, including slots, that an object has besides those of its class."""
     slots = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
     names = (name for found in slots for name in ([found] if isinstance(found, str) else found))
     try:
@@ -194,7 +194,7 @@ def _source(kind: type) -> Any:
 
 
 def _reached(function: FunctionType) -> list[Any]:
-    """Serialize the functions of its module, or of modules that it names, which a function calls.
+    """Serialize the functions that a function may call: those that it names in its module or in imported ones.
 
     Packages with a faster attention replace such functions.
     """
@@ -217,7 +217,7 @@ def _code(code: CodeType) -> str:
 
 @cache
 def _carrier(module: str | None) -> str | None:
-    """Return the package and version of a Python module; ``None`` for the standard library and for costproof.
+    """Return the package and version that a Python module belongs to; ``None`` for Python itself and for costproof.
 
     Raises:
         NotFingerprintable: it belongs to no installed package, so a change of its helpers would go unnoticed.
@@ -235,7 +235,7 @@ def _carrier(module: str | None) -> str | None:
 
 @cache
 def own_code_digest() -> str:
-    """Return a digest of the part of costproof that makes exports and costs graphs: another version exports again."""
+    """Return a digest of the costproof code that exports and costs graphs, so that a new version exports again."""
     found = hashlib.sha256()
     for file in sorted(file for part in _DECIDING for file in (OWN / part).rglob("*.py")):
         found.update(f"{file.relative_to(OWN).as_posix()}\0".encode() + file.read_bytes() + b"\0")

@@ -1,4 +1,4 @@
-"""Place and sum the FLOPs that torch's own formulas counted, without code that the operator rules use."""
+"""Sum the FLOPs that torch's own formulas counted by stage and module, independently of the operator rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from costproof.opgraph.merge import merge_unknown
 CallStack = tuple[tuple[str, int], ...]
 """The active calls, outermost first: (path of the module, number of its call)."""
 FlopKey = tuple[str, str, str, str]
-"""Stage, invocation, module, operator."""
+"""Key of a sum of FLOPs: stage, invocation, path of the module, operator."""
 Flops = Mapping[FlopKey, int]
 
 SOURCE: Final = "dispatcher"
@@ -23,7 +23,7 @@ SOURCE: Final = "dispatcher"
 
 @dataclass(slots=True)
 class DispatchedFlops:
-    """FLOPs of one run as counted at the dispatcher."""
+    """FLOPs of one run, counted at the dispatcher by torch's formulas."""
 
     flops: Counter[tuple[CallStack, str]] = field(default_factory=Counter)
     """(active calls, operator) -> FLOPs."""
@@ -32,7 +32,7 @@ class DispatchedFlops:
     reasons: dict[str, str] = field(default_factory=dict)
     """Operator -> why its formula had no answer."""
     left: Counter[CallStack] = field(default_factory=Counter)
-    """Active calls -> conversions of a tensor to NumPy."""
+    """Active calls -> number of conversions of a tensor to NumPy, where operators are no longer seen."""
     by_values: bool = False
     """Whether values of tensors decided a size or a branch."""
 
@@ -47,7 +47,7 @@ class DispatchedFlops:
         return dict(found)
 
     def without_formula(self, run: Run) -> tuple[UnknownOp, ...]:
-        """Return the calls of operators without a formula."""
+        """Return the calls of operators that torch has no formula for."""
         again = self._again()
         places = ((_place(run, where, again), name, calls) for (where, name), calls in self.unjudged.items())
         return tuple(
@@ -56,7 +56,7 @@ class DispatchedFlops:
         )
 
     def gone(self, run: Run) -> Counter[tuple[str, str]]:
-        """Return (stage, module) -> conversions of a tensor to NumPy."""
+        """Return (stage, module) -> number of conversions of a tensor to NumPy, whose further work is not seen."""
         again, found = self._again(), Counter[tuple[str, str]]()
         for where, times in self.left.items():
             stage, _, module = _place(run, where, again)
@@ -64,7 +64,7 @@ class DispatchedFlops:
         return found
 
     def of_experts(self, run: Run) -> dict[str, tuple[int, ...]]:
-        """Return module of routed experts -> FLOPs of each expert in this run, if experts are modules."""
+        """Return path of a mixture -> FLOPs of each expert in this run, where experts are modules of their own."""
         totals: dict[str, list[int]] = {}
         for (where, _), flops in self.flops.items():
             module = where[-1][0] if where else ""
@@ -75,12 +75,12 @@ class DispatchedFlops:
         return {group: tuple(each) for group, each in totals.items()}
 
     def _again(self) -> set[str]:
-        """Return the modules that were called more than once."""
+        """Return the paths of modules that were called more than once."""
         return {path for calls in (self.flops, self.unjudged) for each, _ in calls for path, n in each if n > 1}
 
 
 def _place(run: Run, where: CallStack, again: Collection[str]) -> tuple[str, str, str]:
-    """Return stage, invocation and module; the outermost repeated module decides the number of the call."""
+    """Return (stage, invocation, module) of a call; the outermost repeated module decides the invocation."""
     module = where[-1][0] if where else ""
     number = next((call for path, call in where if path in again), 1)
     group = next((g for g in run.groups if module.startswith(g + ".")), module)
@@ -115,7 +115,7 @@ def flop_counter_ledger(
 
 
 def sum_steps(costs: Mapping[int, int], count: int) -> int | None:
-    """Return the cost of all steps by adding them one by one, or ``None`` if that is unknown.
+    """Return the sum over all decode steps, or ``None`` if the traced ones do not determine it.
 
     Args:
         costs: tokens in the cache -> cost of the step, of the first, the last and some in between.

@@ -38,7 +38,7 @@ _ROWS: Final = ("_addmm_activation", "_int_mm", "_weight_int8pack_mm", "_weight_
 _NO_FORMULA: Final = ("_trilinear", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_sparse_addmm", "_cdist_forward")
 """Operators of torch that multiply matrices inside and for which only our rules have a formula."""
 _VECTORS: Final = ("linalg_vector_norm", "linalg_cross")
-"""Operators of torch.linalg that multiply no matrices."""
+"""Operators of torch.linalg without a matrix product, which therefore have no headline FLOPs."""
 _MASKS: Final = (torch.bool, torch.uint8)
 _BRANCHES: Final = (
     "equal", "is_nonzero", "_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned", "_pack_padded_sequence",
@@ -47,11 +47,11 @@ _BRANCHES: Final = (
 _VALUE_DEPENDENT: Final = value_dependent_tags()
 _PAD: Final = "aten.constant_pad_nd"
 _OWN: Final = ("aten", "prims", "prim", "profiler", "_c10d_functional")
-"""Namespaces in which an operator without a formula multiplies no matrices."""
+"""Namespaces in which an operator that torch's FLOP counter has no formula for multiplies no matrices."""
 
 
 class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the FLOPs of a model that runs under it; changes nothing.
+    """Dispatcher mode that counts the FLOPs of a model that runs under it, without changing the run.
 
     Args:
         calls: the active calls, maintained by whoever hooks the modules: (path, number, anything).
@@ -93,7 +93,7 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _count(self, func: Any, name: str, formula: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Add the FLOPs of a call, or note why its formula has no answer: it may be that of another package."""
+        """Add the FLOPs of a call, or record why its formula failed; formulas may come from other packages."""
         try:
             if isinstance(formula, _Attention):
                 flops = formula.flops(_arguments(func, args, kwargs), self._width)
@@ -112,13 +112,13 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.seen.flops[self.where(), name] += 4 * flops if pairs else flops
 
     def _width(self, tensor: torch.Tensor) -> int:
-        """Return the last dimension of a tensor as it was before it was padded: on CUDA to a multiple of 8."""
+        """Return a tensor's last dimension before attention padded it; on CUDA it is padded to a multiple of 8."""
         padded = self._padded.get(id(tensor))
         return padded[1] if padded is not None and padded[0]() is tensor else int(tensor.shape[-1])
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Count for the time of the block, and record calls that the dispatcher does not see.
+        """Count while the block runs, and record work that the dispatcher does not see.
 
         These are conversions of tensors to NumPy or to lists, and which elementwise multiplications are products of an
         ``einsum`` over no index, or over indices of size 1.
@@ -144,7 +144,7 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class CountingMode(FlopCounterJudge):  # type: ignore[no-untyped-call]
-    """A judge that also counts the elements of all floating-point results, by module."""
+    """Counting mode that also counts, by module, the elements of all floating-point results."""
 
     def __init__(self, running: list[tuple[str, int, Any]], root: str) -> None:
         super().__init__(running, root)
@@ -165,7 +165,7 @@ def _reads_values(func: Any, name: str, args: Any) -> bool:
 
 
 def _multiplied(*args: Any, out_val: Any, **more: Any) -> int:
-    """Return the FLOPs of an elementwise product of an einsum: every number of the result is one product."""
+    """Return 2 FLOPs for each element of an einsum's elementwise product."""
     return 2 * int(out_val.numel())
 
 
@@ -174,7 +174,7 @@ def _name(func: Any) -> str:
 
 
 class _Attention(NamedTuple):
-    """A formula on the named arguments of a call."""
+    """FLOP formula of fused attention, which takes the arguments of a call by name."""
 
     flops: Callable[[Arguments, Width], int]
 
@@ -187,7 +187,7 @@ def _arguments(func: Any, args: Any, kwargs: Any) -> Arguments:
 
 
 def _formula(func: Any) -> _Attention | Callable[..., Any] | bool | None:
-    """Return an operator's formula; ``None`` without products, ``False`` if it lacks one, ``True`` for a composite."""
+    """Return an operator's FLOP formula; ``None``: no products; ``False``: formula missing; ``True``: composite."""
     packet = getattr(func, "_overloadpacket", func)
     space, _, name = _name(func).partition(".")
     if space == "aten" and name.endswith("_"):  # in-place variants do the same work
@@ -208,13 +208,13 @@ def _formula(func: Any) -> _Attention | Callable[..., Any] | bool | None:
 
 
 def _is_composite(func: Any) -> bool:
-    """Return whether the dispatcher may replace an operator by those that it consists of."""
+    """Return whether the dispatcher may decompose an operator into others."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     return not isinstance(func, torch._ops.HigherOrderOperator) and func.has_kernel_for_dispatch_key(key)
 
 
 def _rows(first: Any, second: Any, *rest: Any, out_val: Any, **more: Any) -> int:
-    """Return the FLOPs of a product: each result sums as many products as the first matrix has columns."""
+    """Return the FLOPs of a matrix product: 2 for each result element and column of the first matrix."""
     return 2 * int(out_val.numel()) * int(first.shape[-1])
 
 
@@ -223,7 +223,7 @@ def _added_rows(added: Any, first: Any, *rest: Any, out_val: Any, **more: Any) -
 
 
 def _every_number(matrix: Any, *rest: Any, **more: Any) -> int:
-    """Return the FLOPs of a product with a vector: each number of the matrix is multiplied once and added once."""
+    """Return the FLOPs of a matrix-vector product: 2 for each element of the matrix."""
     return 2 * int(matrix.numel())
 
 
@@ -232,7 +232,7 @@ def _batches_added(added: Any, first: Any, second: Any, **more: Any) -> int:
 
 
 def _grouped(first: Any, second: Any, *rest: Any, out_val: Any, **more: Any) -> int:
-    """Return the FLOPs of a grouped product.
+    """Return the FLOPs of a grouped matrix product.
 
     With rows or columns in groups, a number of the result is one inner product; with the inner dimension in groups, a
     number of the first matrix is multiplied with every column of the second.
@@ -254,7 +254,7 @@ _MISSING: Final[dict[str, Callable[..., int]]] = {
     "aten.addbmm": _batches_added,
     **{f"aten.{name}": _added_rows if name.startswith("_addmm") else _rows for name in _ROWS},
 }
-"""Operators that torch's registry lacks, counted from their definition."""
+"""FLOP formulas, from the operators' definitions, of operators that torch's registry lacks."""
 
 
 Arguments = Mapping[str, Any]
@@ -312,7 +312,7 @@ def attention_formula(name: str) -> Callable[[Arguments, Width], int] | None:
 
 
 def _scores(given: Arguments, stem: str) -> int:
-    """Return the number of pairs of a query and a key, over all query heads; a causal flag removes none.
+    """Return the number of query-key pairs over all query heads; those that a causal flag hides count too.
 
     Args:
         stem: the operator without its suffixes.
@@ -333,13 +333,13 @@ def _scores(given: Arguments, stem: str) -> int:
 
 
 def _tensor(given: Arguments, name: str) -> torch.Tensor:
-    """Return the queries, keys or values, which some schemas call ``q``, ``k`` and ``v``."""
+    """Return the queries, keys or values of a call; some schemas name them ``q``, ``k`` and ``v``."""
     found: torch.Tensor = given[name] if name in given else given[name[0]]
     return found
 
 
 def _lengths(starts: torch.Tensor, rows: int, longest: int | None) -> list[int]:
-    """Return the lengths of packed sequences: from the shapes if these allow one answer, else from start offsets."""
+    """Return the lengths of packed sequences: from the shapes if they are equal, else from the start offsets."""
     sequences = len(starts) - 1
     if sequences == 1:
         return [rows]
@@ -353,7 +353,7 @@ def _lengths(starts: torch.Tensor, rows: int, longest: int | None) -> list[int]:
 
 
 def _layer(given: Arguments, width_of: Width) -> int:
-    """Return the FLOPs of a layer of attention on (B, S, E) with its projections, as one operator."""
+    """Return the FLOPs of an operator that runs attention on (B, S, E) together with its projections."""
     batch, queries, width = map(int, given["query"].shape)
     keys = int(given["key"].shape[1])
     projected = 2 * batch * width * width * (queries + 2 * keys)
@@ -362,7 +362,7 @@ def _layer(given: Arguments, width_of: Width) -> int:
 
 
 def _encoder_layer(given: Arguments, width_of: Width) -> int:
-    """Return the FLOPs of attention with its projections and of two linear layers after it."""
+    """Return the FLOPs of an operator that runs attention, its projections, and two linear layers after it."""
     source = given["src"]
     rows, width = prod(source.shape[:-1]), int(source.shape[-1])
     forward: int = 2 * rows * width * (int(given["ffn_weight_1"].shape[0]) + int(given["ffn_weight_2"].shape[1]))

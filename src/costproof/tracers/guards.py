@@ -1,4 +1,4 @@
-"""Evaluate the guards under which an export holds, at given sizes or as expressions."""
+"""Evaluate the guards under which an export is valid, at given sizes or as expressions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SOME_SIZES: Final = (2, 3, 7, 64, 1_000, 4_097, 131_072, 1_000_003)
 
 @dataclass(frozen=True, slots=True)
 class _GuardAlgebra(Generic[T]):
-    """The operations to which the text of a guard is translated: the grammar is the same, the values differ."""
+    """Operations to which a guard's text is translated: on numbers at given sizes, or on expressions."""
 
     number: Callable[[Any], T]
     truth: Callable[[bool], T]
@@ -48,7 +48,7 @@ class _GuardAlgebra(Generic[T]):
 
 
 def _deferred(of: Callable[..., Any]) -> Callable[..., Guard]:
-    """Return an operation on functions of the sizes, given one on values."""
+    """Return an operation on functions of sizes, made from an operation on values."""
     return lambda *parts: lambda sizes: of(*(part(sizes) for part in parts))
 
 
@@ -92,7 +92,7 @@ _IN_SYMBOLS: Final[_GuardAlgebra[sympy.Expr]] = _GuardAlgebra(
 
 
 def holds_at(exported: Exported, points: Sequence[SizeValues]) -> tuple[bool, ...]:
-    """Return whether the graph of an export describes the model at each point.
+    """Return, for each point, whether the graph of an export describes the model at these sizes.
 
     A symbolic graph is valid at all sizes that satisfy the exporter's guards; at others the model may take a different
     branch. Guards are Python text written by torch; they are read by the grammar below and never executed.
@@ -114,7 +114,7 @@ def holds_at(exported: Exported, points: Sequence[SizeValues]) -> tuple[bool, ..
 
 
 def first_broken_guard(exported: Exported, points: Sequence[SizeValues]) -> str | None:
-    """Return the first guard that does not hold at one of the points, or ``None``.
+    """Return the first guard that is false at one of the points, or ``None`` if all hold.
 
     A size of 1 counts as 2 here, the least value that the exporter assumes for a symbol: its graphs are also used for
     one page or one sequence, where another source checks them.
@@ -150,7 +150,7 @@ def conditions(exported: Exported) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class GuardCondition:
-    """A guard that was read."""
+    """A guard of an export, parsed."""
 
     text: str
     names: frozenset[str]
@@ -162,7 +162,7 @@ class GuardCondition:
 
 
 def guard_conditions(exported: Exported) -> list[GuardCondition]:
-    """Return every guard of an export.
+    """Parse and return every guard of an export.
 
     Raises:
         Incomplete: a guard depends on something other than sizes of inputs.
@@ -187,7 +187,7 @@ def guard_conditions(exported: Exported) -> list[GuardCondition]:
 
 
 def margins(job: ExportJob, guards: Sequence[str]) -> tuple[sympy.Expr, ...]:
-    """Return expressions of the symbols of an export's sizes that are not negative where the export holds.
+    """Return expressions in an export's symbols that are at least 0 exactly where its guards hold.
 
     Expressions that are never negative are left out. That the exporter assumes symbols to be at least 2 is not among
     them.
@@ -201,7 +201,7 @@ def margins(job: ExportJob, guards: Sequence[str]) -> tuple[sympy.Expr, ...]:
 
 
 def _values(exported: Exported, point: SizeValues) -> dict[str, int]:
-    """Return the value of every symbolic size, which may be an expression, by its text."""
+    """Return the text of each symbolic size, which may be an expression -> its value at a point."""
     symbols = dict.fromkeys(size.symbol for size in exported.job.sizes)
     return {s: point[s] if s in point else evaluate(parse(s), point) for s in symbols}
 
@@ -215,7 +215,7 @@ def _first_broken(exported: Exported, guards: Sequence[tuple[str, Guard]], value
 
 
 def _holds(holds: Guard, values: SizeValues) -> bool:
-    """Return whether a guard holds; one that divides by zero is about a size that does not exist."""
+    """Return whether a guard holds at these sizes; a division by zero counts as false."""
     try:
         return bool(holds(values))
     except ZeroDivisionError:
@@ -223,7 +223,7 @@ def _holds(holds: Guard, values: SizeValues) -> bool:
 
 
 def _guards(exported: Exported) -> list[tuple[str, Guard]]:
-    """Return the distinct guards in symbols with their texts; equal guards of several layers are one."""
+    """Return (text, function of sizes) of each distinct guard."""
     return _each(exported.job, exported.guards, lambda node: (ast.unparse(node), _read(node, _AT_SIZES)))
 
 
@@ -248,7 +248,7 @@ def _about_sizes(job: ExportJob) -> Iterator[None]:
 
 
 class _SizeSubstitution(ast.NodeTransformer):
-    """Replaces the size of an input, ``L['keys'][0].size()[2]``, by its symbol or constant."""
+    """Replaces ``L['keys'][0].size()[2]``, the size of an input in a guard, by its symbol or constant."""
 
     def __init__(self, job: ExportJob) -> None:
         self.args: Any = job.args
@@ -279,7 +279,7 @@ def _path(node: ast.expr) -> Argument:
 
 
 def _read(node: ast.expr, into: _GuardAlgebra[T]) -> T:
-    """Translate arithmetic, comparisons, ``and``, ``or``, ``not``, ``min`` and ``max`` over integers and symbols."""
+    """Translate a guard's syntax tree: arithmetic, comparisons, ``and``, ``or``, ``not``, ``min`` and ``max``."""
 
     def read(*nodes: ast.expr) -> list[T]:
         return [_read(one, into) for one in nodes]

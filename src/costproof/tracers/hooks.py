@@ -35,7 +35,7 @@ MAX_EVENTS: Final = 20_000
 
 @dataclass(slots=True)
 class _CacheFill:
-    """The caches that one call received, their bytes at that time, and the bytes that nested calls added."""
+    """Caches that one module call received, their bytes before it, and the growth in nested calls."""
 
     caches: tuple[Any, ...]
     before: int
@@ -46,7 +46,7 @@ class _CacheFill:
 
 @dataclass(slots=True)
 class Hooked:
-    """The records of the hooks of one run. A hook changes nothing and returns nothing."""
+    """Records that the hooks of one run made; the hooks do not change the run."""
 
     run: Run
     all_calls: bool
@@ -67,7 +67,7 @@ class Hooked:
     """Parallel to the stack: the caches that each call received."""
     marked: set[str] = field(default_factory=set)
     judged: DispatchedFlops = field(default_factory=DispatchedFlops)
-    """FLOPs of the operators that ran, by torch's own formulas."""
+    """FLOPs of the operators that ran inside each call, by torch's own formulas."""
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         path = self.paths[id(module)]
@@ -109,7 +109,7 @@ class Hooked:
         self.note("exit", path, {"call": call})
 
     def returns_tensors(self, path: str) -> bool:
-        """Return whether a recorded call of a module returned a tensor."""
+        """Return whether any recorded call of a module returned a tensor."""
         return any(isinstance(v, TensorAt) for v in self.outputs.get(path, ()))
 
     def note(self, event: str, name: str, data: dict[str, Any]) -> None:
@@ -184,7 +184,7 @@ def describe_output(output: Any, call: int = 1) -> tuple[ValueAt, ...]:
 
 
 class _Walk:
-    """Visits nested values once. A tensor that occurs again refers to its first place."""
+    """Describes nested values in one pass. A tensor that occurs again refers to its first occurrence."""
 
     def __init__(self, call: int) -> None:
         import torch
@@ -198,7 +198,7 @@ class _Walk:
         self.left_out = 0
 
     def result(self, root: str) -> tuple[ValueAt, ...]:
-        """Return the descriptions, and how many values were left out."""
+        """Return the descriptions, followed by the number of values that were left out."""
         if self.left_out:
             self.found.append(PlainAt("left out", self.left_out, root, self.call))
         return tuple(self.found)
@@ -245,13 +245,13 @@ class _Walk:
             self._object(value, place)
 
     def _object(self, value: Any, place: str) -> None:
-        """Describe an object by the name of its type, and a cache also by its tensors."""
+        """Describe an object by its type's name; for a cache, also its tensors."""
         self._plain(type(value).__name__, None, place)
         for where, tensor in self._held(value, place):
             self._tensor(tensor, where, "cache")
 
     def _held(self, cache: Any, place: str) -> Iterator[tuple[str, Any]]:
-        """Yield the tensors of a cache of layers, or of one with two lists (transformers before 4.54)."""
+        """Yield (place, tensor) of a cache with layers, or with lists of keys and values (transformers before 4.54)."""
         layers = getattr(cache, "layers", None)
         if isinstance(layers, list | tuple):
             for i, layer in enumerate(layers):
@@ -285,7 +285,7 @@ class _Walk:
 
 
 def _small(value: JsonScalar) -> JsonScalar:
-    """Return the value if JSON can represent it and it is short enough to read."""
+    """Return a scalar if JSON can represent it and it is short, else ``None``."""
     if isinstance(value, str):
         return str(value) if len(value) <= MAX_TEXT else None
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Measure the times of this machine besides operators: a module call, the start of a kernel, and a graph's replay.
+"""Measure what this machine spends outside of operators: on a module call, a kernel start, and a graph replay.
 
 The times of a module call and of an operator in a forward are the means over a small decoder of transformers, divided
 into calls as in :mod:`costproof.tracers.eager_calls`; the same operators are also timed in isolation. The time from a
@@ -36,17 +36,17 @@ _REPEATED: Final = 3
 _LEAST: Final = 100
 """Nanoseconds; smaller host times are noise of the clocks."""
 _CHAIN: Final = 50
-"""Kernels of a graph after the first."""
+"""Number of kernels by which the longer of two timed CUDA graphs exceeds the shorter."""
 _WIDTH: Final = 512
-"""Features of the mixture of kernels."""
+"""Width of the layers in the blocks of kernels that are timed together."""
 _PROFILES: Final = 5
 """Number of profiled runs after the warm-up run; their median is used."""
 _BLOCKS: Final = 24
-"""Blocks of the mixture, of about five kernels each."""
+"""Number of blocks, each of about five kernels, that are timed together."""
 
 
 def _network(run: str) -> Run:
-    """Return a small decoder of transformers: the usual modules, with the usual Python around their operators."""
+    """Return the run of a small transformers decoder, with typical modules and Python code around operators."""
     from transformers import LlamaConfig, LlamaModel
 
     with torch.random.fork_rng(devices=[]):
@@ -116,9 +116,9 @@ class GraphTimes:
     """What a CUDA graph takes besides its kernels, in nanoseconds, in a queue that is never empty."""
 
     gap: int
-    """For each kernel, beyond the time that the profiler shows of it in an eager run."""
+    """Nanoseconds that each kernel of a CUDA graph takes beyond its time in an eager run."""
     replay: int
-    """Once for each replay."""
+    """Nanoseconds that each replay of a CUDA graph takes besides its kernels and their gaps."""
     cold: tuple[int, int]
     """Times of the graph of one small kernel and of that kernel in an eager run, both after other data was read."""
     mixture: tuple[int, int, int]
@@ -126,7 +126,7 @@ class GraphTimes:
 
 
 class _Mixture(nn.Module):
-    """The usual kernels one after another; nothing in it depends on whether it is captured, unlike transformers."""
+    """Typical kernels in sequence; unlike transformers, it takes the same branches while a graph is captured."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,14 +134,14 @@ class _Mixture(nn.Module):
         self.up, self.down = nn.Linear(_WIDTH, 4 * _WIDTH), nn.Linear(4 * _WIDTH, _WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[S, D] -> [S, D]."""
+        """Apply the kernels to [S, D] and return [S, D]."""
         for _ in range(_BLOCKS):
             x = x + self.down(nn.functional.gelu(self.up(self.norm(x))))
         return x
 
 
 class _Cold(nn.Module):
-    """A small kernel after other data was read."""
+    """Runs a small kernel after reading other data, so that caches are cold."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class _Cold(nn.Module):
 
 
 def measure_graph() -> GraphTimes | None:
-    """Measure what a CUDA graph takes besides its kernels.
+    """Measure the overheads of a CUDA graph: of a replay, of each kernel, and of a graph that is not in the caches.
 
     What a graph of a mixture of kernels takes beyond the times of these kernels in an eager run, as the profiler shows
     them, and beyond a replay, is divided among them. The replay is what the graph of one kernel takes, less what each
@@ -190,14 +190,14 @@ def measure_graph() -> GraphTimes | None:
 
 
 def _profiles(model: nn.Module, inputs: dict[str, Any]) -> list[list[EnqueuedCall]]:
-    """Return the calls that enqueue kernels in several profiled runs of a model."""
+    """Return the calls that enqueue kernels, for each of several profiled runs of a model."""
     run = Run("graphs", model, inputs, lambda path, call: ("graphs", ""))
     every = [[c for piece in profile_calls(run, [""]) for c in piece.calls] for _ in range(1 + _PROFILES)][1:]
     return [[call for call in calls if call.launches] for calls in every]
 
 
 def _graph_time(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> int:
-    """Return the median time of a replay of some work as a graph.
+    """Return the median time, in nanoseconds, of a replay of ``work`` captured as a CUDA graph.
 
     Args:
         work: the work.

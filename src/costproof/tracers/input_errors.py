@@ -17,7 +17,7 @@ from costproof.snapshots.module_snapshot import unwritten
 
 
 def explain_failure(run: Run) -> Incomplete | None:
-    """Run the model; return where it fails or takes gradients, or ``None`` if it runs or only lacks concrete values."""
+    """Run the model; return an error that locates the failure, or ``None`` if it runs or only lacks concrete values."""
     entered: list[tuple[str, nn.Module, list[torch.Tensor]]] = []
     with ExitStack() as around:
         around.enter_context(unwritten(run.model))
@@ -69,7 +69,7 @@ def _left(entered: list[tuple[str, nn.Module, list[torch.Tensor]]]) -> None:
 
 
 def accepted_inputs(module: nn.Module) -> str:
-    """Return the input that a module accepts, as its class or parameters determine; empty if neither does."""
+    """Return the input that a module accepts, as text, if its class or parameters determine it; else an empty text."""
     match module:
         case nn.Linear():
             return f"[..., {module.in_features}]"

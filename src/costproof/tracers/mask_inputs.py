@@ -1,4 +1,4 @@
-"""Collect the contents of attention masks among the inputs of an export or of a run."""
+"""Collect the contents of attention masks (which keys they hide) among the inputs of an export or run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Contents = dict[str, CausalMask | Callable[[], Array]]
 
 
 def mask_inputs(arguments: Mapping[str, Any], masks: Mapping[str, CausalMask], prefix: str = "") -> Contents:
-    """Return the contents of inputs by their places: declared ones, and the values of tensors that have any.
+    """Return place -> content of mask inputs: declared contents, and the values of tensors that have any.
 
     Args:
         arguments: of the call.

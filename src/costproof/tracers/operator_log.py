@@ -1,4 +1,4 @@
-"""Record the operators of a forward by stage and module at the dispatcher, with the forms of their tensors.
+"""Record the operators of a forward at the dispatcher, by stage and module, with shape, strides and dtype of tensors.
 
 The forward may run with values or without. Without values its tensors are fake ones on the target device, so operators
 take the branches of that device; on meta some differ, such as fused attention, which becomes matrix products. Nothing
@@ -26,7 +26,7 @@ from costproof.tracers.timing import NOWHERE, Stage, watch_modules
 _WEIGHTS_KEPT: Final = 8
 """Sets of weights of a distinct call that are used in turn."""
 _NO_WORK: Final = "prim"
-"""Namespace of queries about a tensor that only fake tensors send to the dispatcher."""
+"""Namespace of operators that only query a tensor; the dispatcher sees them for fake tensors only."""
 _STANDS_FOR: Final = {"transformers.grouped_mm_fallback.default": "_grouped_mm"}
 """Operator -> the operator of torch that runs with values: see :mod:`costproof.patches.inference`."""
 
@@ -60,14 +60,14 @@ class TensorForm:
 
 @dataclass(slots=True)
 class LoggedCall:
-    """A distinct call of an operator."""
+    """A call of an operator that differs from all other calls in operator, tensors or other arguments."""
 
     function: Any
     spec: Any
     leaves: list[Any]
-    """Forms, tensors of indices, and everything that is not a tensor."""
+    """The flattened arguments: forms of tensors, tensors of indices, and all other values."""
     results: int | None = None
-    """Bytes of results outside the memory of its arguments, once known."""
+    """Bytes of the results that are not in the memory of an argument; known only after the call."""
     weights: list[list[torch.Tensor]] = field(default_factory=list)
 
     @property
@@ -77,7 +77,7 @@ class LoggedCall:
 
     @property
     def tensors(self) -> list[TensorForm | torch.Tensor]:
-        """Return forms and tensors in order."""
+        """Return the tensors, or their forms, among the arguments in order."""
         return [leaf for leaf in self.leaves if isinstance(leaf, TensorForm | torch.Tensor)]
 
 
@@ -99,7 +99,7 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._noted_calls = self._boundaries = self._modules = 0
 
     def passed(self, stage: Stage, module: str) -> None:
-        """Set stage and module of the following calls."""
+        """Set the stage and module to which the following calls belong."""
         self.place = (stage, module)
         self._boundaries += 1
 
@@ -143,13 +143,13 @@ def _memory_of(tensor: torch.Tensor) -> int:
 
 
 def _kept(leaf: Any, form: Any) -> Any:
-    """Return the form; for integers, which are indices and masks, a copy of the tensor."""
+    """Return what is stored of an argument: its form, or for integers (indices and masks) a copy of the tensor."""
     indices = isinstance(leaf, torch.Tensor) and not (leaf.is_floating_point() or leaf.is_complex())
     return leaf.detach().clone() if indices else form
 
 
 def _real_operator(func: Any) -> Any:
-    """Return the operator that runs with values."""
+    """Return the operator that replaces a logged one when it runs on real values."""
     packet = getattr(torch.ops.aten, _STANDS_FOR.get(str(func), ""), None)
     return func if packet is None else packet.default
 
@@ -202,7 +202,7 @@ def _everywhere(run: Run) -> list[str]:
 
 
 class _FakeCopies(TorchFunctionMode):
-    """Makes ``deepcopy`` create fake tensors on a device."""
+    """Mode in which ``deepcopy`` creates fake tensors on a device."""
 
     def __init__(self, mode: FakeTensorMode, device: str) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 class Paths:
-    """The names of a model's modules and parameters; the root's path is empty."""
+    """Canonical names of a model's modules and parameters; the root's path is empty."""
 
     def __init__(self, model: nn.Module) -> None:
         self.by_id: dict[int, str] = {}
@@ -62,12 +62,12 @@ class Paths:
                 self.buffers[f"{path}.{leaf}" if path else leaf] = buffer
 
     def module(self, path: str) -> str:
-        """Return the path of the module at ``path``, which may be an alias."""
+        """Return the canonical path of the module at ``path``, which may be an alias."""
         path = unwrapped(path)
         return self.aliases.get(path, path)
 
     def parameter(self, name: str) -> str:
-        """Return the name of the parameter ``name``, which may be an alias."""
+        """Return the canonical name of the parameter ``name``, which may be an alias."""
         owner, _, leaf = name.rpartition(".")
         path = self.module(owner)
         name = f"{path}.{leaf}" if path else leaf
@@ -92,7 +92,7 @@ class Paths:
 def repeat_if_modules_replaced(
     model: nn.Module, watch: Callable[[], R], again: Callable[[], object] = lambda: None
 ) -> R:
-    """Return the result of ``watch``, called again if the model replaced modules of its own during the first call.
+    """Return the result of ``watch``; call it again if the model replaced its own modules during the first call.
 
     Modules that are created while the model runs are not watched: their work would belong to the enclosing module.
 
@@ -166,7 +166,7 @@ def plain_value(value: Any) -> Any:
 
 
 def mark_autocast(graph: Graph, dtypes: Collection[str]) -> Graph:
-    """Return the graph with every operator marked as possibly cast by autocast to the narrowest of some dtypes.
+    """Return the graph with every operator marked as possibly run in the narrowest of some autocast dtypes.
 
     A trace does not record which of them ran under autocast, and a bound of time assumes the fastest arithmetic.
     """

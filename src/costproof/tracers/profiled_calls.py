@@ -40,12 +40,12 @@ _FROM_HOST: Final = "Memcpy HtoD"
 _TO_HOST: Final = "Memcpy DtoH"
 """Start of the name of a copy to the host."""
 _BLOCKED: Final = 8
-"""A launch that takes this many times the median is blocked."""
+"""A launch that takes this many times the median launch is taken to have waited for a full queue."""
 
 
 @dataclass(slots=True)
 class _Span:
-    """An event on the host with the events inside it, in nanoseconds."""
+    """An event on the host with its nested events; times in nanoseconds."""
 
     name: str
     start: int
@@ -80,7 +80,7 @@ class _Span:
 
 @dataclass(slots=True)
 class ProfiledPiece:
-    """The calls between two boundaries of a profiled run."""
+    """Operator calls between two boundaries of a profiled run."""
 
     place: StageModule
     calls: list[EnqueuedCall]
@@ -99,7 +99,7 @@ class ProfiledPiece:
 
 
 class Marks:
-    """Boundaries of a profiled run, each with an event of the profiler."""
+    """Boundaries of a profiled run, each recorded as an event of the profiler."""
 
     def __init__(self) -> None:
         from torch._C._profiler import _RecordFunctionFast
@@ -108,7 +108,7 @@ class Marks:
         self._mark: Any = _RecordFunctionFast(MARK)
 
     def passed(self, stage: Stage, path: str) -> None:
-        """Begin a piece of the run."""
+        """Record a boundary: the following events belong to this stage and module."""
         self.places.append((stage, path))
         with self._mark:
             pass
@@ -160,7 +160,7 @@ def read_calls(events: Iterable[Any], places: Sequence[StageModule]) -> list[Pro
 
 
 def _tree(host: Iterable[Any], device: Iterable[Any]) -> list[_Span]:
-    """Return the outermost spans on the host in order, with spans and kernels inside them."""
+    """Return the outermost host events in order, with nested events and their kernels."""
     spans = sorted(
         (
             _Span(e.name(), e.start_ns(), e.end_ns(), e.correlation_id())
@@ -193,7 +193,7 @@ def _tree(host: Iterable[Any], device: Iterable[Any]) -> list[_Span]:
 
 
 def _typical_launch(top: Iterable[_Span]) -> int:
-    """Return the median time of the runtime calls that enqueue one kernel or copy; 0 without any."""
+    """Return the median time of a runtime call that enqueues one kernel or copy; 0 if there is none."""
     spent = [s.spent for s in _every(top) if s.runtime and len(s.kernels) == 1]
     return median_low(spent) if spent else 0
 
@@ -205,7 +205,7 @@ def _every(spans: Iterable[_Span]) -> Iterator[_Span]:
 
 
 class _CallReader:
-    """Reads the calls of a piece along its host time.
+    """Divides the host time of one piece into operator calls.
 
     Args:
         place: stage and module of the piece.
@@ -277,12 +277,12 @@ class _CallReader:
                 self._at = max(self._at, part.end)
 
     def _advance(self, end: int) -> None:
-        """Add the host time since the last position until ``end`` to the dispatch time."""
+        """Add the host time since the current position, up to ``end``, to the dispatch time of the call."""
         self._dispatch += max(0, end - self._at)
         self._at = max(self._at, end)
 
     def _enqueue(self, part: _Span, work: _Work) -> None:
-        """Add a runtime call (a launch or a synchronisation) to the work of the operator call that makes it."""
+        """Add a runtime call, a launch or a synchronisation, to the operator call that makes it."""
         if part.waits:
             work.synchronises = True
         elif part.kernels:
@@ -309,7 +309,7 @@ class _CallReader:
 
 @dataclass(slots=True)
 class _Work:
-    """The work that one call enqueues."""
+    """Device work that one operator call enqueues."""
 
     launch: int = 0
     launches: int = 0
@@ -323,10 +323,10 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledWork:
-    """The work that a piece of a profiled run enqueues, in nanoseconds."""
+    """Device work that a piece of a profiled run enqueues; times in nanoseconds."""
 
     host: int
-    """Without waiting."""
+    """Nanoseconds of host time, without the time in which the host waits for the device."""
     launch: int
     launches: int
     waits: bool
@@ -334,6 +334,6 @@ class ProfiledWork:
 
 
 def work_of(piece: ProfiledPiece) -> ProfiledWork:
-    """Return the sums of a piece."""
+    """Return the sums over all calls of a piece."""
     launch, launches = sum(c.launch for c in piece.calls), sum(c.launches for c in piece.calls)
     return ProfiledWork(piece.host, launch, launches, any(c.synchronises for c in piece.calls))

@@ -1,4 +1,4 @@
-"""Time every distinct operator of a forward in isolation, without the time between operators.
+"""Time every distinct operator call of a forward in isolation, without the time between operators.
 
 The operators of each stage are recorded with the shapes, strides and dtypes of their tensors
 (:mod:`costproof.tracers.operator_log`). Each distinct call is then repeated with tensors of the same form and random
@@ -57,18 +57,18 @@ _FLUSHED: Final = 2**28
 _ASLEEP: Final = 2_000_000
 """Cycles of a GPU, about a millisecond: longer than an operator takes to be dispatched."""
 _HOT: Final = 5
-"""Further calls that only the host is timed in."""
+"""Number of repeated calls, after the timed one, in which only the host is timed."""
 _SHORT: Final = 1_000_000
 """Nanoseconds on the device up to which a call is repeated for the host."""
 _LONGER: Final = 16
 """Factor of the sleep for a call that takes the host longer."""
 _DRAWN: Final = 2**20
-"""Number of random values to generate; larger tensors repeat them."""
+"""Number of random values that are generated for a tensor; larger tensors repeat them."""
 
 
 @dataclass(frozen=True, slots=True)
 class IsolatedTime:
-    """The times of a distinct call in isolation, turn by turn."""
+    """Times of a distinct operator call in isolation, one per repetition."""
 
     device: Timing
     """Time of the work of the call on the device; on a processor, of the call itself."""
@@ -84,7 +84,7 @@ TimeOrReason = IsolatedTime | str
 
 @dataclass(frozen=True, slots=True)
 class ReplayedCall:
-    """A distinct call of a module with its time."""
+    """A distinct operator call of a module, with its times."""
 
     stage: Stage
     module: str
@@ -101,7 +101,7 @@ class ReplayedCall:
     enqueue: EnqueuedCall | None = None
     """One call on both clocks, with its host time outside of any forward; ``None`` if it could not be repeated."""
     first: EnqueuedCall | None = None
-    """The same with the host time of a call whose code is not in the caches of the processor."""
+    """As :attr:`enqueue`, with the host time of a call whose code is not in the processor's caches."""
 
     @property
     def calls(self) -> int:
@@ -162,7 +162,7 @@ def _replay_distinct(
 
 
 def _on_both_clocks(operator: str, module: str, device: int, host: int, work: ProfiledWork | None) -> EnqueuedCall:
-    """Return a call on both clocks from its times in isolation and the work that the profiler saw it enqueue.
+    """Return a call on host and device clocks, from its isolated times and the work that the profiler saw.
 
     A call that waits for the device has the host time of the profiler, without the waiting.
     """
@@ -175,7 +175,7 @@ def _on_both_clocks(operator: str, module: str, device: int, host: int, work: Pr
 
 
 def _enqueued_work(calls: Collection[LoggedCall], flush: torch.Tensor, progress: Progress) -> dict[int, ProfiledWork]:
-    """Return the work that each call enqueues, by the identity of the call; a call that fails may have none."""
+    """Return ``id`` of a call -> the device work that it enqueues, by the profiler; a call that fails is omitted."""
     from torch.profiler import ProfilerActivity, profile
 
     marks = Marks()
@@ -202,7 +202,7 @@ def _call_marked(call: LoggedCall, flush: torch.Tensor, marks: Marks) -> None:
 
 
 def _reason_not_to_run(call: LoggedCall, device: str) -> str:
-    """Return why a call is not repeated, or an empty text."""
+    """Return the reason why a call cannot be repeated, or an empty text if it can."""
     if not can_make_integers(call.function, call.leaves):
         return "what it does with integers is not known"
     wanted, room = (
@@ -237,7 +237,7 @@ def _time_call(call: LoggedCall, count: int, flush: torch.Tensor, device: str, w
 
 
 def _bind_tensors(call: LoggedCall, turn: int, flush: torch.Tensor) -> Callable[[], Any]:
-    """Return the call with tensors: weights evicted from caches, others as warm as the previous operator left them."""
+    """Return a function that runs the call: its weights are evicted from caches, other tensors are as in a forward."""
     given: tuple[Any, Any] = tree_unflatten(call.leaves, call.spec)
     make = integer_maker(call.function, *given, flush.device)
     weights = {i: leaf for i, leaf in enumerate(call.leaves) if isinstance(leaf, TensorForm) and leaf.weight}
@@ -260,7 +260,7 @@ def _bind_tensors(call: LoggedCall, turn: int, flush: torch.Tensor) -> Callable[
 
 
 def _make_tensor(form: TensorForm, device: torch.device, *, empty: bool = False) -> torch.Tensor:
-    """Return a tensor of this form with small values, or uninitialized; overlapping strides overlap again."""
+    """Return a tensor with this shape, strides and dtype, filled with small values or uninitialised."""
     made = torch.empty(form.size, dtype=form.dtype, device=device)
     if form.size and not empty:
         drawn = torch.rand(min(form.size, _DRAWN), device=device, generator=torch.Generator(device).manual_seed(0))
@@ -272,7 +272,7 @@ def _make_tensor(form: TensorForm, device: torch.device, *, empty: bool = False)
 
 
 def _clock(device: str, waits: bool, idle: int, more: int, one: Callable[[], Any]) -> tuple[int, int, int]:
-    """Return the nanoseconds of a call on the device, those of the host until it returns, and of its first call.
+    """Return nanoseconds: of a call on the device, on the host until it returns, and of its first call.
 
     Args:
         device: ``cpu`` or ``cuda``.
@@ -333,7 +333,7 @@ _LISTED: Final = frozenset({"index", "_unsafe_index", "index_put", "_index_put_i
 """Operators with ``indices``, a list of a tensor or ``None`` for each dimension of ``self``."""
 
 _FLAT: Final = frozenset({"take", "put"})
-"""Operators whose ``index`` indexes all elements of ``self``."""
+"""Operators whose ``index`` counts through all elements of ``self`` as if it had one dimension."""
 
 _OFFSETS: Final[Mapping[str, Mapping[str, tuple[str, int]]]] = {
     "_flash_attention_forward": {"cum_seq_q": ("query", 0), "cum_seq_k": ("key", 0)},
@@ -359,12 +359,12 @@ _PICKED: Final[Mapping[str, str]] = {
 
 
 def can_make_integers(function: Any, tensors: list[Any]) -> bool:
-    """Return whether integers can be generated for a call; a custom operator may use them in any manner."""
+    """Return whether valid integer arguments can be generated for a call; for custom operators they cannot."""
     return function.namespace == "aten" or not any(isinstance(t, TensorForm) and not _real(t) for t in tensors)
 
 
 def integer_maker(function: Any, args: Any, kwargs: Any, device: torch.device) -> Callable[[TensorForm], torch.Tensor]:
-    """Return a function that makes the integer and mask tensors of a call with these arguments."""
+    """Return a function that generates the integer and mask tensors of a call with these arguments."""
     name = function._schema.name.split("::")[1].removesuffix("_")  # as the in-place variant
     given: CallArguments = {**dict(zip([a.name for a in function._schema.arguments], args, strict=False)), **kwargs}
     source = torch.Generator(device).manual_seed(_SEED)
@@ -394,7 +394,7 @@ def _real(form: TensorForm) -> bool:
 
 
 def _most(name: str, given: CallArguments, form: TensorForm) -> int | None:
-    """Return the exclusive upper bound of an index tensor's values; ``None`` if ``form`` is not an index."""
+    """Return the number that an index tensor's values must stay below; ``None`` if ``form`` is not an index."""
     if name in _INDICES:
         argument, into, dim = _INDICES[name]
         at = given[dim] if isinstance(dim, str) else min(dim, len(given[into].shape) - 1)
@@ -407,7 +407,7 @@ def _most(name: str, given: CallArguments, form: TensorForm) -> int | None:
 
 
 def _below(given: CallArguments, form: TensorForm) -> int | None:
-    """Return the size of the dimension that a list of indices indexes; a mask in it covers several dimensions."""
+    """Return the size of the dimension that an index tensor in a list of indices selects from."""
     at = 0
     for index in given["indices"]:
         if index is form:
@@ -421,7 +421,7 @@ def _length(form: TensorForm, dim: int) -> int:
 
 
 def _shares(name: str, given: CallArguments, form: TensorForm) -> list[int] | None:
-    """Return the offsets of a form, or ``None`` if it has no offsets."""
+    """Return the offsets of expert groups for a tensor of this form; ``None`` if it does not contain offsets."""
     if name in _GROUPED and form is given.get("offs"):
         a, b = given["self"].shape, given["mat2"].shape
         return routed(b[1] if len(a) == 3 else a[0] if len(b) == 3 else a[1], form.size)
@@ -433,7 +433,7 @@ def _shares(name: str, given: CallArguments, form: TensorForm) -> list[int] | No
 
 
 def routed(rows: int, groups: int) -> list[int]:
-    """Return the end of each group if rows are routed uniformly: the groups that are touched share the rows evenly.
+    """Return the end offset of each expert's rows under uniform routing.
 
     Of E groups, R rows that are routed independently touch E (1 - (1 - 1/E)^R) on average.
     """
@@ -442,7 +442,7 @@ def routed(rows: int, groups: int) -> list[int]:
 
 
 def _picked(name: str, given: CallArguments, form: TensorForm) -> int:
-    """Return the number of leading elements of a mask's memory that are true."""
+    """Return how many leading elements of a mask tensor must be true."""
     values = next((v for v in tree_leaves(given.get(_PICKED.get(name, ""))) if isinstance(v, TensorForm)), None)
     if values is None:
         return form.size

@@ -1,4 +1,4 @@
-"""Bytes of memory that the buffers of a running module occupy, counted from their storages."""
+"""Count the bytes that the buffers of a running module occupy, from their storages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _BEYOND: Final = 2**63
 
 
 def _occupied(tensors: list[torch.Tensor], start: int, end: int) -> int | None:
-    """Return the bytes between two places of one memory in which tensors have elements; views with steps leave gaps."""
+    """Return the bytes in [start, end) of one memory block that elements of these tensors occupy."""
     import torch
 
     # Along a dimension of step 0 all elements are one.

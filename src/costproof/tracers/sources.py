@@ -1,4 +1,4 @@
-"""Count a target with one or two of the sources that need torch, which is imported only when one of them runs."""
+"""Count a target with one or two of the sources that need torch, which is imported only then."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LIBRARIES: Final = ("torch", "transformers.modeling_utils")
 
 
 class ExportableAndRunnable(Exportable, Runnable, Protocol):
-    """A target that offers both the static and the dynamic source."""
+    """A target that supports both the static and the dynamic source."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracedSources:
-    """The static and the dynamic source of one run; an error in place of a source that failed."""
+    """The results of the static and the dynamic source for one run; an error in place of a source that failed."""
 
     static: Ledger | Incomplete
     dynamic: DynamicResult | Incomplete
@@ -99,7 +99,7 @@ def _dynamic(target: Runnable, workload: Workload, all_calls: bool, say: Say) ->
 
 
 def preload_modules(target: Target, *more: str) -> tuple[str, ...]:
-    """Return the modules that a worker process imports before it traces a target.
+    """Return the modules that a worker process imports before it traces a target; none for CUDA.
 
     None for CUDA: a process must not have initialized it before it forks.
     """

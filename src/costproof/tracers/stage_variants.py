@@ -40,19 +40,19 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments and keyword arguments of a call."""
 
 _WARM: Final = 2
-"""Runs on the stream of a capture, in which libraries reserve their workspaces; and runs before timed ones."""
+"""Number of runs before a CUDA graph is captured, in which libraries reserve workspaces, and before timed runs."""
 _CACHE: Final = 2**27
-"""Bytes of the last cache of a device that does not say: more than any has."""
+"""Assumed bytes of the last cache of a device that does not report them: more than any device has."""
 NOT_ON_CPU: Final = {
     "graph": "CUDA graphs record the kernels of a GPU; operators of a processor run when they are called",
     "compiled": "on a processor the eager run has one clock, which compiling does not separate",
 }
-"""Why a run on a processor is measured as it is."""
+"""Form of a stage -> why a stage on a processor cannot be timed in it."""
 
 
 @dataclass(slots=True)
 class BoundaryCall:
-    """A call of a module at the boundary of a stage, which can be repeated by itself."""
+    """A recorded module call at a stage boundary, which can be repeated by itself."""
 
     module: nn.Module
     stage: Stage
@@ -63,13 +63,13 @@ class BoundaryCall:
     """Calls of modules of other stages inside it, in order."""
 
     def prepare(self) -> Inputs:
-        """Return a copy of the inputs, which the call may write into."""
+        """Return a copy of the call's inputs, since the call may modify them."""
         copied: Inputs = copy.deepcopy((self.args, self.kwargs))
         return copied
 
     @contextmanager
     def stubbed(self, stub: Callable[[Sequence[Any]], Callable[..., Any]]) -> Iterator[None]:
-        """Replace ``forward`` of the modules of other stages inside it.
+        """Replace ``forward`` of nested modules of other stages by recorded outputs, while the block runs.
 
         Args:
             stub: makes a function that returns the recorded outputs in turn, for any number of calls.
@@ -89,7 +89,7 @@ class BoundaryCall:
 
 
 class _Recorded:
-    """Returns recorded outputs in turn."""
+    """Function that returns recorded outputs in turn."""
 
     def __init__(self, outputs: Sequence[Any]) -> None:
         self._outputs, self._next = outputs, 0
@@ -157,7 +157,7 @@ def _each_stage(
 
 
 def _stages(forward: EagerForward) -> dict[Stage, str]:
-    """Return each stage of a forward with the first operator that waits for the device, or an empty text."""
+    """Return stage -> the first operator that waits for the device, as text, or an empty text."""
     found: dict[Stage, str] = {}
     for stage, calls in forward:
         waiting = (f"{c.operator} in {c.module or ROOT} waits for the device" for c in calls if c.synchronises)
@@ -166,7 +166,7 @@ def _stages(forward: EagerForward) -> dict[Stage, str]:
 
 
 def record_stage_calls(run: Run) -> list[BoundaryCall]:
-    """Run a forward and return the calls of modules at stage boundaries, in order of their beginning."""
+    """Run a forward; return the module calls at stage boundaries, in the order in which they begin."""
     paths = {run.model.get_submodule(path): path for path in stage_boundaries(run)}
     numbers = dict.fromkeys(paths, 0)
     found: list[BoundaryCall] = []
@@ -208,7 +208,7 @@ def _time_graph(calls: Sequence[BoundaryCall], count: int) -> Timing | str:
 
 
 def other_data() -> torch.Tensor:
-    """Return numbers that fill the last cache of the device twice when they are read."""
+    """Return a tensor that, when it is read, replaces the content of the device's last-level cache."""
     size = int(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", _CACHE))
     return torch.empty(size // 2, dtype=torch.float32, device="cuda")
 
@@ -237,7 +237,7 @@ def _time_compiled(calls: Sequence[BoundaryCall], count: int) -> Timing | str:
 
 
 def capture(graph: Any, work: Callable[[T], object], prepare: Callable[[], T]) -> T:
-    """Capture some work in a graph, on a stream of its own, and leave no stream or generator in a state of capturing.
+    """Capture work in a CUDA graph on its own stream; after a failure, restore the stream and the generator.
 
     Args:
         graph: a new ``torch.cuda.CUDAGraph``.
@@ -274,7 +274,7 @@ def capture(graph: Any, work: Callable[[T], object], prepare: Callable[[], T]) -
 
 @contextmanager
 def _generator_copied() -> Iterator[None]:
-    """Use a copy of the device's generator, since a failed capture leaves the one it began with in that capture."""
+    """Use a copy of the device's random generator while the block runs: a failed capture leaves one unusable."""
     generator: Any = torch.cuda.default_generators[torch.cuda.current_device()]
     state = generator.graphsafe_get_state()
     generator.graphsafe_set_state(generator.clone_state())
@@ -285,7 +285,7 @@ def _generator_copied() -> Iterator[None]:
 
 
 def _check_device() -> None:
-    """Check that the device still runs kernels.
+    """Check that the device still runs kernels after a failed capture.
 
     Raises:
         Incomplete: it does not, and nothing more can be measured in this process.

@@ -1,4 +1,4 @@
-"""Cost exported graphs in symbols and evaluate them at the sizes of the workload: the static source."""
+"""The static source: cost exported graphs in symbols, and evaluate them at the sizes of the workload."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ WITH_GIVEN: Final = f"with {GIVEN}"
 
 
 def static_ledger(target: Exportable, workload: Workload, progress: Progress = silent) -> Ledger:
-    """Export every part of the model and cost the graphs.
+    """Export every part of a model, cost the graphs, and return the static ledger.
 
     Nodes have ``exprs`` in the workload's symbols (B, S, n, P, N …; sizes of the configuration are numbers in a graph)
     and ``costs`` at the workload. Decode costs are the closed sum over N steps. A part that cannot be exported with
@@ -93,7 +93,7 @@ def exported_ledger(
     *,
     whole: bool = False,
 ) -> Ledger:
-    """Return the static ledger of the exports of a model that succeed.
+    """Return the static ledger of those exports of a model that succeed.
 
     Args:
         jobs: the exports. Without symbolic sizes (:func:`.exporting.with_sizes`) the costs are integers only, which is
@@ -158,7 +158,7 @@ def exported_ledger(
 
 
 def _floor_as_number(nodes: Iterable[CostNode], jobs: Iterable[ExportJob]) -> Iterator[CostNode]:
-    """Yield the nodes; drop the formula of ``floor_bytes`` if only some parts of the stage have symbolic sizes."""
+    """Yield the nodes, without the formula of ``floor_bytes`` if only some parts of a stage have symbolic sizes."""
     sized: dict[str, set[bool]] = {}
     for job in jobs:
         for stage in job.stages:
@@ -172,7 +172,7 @@ def _floor_as_number(nodes: Iterable[CostNode], jobs: Iterable[ExportJob]) -> It
 
 @dataclass(frozen=True, slots=True)
 class JobCosts:
-    """The costs of one job, with notes."""
+    """Costs of one export job, with notes."""
 
     tally: LedgerBuilder
     notes: tuple[str, ...]
@@ -187,7 +187,7 @@ def cost_job(
     fixed: bool,
     dtype: str,
 ) -> JobCosts:
-    """Return the costs of a job in symbols, or at the sizes of each invocation if it has no such export.
+    """Cost a job in symbols, or at the sizes of each invocation if it cannot be exported with symbols.
 
     Args:
         with_convention: also count by another tool's convention.
@@ -209,7 +209,7 @@ def cost_job(
             if broken := first_broken_guard(
                 exported, [p for i in job.invocations for p in job_points(job, values[job.stage, i])]
             ):
-                raise Incomplete("at these sizes the model takes another branch than its graph in symbols", got=broken)
+                raise Incomplete("at this workload the model takes another branch than its symbolic graph", got=broken)
         notes.update(dict.fromkeys(f"export {job.id}: {note}" for note in exported.notes))
         found, missing = job_nodes(exported, work, dtype, values)
         if with_convention:
@@ -219,7 +219,7 @@ def cost_job(
         tally.buffers |= exported.buffers
 
     def followed(one: ExportJob) -> Exported:
-        """Export with constant sizes; if these do not decide a branch, with concrete values."""
+        """Export at constant sizes; if the model needs concrete values, export it with some."""
         try:
             return export(one)
         except Incomplete as error:
@@ -257,21 +257,21 @@ def cost_job(
 
 
 def job_points(job: ExportJob, known: Mapping[str, int]) -> list[dict[str, int]]:
-    """Return the sizes at which an export must hold: for repeated steps those of every step."""
+    """Return the sizes at which an export must be valid: its only ones, or those of every decode step."""
     if not job.repeated:
         return [dict(known)]
     return [{**known, str(CONTEXT): known[str(CONTEXT)] + i} for i in range(known[str(STEPS)])]
 
 
 def step_contexts(known: Mapping[str, int]) -> list[int]:
-    """Return the tokens in the cache before the first, a middle and the last decode step."""
+    """Return the cached tokens before the first, a middle and the last decode step."""
     return [known[str(CONTEXT)] + i for i in sampled_steps(known[str(STEPS)])]
 
 
 def job_nodes(
     exported: Exported, work: CostedGraph, dtype: str, values: InvocationValues
 ) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
-    """Return the nodes of an export for each invocation that it describes, with decode summed over the steps."""
+    """Return the nodes and unknown operators of an export, for each invocation; decode steps are summed."""
     job = exported.job
     bands = BandMasks(work.graph, job.masks, map(parse, job.holds))
     # Without symbols, masks are also counted in numbers. Values of arguments that had none are made up.
@@ -291,7 +291,7 @@ def job_nodes(
 def _with_kept_numbers(
     nodes: list[CostNode], exported: Exported, dtype: str, values: InvocationValues
 ) -> list[CostNode]:
-    """Return the nodes; what is unknown of masks in symbols is counted at the sizes of each call.
+    """Return the nodes, with metrics that depend on masks counted at each call's sizes if they have no formula.
 
     This concerns kept scores, and the bytes that a run can spare, since a mask that is not known may hide keys.
     """
@@ -322,14 +322,14 @@ def _with_kept_numbers(
         if own is None:
             return node
         costs = {m: own.cost(m) if m in KEPT and c is None else c for m, c in node.costs.items() if m not in _SPARED}
-        costs |= {m: own.costs[m] for m in _SPARED if m in own.costs}
-        return replace(node, costs=costs, exprs={m: e for m, e in node.exprs.items() if m not in _SPARED})
+        spared = {m: c for m, c in own.costs.items() if m in _SPARED}
+        return replace(node, costs=costs | spared, exprs={m: e for m, e in node.exprs.items() if m not in _SPARED})
 
     return [in_numbers(node) for node in nodes]
 
 
 def convention_nodes(exported: Exported, values: InvocationValues) -> list[CostNode]:
-    """Return the nodes of another tool's convention, which rounds: sizes are substituted before it is applied."""
+    """Return nodes by another tool's counting convention, which rounds and so is applied to numbers."""
     job, nodes = exported.job, list[CostNode]()
     for invocation in job.invocations:
         known = values[job.stage, invocation]
@@ -350,7 +350,7 @@ def convention_nodes(exported: Exported, values: InvocationValues) -> list[CostN
 def unknown_ops(
     exported: Exported, work: CostedGraph, found: Sequence[UnknownOp], values: InvocationValues
 ) -> list[UnknownOp]:
-    """Return the unknown operators of an export in all invocations, bounded at their sizes or at the last step."""
+    """Return the operators without a rule, in all invocations, each with an upper bound of its cost."""
     result: list[UnknownOp] = []
     for invocation in exported.job.invocations if found else ():
         known, runs = values[exported.job.stage, invocation], 1
@@ -375,7 +375,7 @@ _InputCall = tuple[tuple[str, str], Mapping[str, Any], Sequence[SymbolicSize], i
 
 
 def input_sizes(target: Exportable, model: nn.Module, workload: Workload) -> dict[str, dict[str, int]]:
-    """Return the sizes of the calls of a target with formulas: ``stage[invocation]`` -> symbol -> size.
+    """Return ``stage[invocation]`` -> symbol -> size, read from the shapes of the stage's example inputs.
 
     They are a second source of sizes. Formulas and symbolic graphs are both evaluated at the sizes that the target
     reports for its calls, so a wrong size shows in no difference between them. The inputs of a stage, when it runs
@@ -439,7 +439,7 @@ _IDLE: Final = ("alias", "factory", "free")
 
 
 def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[OperatorListing]:
-    """Yield a listing of every export of a stage at the sizes of each call: all operators with their costs.
+    """Yield a listing of all operators with their costs, for every export of a stage and each call's sizes.
 
     Raises:
         Incomplete: a part cannot be exported.
@@ -482,5 +482,5 @@ def _lines(work: CostedGraph, job: ExportJob, stage: str) -> Iterator[OperatorLi
 
 
 def _name(value: Value) -> str:
-    """Return the path of a parameter or buffer, or the label of the node."""
+    """Return the name of a parameter or buffer, or ``%id`` for any other value."""
     return value.name if value.origin in ("param", "buffer") and value.name else f"%{value.id}"

@@ -1,4 +1,4 @@
-"""Count what a checkpoint stores of each module of a model, and what a loaded model holds of it."""
+"""Count the bytes that a checkpoint stores of each module, and those that a loaded model holds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Costs = dict[Metric, int | None]
 
 @dataclass(frozen=True, slots=True)
 class ModuleStorage:
-    """Metrics of storage by module path, without those that are not known."""
+    """Storage metrics by module path; metrics that are unknown for a module are omitted."""
 
     modules: Mapping[str, Costs] = field(default_factory=dict)
     metrics: tuple[Metric, ...] = ()
@@ -37,7 +37,7 @@ class ModuleStorage:
 def storage_by_layout(
     target: Target, model: nn.Module, workload: Workload, parameters: ParameterShapes, buffers: Mapping[str, int | None]
 ) -> ModuleStorage:
-    """Return the storage of a model by the layout of its checkpoint, for the static source.
+    """Return the storage metrics by the layout of the checkpoint, for the static source.
 
     Args:
         model: the model of the run.
@@ -72,7 +72,7 @@ def storage_by_layout(
 
 
 def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> ModuleStorage:
-    """Return the storage of a model by its own tensors, for the dynamic source: nothing if it runs unquantised."""
+    """Return the storage metrics by the model's own tensors, for the dynamic source; empty if it runs unquantised."""
     try:
         if _scheme(target, model) != PLAIN:
             return ModuleStorage()
@@ -100,14 +100,14 @@ def _scheme(target: Target, model: nn.Module) -> Scheme:
 
 
 def _hold(found: dict[str, Costs], name: str, size: int | None) -> None:
-    """Add the bytes of a tensor to those that its module holds."""
+    """Add a tensor's bytes to the resident bytes of the module that owns it."""
     costs = found.setdefault(name.rpartition(".")[0], dict.fromkeys(STORAGE, 0))
     before = costs["resident_bytes"]
     costs["resident_bytes"] = None if before is None or size is None else before + size
 
 
 def _known(found: Mapping[str, Costs], scheme: Scheme) -> ModuleStorage:
-    """Return the metrics that are known of every module, without zeros."""
+    """Return the metrics that are known for every module, without zeros."""
     unknown = {metric for costs in found.values() for metric, cost in costs.items() if cost is None}
     metrics = tuple(metric for metric in STORAGE if metric not in unknown)
     modules = {

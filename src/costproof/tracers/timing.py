@@ -1,4 +1,4 @@
-"""Measure the time of each stage and each module of a forward, and profile it with ``torch.profiler``.
+"""Measure the time of each stage and module of a forward, and profile it with ``torch.profiler``.
 
 A stamp is taken wherever execution passes from one module to another: of a monotonic clock on the CPU, and as a CUDA
 event on a GPU, so that it measures the device. For stages only modules at a stage boundary have a hook. For modules all
@@ -43,7 +43,7 @@ _ASLEEP: Final = 20_000_000
 _LONGER: Final = (1, 4, 16)
 """Factors of the sleep, tried in turn until the host has enqueued the work before the device wakes."""
 _PRODUCT: Final = 4096
-"""Rows of the matrices that keep a device busy which cannot sleep."""
+"""Rows of square matrices whose products keep a device busy that has no sleep kernel."""
 WARM_UP: Final = 1
 """Runs before the timed ones."""
 
@@ -56,7 +56,7 @@ def clock_of(device: str) -> tuple[str, int]:
 
 
 def timed_device(model: nn.Module) -> Literal["cpu", "cuda"]:
-    """Return the kind of device that a model with values is on."""
+    """Return the kind of device, ``cpu`` or ``cuda``, of a model with values."""
     first = next(chain(model.parameters(), model.buffers()), None)
     return "cuda" if first is not None and first.device.type == "cuda" else "cpu"
 
@@ -69,7 +69,7 @@ def time_stages(runs: Sequence[Run], count: int, progress: Progress = silent) ->
 def time_stage_clocks(
     runs: Sequence[Run], count: int, progress: Progress = silent
 ) -> tuple[tuple[StageTime, ...], HostTimes]:
-    """Return the times of each stage as :func:`time_stages`, and those of the host, which does not wait in between.
+    """Return the times of each stage by the device's clock as :func:`time_stages`, and by the host's clock.
 
     On the CPU both are the same.
     """
@@ -91,7 +91,7 @@ def time_stage_clocks(
 def time_modules(
     runs: Sequence[Run], count: int, progress: Progress = silent
 ) -> dict[tuple[str, str, str], tuple[int, ...]]:
-    """Return (run, stage, module) -> nanoseconds of the module itself, without its submodules, in ``count`` runs."""
+    """Return (run, stage, module) -> nanoseconds of the module without submodules, in each of ``count`` runs."""
     found: dict[tuple[str, str, str], list[int]] = {}
     for i in range(WARM_UP + count):
         progress("time the modules", i, WARM_UP + count)
@@ -110,7 +110,7 @@ def stage_times(run: Run) -> dict[Stage, int]:
 
 
 def _stage_times(run: Run) -> tuple[dict[Stage, int], dict[Stage, int]]:
-    """Return the nanoseconds of each stage of one forward, by the clock of the device and by that of the host."""
+    """Return the nanoseconds of each stage of one forward, by the device's clock and by the host's."""
     found: tuple[Counter[Stage], Counter[Stage]] = Counter(), Counter()
     for into, times in zip(found, _time_modules(run, stage_boundaries(run)), strict=True):
         for (stage, _), nanoseconds in times.items():
@@ -119,7 +119,7 @@ def _stage_times(run: Run) -> tuple[dict[Stage, int], dict[Stage, int]]:
 
 
 def _time_modules(run: Run, paths: Iterable[str]) -> tuple[Counter[StageModule], Counter[StageModule]]:
-    """Return the nanoseconds between boundaries of these modules in one forward, by stage and innermost module.
+    """Return the nanoseconds between module boundaries in one forward, by stage and innermost module, on two clocks.
 
     The first are by the clock of the device, the second by that of the host; on the CPU they are the same.
     """
@@ -156,7 +156,7 @@ def _time_modules(run: Run, paths: Iterable[str]) -> tuple[Counter[StageModule],
 
 
 def new_events(count: int) -> list[Any]:
-    """Return CUDA events that were recorded once: the first record of an event takes the host ten microseconds more."""
+    """Return CUDA events that were recorded once, since a first record takes the host ten microseconds longer."""
     import torch
 
     new_event: Any = torch.cuda.Event
@@ -169,7 +169,7 @@ def new_events(count: int) -> list[Any]:
 def time_events(
     work: Callable[[T], object], prepare: Callable[[], T], warm: int, count: int, *, queued: bool = False
 ) -> Timing:
-    """Return the times of some work on the device by two CUDA events.
+    """Return the times of some work on the device, measured between two CUDA events.
 
     Args:
         work: the work; it gets what ``prepare`` returns.
@@ -201,7 +201,7 @@ def time_events(
 
 
 def sleep_device(cycles: int) -> None:
-    """Enqueue a kernel that does nothing for some cycles; without it in torch, products that take about as long."""
+    """Enqueue a kernel that occupies the device for about this many cycles."""
     import torch
 
     sleep: Any = getattr(torch.cuda, "_sleep", None)
@@ -215,7 +215,7 @@ def sleep_device(cycles: int) -> None:
 
 @contextmanager
 def watch_modules(run: Run, paths: Iterable[str], passed: Callable[[Stage, str], None]) -> Iterator[None]:
-    """Call ``passed`` with stage and path whenever execution passes to one of these modules."""
+    """Call ``passed(stage, path)`` whenever execution enters or returns to one of these modules in the block."""
     stack: list[tuple[Stage, str]] = []
     calls: Counter[nn.Module] = Counter()
     modules = {run.model.get_submodule(path): path for path in paths}
@@ -250,7 +250,7 @@ _OF_THE_MACHINE: Final = ("host_name", "traceName", "trace_id")
 
 @dataclass(slots=True)
 class _ProfileSums:
-    """The sums of one module, or of one operator in a module, in one profiled run. Times are in nanoseconds."""
+    """Sums of a module, or of an operator in a module, over one profiled run; times in nanoseconds."""
 
     calls: int = 0
     cpu: int = 0
@@ -265,7 +265,7 @@ _ProfiledRun = defaultdict[tuple[str, ...], _ProfileSums]
 
 
 def profile_runs(runs: Sequence[Run], count: int, progress: Progress = silent) -> tuple[Measured, str]:
-    """Measure each forward ``count`` times after one warm-up run: first the stages only, then with the profiler.
+    """Measure each forward ``count`` times after a warm-up run: first stages only, then with the profiler.
 
     Returns:
         The times, and the Chrome trace of the last profiled run as JSON text.
@@ -302,7 +302,7 @@ def profile_runs(runs: Sequence[Run], count: int, progress: Progress = silent) -
 
 @contextmanager
 def module_ranges(model: nn.Module) -> Iterator[None]:
-    """Open a named range of the profiler around every module call."""
+    """Open a named profiler range around every module call while the block runs."""
     from torch.autograd.profiler import record_function
 
     paths = {id(m): p or ROOT for p, m in model.named_modules()}
@@ -326,7 +326,7 @@ def module_ranges(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def unlogged_profiler() -> Iterator[None]:
-    """Raise the log level above all levels of the profiler, which logs its start and stop, and hide its own warning."""
+    """Suppress the profiler's log messages and warning while the block runs."""
     with (
         mock.patch.dict(os.environ, {"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "6")}),
         warnings.catch_warnings(),
@@ -336,7 +336,7 @@ def unlogged_profiler() -> Iterator[None]:
 
 
 def first_launch() -> None:
-    """Enqueue one kernel and wait for it: at the first launch the profiler makes its buffers, which takes a while."""
+    """Enqueue one kernel and wait for it, since the profiler allocates its buffers at the first launch."""
     import torch
 
     torch.zeros(1, device="cuda").add_(1)
@@ -373,7 +373,7 @@ def _profile(runs: Sequence[Run], *, cuda: bool, trace: bool) -> tuple[_Profiled
 
 
 def _read(events: Sequence[Any]) -> _ProfiledRun:
-    """Attribute self times of operators to the innermost range around them, and times of ranges to modules."""
+    """Return the self times of operators by innermost module range, and the times of modules."""
     found: _ProfiledRun = defaultdict(_ProfileSums)
     for event in events:
         if event.device_type.name != "CPU":
@@ -401,12 +401,12 @@ def _read(events: Sequence[Any]) -> _ProfiledRun:
 
 
 def _around(event: Any) -> str | None:
-    """Return the module of the innermost range around an event."""
+    """Return the module of the innermost profiler range around an event, or ``None``."""
     return next((p.name.removeprefix(PREFIX) for p in parents(event) if p.name.startswith(PREFIX)), None)
 
 
 def parents(event: Any) -> Iterator[Any]:
-    """Yield the enclosing events, innermost first."""
+    """Yield the events that enclose an event, innermost first."""
     while (event := event.cpu_parent) is not None:
         yield event
 
@@ -416,7 +416,7 @@ def _ns(microseconds: float) -> int:
 
 
 def _timings(passes: Sequence[_ProfiledRun], *, cuda: bool) -> tuple[tuple[ModuleTime, ...], tuple[OperatorTime, ...]]:
-    """Return the times of modules and of operators in modules, by name; calls and shapes are those of the last run."""
+    """Return the times of modules, and of operators in modules, over all profiled runs."""
 
     def timing(key: tuple[str, ...], what: str) -> Timing:
         return Timing(tuple(getattr(p[key], what) for p in passes))

@@ -1,4 +1,4 @@
-"""Trace a run with TorchLens and bring it into the common form: every operator with its module and its tensors.
+"""Trace a run with TorchLens, and convert it to the form that all sources share, with modules and tensors.
 
 TorchLens logs the forward of the model itself, structure only: shapes and dtypes, no values. It records Python-level
 operators (``__add__``, ``scaled_dot_product_attention``), so the graph is independent of the exporter's.
@@ -48,7 +48,7 @@ CACHE_INPUTS: Final = tuple(f"input.{name}." for name in CACHES)
 
 @dataclass(frozen=True, slots=True)
 class TracedForward:
-    """The trace of one forward; paths start at the traced module."""
+    """The trace of one forward; paths are relative to the traced module."""
 
     graph: Graph
     inputs: tuple[Value, ...]
@@ -60,7 +60,7 @@ class TracedForward:
 
 
 def trace_graph(run: Run) -> TracedForward:
-    """Trace one forward of the whole model and bring it into the common form.
+    """Trace one forward of the whole model, and convert it to the form that all sources share.
 
     Raises:
         Incomplete: torchlens is missing or cannot trace the run.
@@ -75,7 +75,7 @@ def trace_forward(
     cache_roles: tuple[str, ...] = CACHE_ROLES,
     cache_inputs: tuple[str, ...] = CACHE_INPUTS,
 ) -> TracedForward:
-    """Trace one forward of any module and bring it into the common form.
+    """Trace one forward of any module, and convert it to the form that all sources share.
 
     Args:
         where: what is traced, for the error text.
@@ -128,7 +128,7 @@ def trace_forward(
 
 
 def lost_tensors(problems: Iterable[str], stage: str) -> tuple[UnknownOp, ...]:
-    """Return the tensors that TorchLens could not attribute as unknown operators, so that the count is incomplete."""
+    """Return the tensors that TorchLens could not attribute, as unknown operators, which make the count incomplete."""
     return tuple(
         UnknownOp(problem.split(":")[0], stage, "", 1, None, f"TorchLens lost a tensor: {problem}")
         for problem in problems
@@ -136,7 +136,7 @@ def lost_tensors(problems: Iterable[str], stage: str) -> tuple[UnknownOp, ...]:
 
 
 def _arguments(model: nn.Module, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return copies of positional and keyword arguments, since a run changes its cache.
+    """Return copies of the arguments as (positional, keyword), since a forward modifies its cache.
 
     TorchLens takes an empty list for *the* argument of a forward with one argument; that one is passed by position.
     """
@@ -149,7 +149,7 @@ def _arguments(model: nn.Module, given: Mapping[str, Any]) -> tuple[list[Any], d
 
 
 class _TraceReader:
-    """Reads TorchLens's records once."""
+    """Reads the records of one TorchLens trace into a graph."""
 
     def __init__(self, trace: Any, paths: Paths, cache_roles: tuple[str, ...], cache_inputs: tuple[str, ...]) -> None:
         self.trace, self.paths, self.cache_roles, self.cache_inputs = trace, paths, cache_roles, cache_inputs
@@ -200,7 +200,7 @@ class _TraceReader:
         return OpCall(tensor_label(record.label), name, module, call, tensors, tuple(outputs), attrs, names)
 
     def _arguments(self, record: Any) -> tuple[tuple[Value, ...], Mapping[str, Value], Mapping[str, Any]]:
-        """Return the tensors in the order of the call; parameters take the places without an activation."""
+        """Return the tensor arguments in order and by place, and the other arguments, of a recorded call."""
         positions: dict[tuple[Any, ...], Value] = {}
         for where, parent in record.parent_arg_positions["args"].items():
             positions[argument_path(where)] = self.values[tensor_label(parent)]
@@ -239,7 +239,7 @@ class _TraceReader:
         return self.params[name]
 
     def _split(self, label: str) -> tuple[str, int]:
-        """Return path and number of a call; TorchLens names a shared module by the last of its paths."""
+        """Return (module path, call number) from TorchLens's label of a module call."""
         path, call = label.rsplit(":", 1)
         return self.paths.module(module_path(path)), int(call)
 
@@ -255,7 +255,7 @@ _BUILT_IN: Final = ("_VariableFunctionsClass.", "fft_", "linalg_", "special_")
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The positional arguments of an operator."""
+    """Names of an operator's arguments, and which of them take tensors or lists of tensors."""
 
     names: list[str]
     tensors: Collection[int] | None = None
@@ -265,17 +265,17 @@ class Signature:
 
 
 def tensor_label(label: str) -> str:
-    """Return the label with the pass number, which TorchLens omits for a layer with one pass."""
+    """Return TorchLens's label of a tensor with the number of the pass, which it omits for a layer with one pass."""
     return label if ":" in label else f"{label}:1"
 
 
 def module_path(address: str) -> str:
-    """Return the path from the traced module, which TorchLens names ``self``."""
+    """Return the path of a module from the traced module, which TorchLens calls ``self``."""
     return "" if address == "self" else address
 
 
 def argument_path(where: Any) -> tuple[Any, ...]:
-    """Return the place of an argument as a path in the nested arguments."""
+    """Return the place of an argument as a path (a tuple) into the nested arguments."""
     return where if isinstance(where, tuple) else (where,)
 
 
@@ -291,7 +291,7 @@ def operator_name(record: Any) -> str:
 
 
 def signature(record: Any, places: Collection[tuple[Any, ...]]) -> Signature:
-    """Return the arguments of a recorded call; methods lack their first one, custom operators have a schema.
+    """Return the argument names of a recorded call, from TorchLens's record or the operator's schema.
 
     Args:
         places: places of activations.
@@ -327,7 +327,7 @@ def keyword_place(where: Any, form: Signature, after: int) -> tuple[Any, ...]:
 def parameter_places(
     leaves: Sequence[str], given: Collection[tuple[Any, ...]], form: Signature, named: Collection[tuple[Any, ...]] = ()
 ) -> list[tuple[Any, ...]]:
-    """Return the places of a call's parameters, which TorchLens does not record: those without an activation.
+    """Return the argument places of a call's parameters, which TorchLens does not record.
 
     Args:
         leaves: the parameters' own names. One named like an argument is that argument; of several, the last.
@@ -352,7 +352,7 @@ def parameter_places(
 
 
 def _in_list(taken: Collection[tuple[Any, ...]], form: Signature) -> tuple[Any, ...]:
-    """Return the position of the next parameter in a list argument: a gap between activations, or the end of a list."""
+    """Return the place of the next parameter in a list argument: the first gap, else the end of a list."""
     held = {at: {where[1] for where in taken if len(where) > 1 and where[0] == at} for at in form.lists}
     for at, inside in held.items():
         hole = next(i for i in count() if i not in inside)
@@ -366,7 +366,7 @@ def _in_list(taken: Collection[tuple[Any, ...]], form: Signature) -> tuple[Any, 
 
 
 def _fitting(schema: _Schema, record: Any, places: Collection[tuple[Any, ...]]) -> Signature | None:
-    """Return the signature if a call with tensors at these places can match this schema."""
+    """Return the schema's signature if a call with tensors at these places can match it, else ``None``."""
     form, given = schema.form, record.num_pos_args
     kinds = (form.tensors or (), form.lists)
     if len(form.names) < given or any(where[0] not in kinds[len(where) > 1] for where in places):

@@ -1,4 +1,4 @@
-"""Count runs of a model with dispatcher and hooks only, without traces and operator rules.
+"""Count runs of a model with dispatcher modes and hooks only, without traces and operator rules.
 
 The work of a model's first layers is compared with that of all layers, because a layer may depend on its position in a
 way that neither parameters nor settings show. All decode steps of a run are counted one by one.
@@ -34,7 +34,7 @@ PLACES: Final = ("as it is given", "with numbers")
 
 @dataclass(frozen=True, slots=True)
 class ModuleWork:
-    """The work of one run by module, without submodules."""
+    """Work of one run by module, without the work of submodules."""
 
     run: str
     flops: Counter[str] = field(default_factory=Counter)
@@ -44,13 +44,13 @@ class ModuleWork:
     calls: Counter[str] = field(default_factory=Counter)
 
     def sums(self, times: Callable[[str], int]) -> dict[str, int]:
-        """Return FLOPs, elements and calls of a model in which each module counts ``times(path)`` times."""
+        """Return the FLOPs, elements and calls of a model that has ``times(path)`` modules in place of each."""
         found = {"FLOPs": self.flops, "elements of results": self.elements, "calls of modules": self.calls}
         return {what: sum(n * times(path) for path, n in each.items()) for what, each in found.items()}
 
 
 def module_work(target: Runnable, workload: Workload, place: str) -> list[ModuleWork]:
-    """Return the work of each run of a target.
+    """Execute the runs of a target; return the FLOPs, result elements and calls of every module in each.
 
     Args:
         place: one of :data:`PLACES`.
@@ -97,7 +97,7 @@ COUNTED: Final[tuple[Metric, ...]] = ("flops", "kv_cache_bytes")
 
 
 def count_every_step(target: Runnable, workload: Workload, source: str) -> Ledger:
-    """Sum the FLOPs by torch's formulas and the growth of the cache over everything that runs, all steps included.
+    """Sum torch's FLOPs and the growth of the cache over every forward of a run, all decode steps included.
 
     The last of n steps is always among a target's runs, so step i is the last of a run of i steps.
 

@@ -1,1 +1,1 @@
-"""Views of a capture: everything that is computed from one and not yet formatted."""
+"""Views of a capture: everything that is computed from one, before it is formatted."""

@@ -1,4 +1,4 @@
-"""Define the comparison of third-party counters and the user's own numbers with the truth."""
+"""Compare third-party counters and the user's own numbers with our count."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from costproof.ledger.workload import TargetInfo, Workload
 
 @dataclass(frozen=True, slots=True)
 class OwnNumber:
-    """A number supplied by the user, compared with the truth as ``costproof check`` does."""
+    """A number supplied by the user, judged as ``costproof check`` judges a claim."""
 
     name: str
     unit: str
@@ -29,13 +29,13 @@ class OwnNumber:
 
     @property
     def settled(self) -> bool:
-        """Return whether nothing is left to explain."""
+        """Return whether the number is right or explained."""
         return self.judgement.status in ("right", "explained")
 
 
 @dataclass(frozen=True, slots=True)
 class CounterReport(NotebookRepr):
-    """All counters on one target and workload. Decode is one step at the first context."""
+    """All counters on one target and workload. Decode is represented by one step at the first context."""
 
     conventions: Conventions
     target: TargetInfo
@@ -53,18 +53,18 @@ class CounterReport(NotebookRepr):
 
     @property
     def exit_code(self) -> int:
-        """Return 3 if the truth or a counter failed, 1 if a difference stays unexplained, else 0."""
+        """Return 3 if our count or a counter failed, 1 if a difference stays unexplained, else 0."""
         if self.compared.incomplete:
             return EXIT_INCOMPLETE
         open_ = any(f.residual for f in self.compared.findings)
         return EXIT_FINDINGS if open_ or any(not o.settled for o in self.own) else EXIT_OK
 
 
-COUNTERS: Final = FileKind(name="costproof/counters", version=(2, 3), type=CounterReport)
+COUNTERS: Final = FileKind(name="costproof/counters", version=(2, 4), type=CounterReport)
 
 
 def counter_report(capture: Capture, found: Discrepancy, spent: dict[str, CounterUsage]) -> CounterReport:
-    """Return the counters of a capture, compared with the truth.
+    """Return the counters of a capture, compared with our count.
 
     Raises:
         Absent: none ran.

@@ -38,7 +38,7 @@ MEANING: Final[dict[tuple[str, str], str]] = {
 
 
 def workload_line(workload: Workload) -> str:
-    """Return the workload in one line: the target's own settings, text and new tokens, batch, dtype."""
+    """Return the workload in one line: the target's settings, text and new tokens, batch, dtype."""
     text = f"{workload.text_tokens} text tokens" if workload.text_tokens or workload.new_tokens else ""
     new = plural(workload.new_tokens, "new token") if workload.new_tokens else ""
     # The shapes of a module's own arguments contain all that is known about a batch.
@@ -59,7 +59,7 @@ def model_line(target: TargetInfo) -> str:
 
 
 def _unused(target: TargetInfo) -> str:
-    """Return the unused keys of the configuration with the reason: ``; keys that nothing reads: a, b``."""
+    """Return a clause on the configuration keys that were not used, with the reason."""
     found = {
         words: sorted(k for k, why in target.waived.items() if why == reason)
         for reason, words in STATED_REASONS.items()
@@ -74,7 +74,7 @@ def _few(keys: Sequence[str]) -> str:
 
 
 def counted_lines(base: Side, head: Side) -> list[str]:
-    """Return the conditions of the counts of two sides, and the notes of their sources; one line where both agree."""
+    """Return the conditions of two sides' counts and the notes of their sources; one line where both agree."""
     sides = (("base", base), ("head", head))
     if base.counted == head.counted:
         lines = [base.counted]
@@ -87,7 +87,7 @@ def counted_lines(base: Side, head: Side) -> list[str]:
 
 
 def note_lines(notes: Sequence[str], title: str = "Note") -> list[str]:
-    """Return the notes of sources as lines of a report: the first ones, and the number of the others."""
+    """Return the first notes of sources as lines of a report, and the number of further ones."""
     more = [f"{title}: and {plural(len(notes) - _MOST_NOTES, 'more note')} in JSON"] if len(notes) > _MOST_NOTES else []
     return [*(f"{title}: {note}" for note in notes[:_MOST_NOTES]), *more]
 

@@ -1,4 +1,4 @@
-"""Break a stage's cost down by formula, with inserted numbers and the matching graph nodes."""
+"""Break down a stage's cost by formula, with substituted values and the matching counts of graphs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from costproof.views.quantities import EXPLAINED, TOTAL, with_quantity
 
 @dataclass(frozen=True, slots=True)
 class GraphMatch:
-    """The count of a graph source at the same modules."""
+    """The count of a graph source for the modules of a formula."""
 
     source: str
     kinds: tuple[str, ...]
@@ -31,7 +31,7 @@ class GraphMatch:
 
 @dataclass(frozen=True, slots=True)
 class FormulaPart:
-    """A formula and the modules it applies to."""
+    """A formula, and the modules to which it applies."""
 
     modules: str
     """Pattern of module paths; ``(root)`` for the model itself."""
@@ -80,14 +80,18 @@ class Explanation(ReportRepr):
 
 
 def no_formulas(name: str, why: str, address: str, stage: str) -> BadInput:
-    """Return the error for a target that only its graph describes, not formulas.
+    """Return the error for a target without formulas, which only its graph describes.
 
     Args:
         address: what names the target on a command line.
     """
+    return BadInput("there are no formulas to explain", where=name, got=why, fix=_from_graph(address, stage))
+
+
+def _from_graph(address: str, stage: str) -> str:
+    """Return the commands that describe a stage of a target by its exported graph."""
     listing = "" if stage == TOTAL else f"costproof explain {address} {stage} --graph lists its operators; "
-    fix = f"{listing}costproof derive {address} reads closed forms off its graph"
-    return BadInput("there are no formulas to explain", where=name, got=why, fix=fix)
+    return f"{listing}costproof derive {address} reads closed forms off its graph"
 
 
 def explain(
@@ -116,7 +120,8 @@ def explain(
             where="$.ledgers",
             expected="an analytic ledger",
             got=capture.source_list,
-            fix="capture again with --sources analytic,static,dynamic",
+            fix="capture again with --sources analytic,static,dynamic; if the target has no formulas, "
+            + _from_graph("TARGET", stage),
         )
     if metric in PEAK_METRICS:
         raise BadInput("no formula gives a peak", where="--metric", got=metric, fix="costproof peaks TARGET finds it")
@@ -212,7 +217,7 @@ def _call(
 def _parts(
     capture: Capture, group: list[CostNode], metric: Metric, values: dict[str, int], graph: Capture | None
 ) -> list[FormulaPart]:
-    """Return one part per pattern of module paths.
+    """Return one part for each pattern of module paths in a group of nodes with equal formulas.
 
     Paths whose numbers are not all combinations of their ranges (layers 0 to 3 with experts 0 to 7) give several parts.
     """

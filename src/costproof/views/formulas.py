@@ -1,4 +1,4 @@
-"""Sum the expressions of nodes into readable formulas of stages and calls."""
+"""Sum the formulas of nodes into readable formulas of stages and calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FACTOR_LIMIT: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class FormulaText:
-    """One formula in three readings, all of the same value."""
+    """One formula in three notations of equal value."""
 
     expression: str
     """In symbols of workload and configuration; ``costproof.algebra.symbols.parse`` reads it."""
@@ -85,7 +85,7 @@ def _texts(nodes: Iterable[CostNode], metric: Metric) -> tuple[tuple[str, int], 
 
 @lru_cache(maxsize=1024)
 def _sum_of(texts: tuple[tuple[str, int], ...]) -> sympy.Expr:
-    """Return the sum of expressions, equal ones as ``count * expression``: equal layers have equal expressions."""
+    """Return the sum of expressions; n equal ones become ``n * expression``."""
     import sympy as sp
 
     from costproof.algebra.symbols import parse
@@ -121,7 +121,7 @@ def _version(total: sympy.Expr) -> str:
 
 @lru_cache(maxsize=1024)
 def _readable(total: sympy.Expr, config: tuple[tuple[str, int], ...]) -> sympy.Expr:
-    """Return an expression with the configuration's numbers inserted; factored if short, else a sum of terms."""
+    """Return an expression with the configuration's numbers substituted, factored if that is short."""
     import sympy as sp
 
     from costproof.algebra.symbols import sym

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Tabled(Protocol):
-    """A result that supplies the rows of its table."""
+    """Protocol of results that give the rows of their table."""
 
     def table_rows(self) -> Sequence[object]:
         """Return the rows: dataclasses, mappings, or texts."""
@@ -47,7 +47,7 @@ class Tabled(Protocol):
 
 @runtime_checkable
 class Framed(Protocol):
-    """A result that builds its own DataFrame."""
+    """Protocol of results that build their own DataFrame."""
 
     def frame(self) -> pd.DataFrame:
         """Return the result as a DataFrame."""
@@ -118,7 +118,7 @@ def _rows(value: object) -> list[dict[str, Any]]:
 
 
 def _plain(item: object, prefix: str = "") -> dict[str, Any]:
-    """Return one row: nested dataclasses flattened into columns, lists of strings joined, functions left out."""
+    """Return a row: nested dataclasses as columns, lists of strings joined, functions omitted."""
     if isinstance(item, str):
         return {prefix or "name": item}
     if isinstance(item, Mapping):
@@ -202,7 +202,7 @@ DIFF_COLUMNS: Final = (
 
 @_rows.register
 def diff_rows(found: Diff) -> list[dict[str, Any]]:
-    """Return totals, stages and rows of every source, unchanged sums included; None is unknown.
+    """Return a row for each total, stage and cost row of every source, with unchanged sums.
 
     Each row has what the numbers of both sides leave out, with the notes of their sources.
     """
@@ -385,7 +385,7 @@ def _modules(graph: CallGraph) -> list[dict[str, Any]]:
 
 
 def _bytes(way: str, values: Sequence[ValueAt], calls: int) -> dict[str, int | None]:
-    """Return the bytes that a module takes or returns in its first recorded call, and in all calls if recorded."""
+    """Return the bytes that a module takes or returns, in its first recorded call and in all calls."""
     told: dict[int, list[int | None]] = {}
     for v in values:
         told.setdefault(v.call, []).append(_size(v))
@@ -401,7 +401,7 @@ def _size(v: ValueAt) -> int | None:
 
 
 def module_rows(capture: Capture) -> list[dict[str, Any]]:
-    """Return a row for each module: the callgraph's, with FLOPs and parameters of each source.
+    """Return a row for each module in the callgraph, with FLOPs and parameters of each source.
 
     These are of the module with everything inside it; ``(root)`` is the whole model. ``None`` is unknown.
     """
@@ -422,7 +422,7 @@ def module_rows(capture: Capture) -> list[dict[str, Any]]:
 
 
 def _inside(ledger: Ledger, metric: Metric) -> dict[str, int | None]:
-    """Return module -> the metric over the module and everything inside it, all stages together."""
+    """Return module -> metric of the module and all modules inside it, over all stages."""
     own: dict[str, list[CostNode]] = {}
     for node in ledger.nodes:
         own.setdefault(node.module, []).append(node)

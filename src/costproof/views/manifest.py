@@ -41,7 +41,7 @@ def manifest(texts: Mapping[Path, str], source: str = "") -> Manifest:
 
 
 def check_source(folder: Path, source: str) -> None:
-    """Check that a default folder does not contain the report of another target of the same name.
+    """Check that a report's default folder does not contain the report of another target of the same name.
 
     Raises:
         BadInput: it does.
@@ -59,7 +59,7 @@ def check_source(folder: Path, source: str) -> None:
 
 
 def named_files(folder: Path) -> frozenset[str]:
-    """Return the names of the files that a report wrote into the folder; none where its manifest is not ours."""
+    """Return the names of the files that a report wrote to a folder; empty without a manifest of ours."""
     try:
         return frozenset(load(folder / NAME, MANIFEST, make_again=_AGAIN).files)
     except BadInput:
@@ -67,7 +67,7 @@ def named_files(folder: Path) -> frozenset[str]:
 
 
 def check_manifest(folder: Path) -> None:
-    """Check that the files of a folder belong to one report; a folder without a manifest has files of other origin.
+    """Check that the files of a folder belong to one report; a folder without a manifest is not checked.
 
     Raises:
         BadInput: a file is missing, or is not the one that the manifest names.

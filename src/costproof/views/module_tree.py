@@ -24,7 +24,7 @@ _SHOWN = 3
 
 
 def pattern(paths: Sequence[str]) -> str:
-    """Return paths as one pattern: ``model.layers.[0-11]``, ``attn.{q,k,v}``; else the first few patterns."""
+    """Return paths as one pattern, ``model.layers.[0-11]`` or ``attn.{q,k,v}``; else the first few paths."""
     found = [text for text, _ in patterns(dict.fromkeys(paths))]
     if len(found) == 1:
         return found[0]
@@ -49,7 +49,7 @@ def natural(path: str) -> tuple[tuple[int, int, str], ...]:
 
 
 LABELS: Final = 3
-"""Names of graph nodes that a row shows for each operator."""
+"""Maximum number of graph node names that a row lists for each operator."""
 SourceValues = dict[Metric, dict[str, int | None]]
 """Metric -> source -> value, for the sources that give the metric in the stage."""
 TreeRow = dict[str, Any]
@@ -57,7 +57,7 @@ TreeRow = dict[str, Any]
 
 @dataclass(slots=True)
 class _TreeNode:
-    """A module of a stage, or a container on the path to one."""
+    """A module of a stage, or a container that holds modules."""
 
     path: str
     children: dict[str, _TreeNode] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class _TreeNode:
 
 
 class ModuleRows:
-    """All rows of a report, stage by stage, parents before children."""
+    """All rows of the module tree on a report page, stage by stage, parents before children."""
 
     def __init__(self, found: Results, formulas: FormulaTable, boxes: dict[str, str]) -> None:
         """Build the rows of all stages.
@@ -115,7 +115,7 @@ class ModuleRows:
         place.like = self._likes.setdefault(key, len(self._likes))
 
     def _emit(self, stage: str, group: Sequence[_TreeNode], parent: int | None, name: str) -> list[int]:
-        """Append the row of some equal modules and the rows below it. Return the findings of all of them."""
+        """Append a row for some equal modules, and the rows of their children; return the ids of their findings."""
         families = _families(group)
         while parent is not None and not group[0].own and not group[0].findings and len(families) == 1:
             # A container that costs nothing has no row of its own.
@@ -155,14 +155,14 @@ class ModuleRows:
 
 
 class FormulaTable:
-    """A table of the expressions that rows share."""
+    """Table of the formulas on a page, which rows refer to by index."""
 
     def __init__(self) -> None:
-        """Begin empty."""
+        """Create an empty table."""
         self.places: dict[str, int] = {}
 
     def at(self, expression: str) -> int:
-        """Return the index of an expression in the table."""
+        """Return the index of a formula in the table; append it if it is new."""
         return self.places.setdefault(expression, len(self.places))
 
     def of(self, nodes: Iterable[CostNode]) -> list[list[object]]:
@@ -199,7 +199,7 @@ def _grow_tree(stage: str, here: Sequence[Ledger], findings: Sequence[Finding]) 
 
 
 def _families(group: Sequence[_TreeNode]) -> dict[str, list[_TreeNode]]:
-    """Return the children of equal modules by name; equal numbered children are grouped."""
+    """Return the children of equal modules by name, with equal numbered children in one group."""
     numbered: dict[tuple[str, int], list[str]] = {}
     for name, child in group[0].children.items():
         alike = ("", child.like) if name.isdecimal() and name.isascii() else (name, child.like)
@@ -211,7 +211,7 @@ def _families(group: Sequence[_TreeNode]) -> dict[str, list[_TreeNode]]:
 
 
 def _merge_equal(values: dict[str, int | None], many: int) -> object:
-    """Return one number if all sources agree, else the numbers by source."""
+    """Return a single number if all sources agree, else the number of each source."""
     scaled = {s: None if v is None else v * many for s, v in values.items()}
     return next(iter(scaled.values())) if len(set(scaled.values())) == 1 else scaled
 

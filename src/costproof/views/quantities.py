@@ -1,4 +1,4 @@
-"""Compute the quantities that a report shows: metrics, quantities derived from them, and what each source gives."""
+"""Compute the quantities of reports: metrics, sums derived from them, and which sources give them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Costs = dict[str, int | None]
 
 @dataclass(frozen=True, slots=True)
 class ShownQuantity:
-    """A quantity's title, unit, and the metrics it is derived from."""
+    """Title and unit of a quantity in reports, and the metrics from which it is derived."""
 
     title: str
     unit: str
@@ -51,7 +51,7 @@ UNITS: Final = {"bytes": "B", "FLOP": "FLOP", "MAC": "MAC"}
 
 
 def with_derived(found: Mapping[Metric, KnownAmount], executed: int | None) -> dict[str, KnownAmount]:
-    """Return metrics together with the quantities derived from them.
+    """Return metrics with the quantities that are derived from them added.
 
     Args:
         executed: elements of the parameters that this run reads.
@@ -78,7 +78,7 @@ EXPLAINED: Final[dict[str, MetricInfo]] = {
 
 
 def with_quantity(ledger: Ledger, name: str) -> Ledger:
-    """Return a ledger whose nodes also carry a derived quantity."""
+    """Return the ledger with a derived quantity added to its nodes."""
     of = _DERIVED[name].of
     half = _DERIVED[name].unit == "MAC"
 
@@ -103,7 +103,7 @@ Where = Callable[[CostNode], bool]
 
 @dataclass(frozen=True, slots=True)
 class KnownAmount:
-    """An amount that may be partly unknown: the exact value, or else a lower bound.
+    """An amount that may be partly unknown: its exact value, or else a lower bound.
 
     ``value`` is set when every source that gives the quantity gives the same integer, or when the
     comparison has explained the difference; otherwise it is ``None``. ``at_least`` is the part
@@ -121,22 +121,22 @@ def ledgers(capture: Capture) -> tuple[Ledger, ...]:
 
 
 def provides(ledger: Ledger, metric: Metric, stage: str | None = None) -> bool:
-    """Return whether a source gives a metric (for a stage)."""
+    """Return whether a source gives a metric, for one stage or in general."""
     return metric in ledger.metrics and (stage is None or stage in ledger.stages)
 
 
 def whole(capture: Capture, ledger: Ledger) -> bool:
-    """Return whether a source covers every stage; only then is its sum a total."""
+    """Return whether a source covers every stage, without which its sum is not a total."""
     return set(capture.target.stages) <= set(ledger.stages)
 
 
 def value(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where | None = None) -> int | None:
-    """Return a source's sum; None if an operator without a rule leaves it unknown."""
+    """Return a source's sum of a metric; ``None`` if it is unknown because of an operator without a rule."""
     return ledger.total(metric, where, stage) if provides(ledger, metric, stage) else None
 
 
 def known(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where | None = None) -> int:
-    """Return the known part of a source's sum."""
+    """Return the known part of a source's sum, a lower bound."""
     inside = (n for n in ledger.nodes if stage in (None, n.stage) and (where is None or where(n)))
     return known_part(inside, metric)
 
@@ -144,7 +144,7 @@ def known(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where
 def quantity(
     capture: Capture, metric: Metric, stage: str | None = None, where: Where | None = None, *, settled: bool
 ) -> KnownAmount:
-    """Return the headline number of a metric.
+    """Return the number of a metric that reports show first.
 
     Args:
         settled: the comparison ended exact or explained, so that the first source may speak for all.
@@ -161,7 +161,7 @@ def quantity(
 
 
 def add_known(*parts: KnownAmount) -> KnownAmount:
-    """Return the sum of amounts; if one is unknown, None with the sum of the known parts as a lower bound."""
+    """Return the sum of amounts; with unknown ones, only a lower bound."""
     total = exact_sum(p.value for p in parts)
     if total is not None:
         return KnownAmount(total)
@@ -176,7 +176,7 @@ def executed(ledger: Ledger, stage: str) -> frozenset[str]:
 
 
 class Flat:
-    """A dataclass whose ``costs`` are written as keys at the level of its fields, each with its type in the schema.
+    """Dataclass whose ``costs`` are written to JSON as keys next to its fields.
 
     The hooks are pydantic's, which is not imported before something is written.
     """
@@ -185,7 +185,7 @@ class Flat:
 
     @classmethod
     def quantities(cls) -> tuple[str, ...]:
-        """Return the keys of ``costs``."""
+        """Return the metrics that ``costs`` may have, which are keys in the file."""
         raise NotImplementedError
 
     @classmethod

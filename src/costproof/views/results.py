@@ -1,4 +1,4 @@
-"""Hold the results of a run: its capture, everything computed from it on first use, and statuses of stages."""
+"""Compute the results of a run from its capture, each on first use, and the statuses of stages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Results(ReportRepr):
 
     @cached_property
     def figures(self) -> StaticCompute:
-        """Return :attr:`static` without formulas, which take most of the time."""
+        """Return :attr:`static` without formulas, which take most of the time to compute."""
         return self._static(formulas=False)
 
     def _static(self, *, formulas: bool) -> StaticCompute:
@@ -105,7 +105,7 @@ def _frame(value: object) -> pd.DataFrame:
 
 _OPEN: Final = ("unexplained", "unsupported")
 _SETTLED: Final = ("explained", "exact")
-_ONE_SOURCE: Final = ("analytic-only", "static-only", "dynamic-only", "isolated-only")
+_ONE_SOURCE: Final = ("analytic-only", "static-only", "dynamic-only", "isolated-only", "headers-only")
 _MOST_METRICS: Final = 2
 GOOD: Final = frozenset({"exact", "explained", "not-executed"})
 """Statuses without an open difference."""

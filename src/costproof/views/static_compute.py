@@ -1,4 +1,4 @@
-"""Compute ``static_compute.json``: the cost of each stage, with every source next to the headline."""
+"""Compute ``static_compute.json``: the cost of each stage, as headline and by source."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ class StageCompute(Flat):
 
     @classmethod
     def quantities(cls) -> tuple[str, ...]:
-        """All that a report shows."""
+        """Return all metrics and derived quantities that a report shows."""
         return tuple(SHOWN)
 
 
 @dataclass(frozen=True, slots=True)
 class NotCounted:
-    """Something that no number here contains."""
+    """Something that no number of the report includes, with the reason."""
 
     what: str
     why: str
@@ -113,7 +113,7 @@ class StaticCompute:
 
     @property
     def one_stage(self) -> bool:
-        """Return whether the sums of the only stage equal the totals, so that one of them can be left out."""
+        """Return whether there is a single stage, so that its sums equal the totals."""
         totals = (self.totals, self.totals_at_least, self.sources)
         return [(s.costs, s.at_least, s.sources) for s in self.stages] == [totals]
 
@@ -184,7 +184,7 @@ def check_sums(result: StaticCompute) -> None:
 
 
 def _closed(capture: Capture) -> Ledger | None:
-    """Return the source whose expressions are closed forms: ``analytic``, or ``static`` if no formulas exist."""
+    """Return the source with closed formulas: ``analytic``, or ``static`` if there is no analytic one."""
     found = (capture.by_source.get(source) for source in ("analytic", "static"))
     return next((x for x in found if x is not None and any(n.exprs for n in x.nodes)), None)
 
@@ -236,7 +236,7 @@ def _stage(capture: Capture, stage: str, settled: bool, closed: Ledger | None) -
 
 
 def _by_kind(ledger: Ledger, stage: str, *, known: bool) -> dict[str, int | None]:
-    """Return the FLOPs per operator kind from one source; all None if their sum is unknown."""
+    """Return operator kind -> FLOPs of a source; ``None`` for all kinds if their sum is unknown."""
     kinds: dict[str, int | None] = {}
     for n in ledger.nodes:
         flops = n.cost("flops")

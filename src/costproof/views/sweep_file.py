@@ -1,4 +1,4 @@
-"""Define the JSON file of a sweep, which is written row by row."""
+"""Define the JSON file of a sweep, whose rows are written one by one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SweptTarget:
 
 @dataclass(frozen=True, slots=True)
 class RefusedPoints:
-    """Points of a sweep that were rejected for the same reason: their number, and one of them as an example."""
+    """Points of a sweep that were refused for the same reason: their number, and one as an example."""
 
     example: dict[str, ConfigValue]
     says: str

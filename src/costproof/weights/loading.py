@@ -45,7 +45,7 @@ _LAYER: Final = re.compile(r".+\.layers\.\d+(?=\.)")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Tensor of a checkpoint and the parameters that it fills."""
+    """A checkpoint tensor, and the parameters that it fills."""
 
     tensor: str
     targets: tuple[str, ...]
@@ -55,7 +55,7 @@ class Placement:
 
 @dataclass(slots=True)
 class WeightPlan:
-    """Placements by shard, and the tensors that are not loaded."""
+    """Placements of checkpoint tensors by shard, and the tensors that are not loaded."""
 
     shards: dict[Path, list[Placement]] = field(default_factory=dict)
     beyond: int = 0
@@ -66,7 +66,7 @@ class WeightPlan:
 
 
 def no_other_names(name: str) -> None:
-    """Return no placement: the checkpoint uses the model's own names."""
+    """Return ``None``: the checkpoint uses the model's own parameter names."""
 
 
 def plan(folder: str, model: nn.Module, names: Names = no_other_names, *, cut: bool) -> WeightPlan:
@@ -159,7 +159,7 @@ def load(found: WeightPlan, model: nn.Module, progress: Progress) -> tuple[str, 
 
 
 def _views(placement: Placement, parameters: dict[str, nn.Parameter]) -> list[torch.Tensor]:
-    """Return the parameters, or the slice of one, that the rows of a tensor fill in this order."""
+    """Return the parameters, or slices of one, that the rows of a checkpoint tensor fill in this order."""
     first, *others = (parameters[name] for name in placement.targets)
     if placement.transform not in _STACKED:
         return [first, *others]
@@ -169,7 +169,7 @@ def _views(placement: Placement, parameters: dict[str, nn.Parameter]) -> list[to
 
 
 def _misfit(placement: Placement, shape: tuple[int, ...], wanted: dict[str, nn.Parameter]) -> list[CostproofError]:
-    """Return the problems with a tensor's shape or expert index."""
+    """Return an error if a tensor's shape or expert index does not fit the model."""
     if placement.transform in _STACKED:
         experts = wanted[placement.targets[0]].shape[0]
         if placement.expert is None or placement.expert >= experts:
@@ -209,7 +209,7 @@ def _missing(
 
 
 def _headers(folder: Path, problems: list[CostproofError]) -> Iterator[tuple[Path, str, tuple[int, ...]]]:
-    """Yield the shard, the name and the shape of every tensor, ordered by shard."""
+    """Yield (shard, name, shape) of every tensor, ordered by shard."""
     for shard, listed in shards(folder, problems).items():
         with _opened(shard) as reader:
             names = sorted(reader.keys())
@@ -223,7 +223,7 @@ def _headers(folder: Path, problems: list[CostproofError]) -> Iterator[tuple[Pat
 
 
 def shards(folder: Path, problems: list[CostproofError]) -> dict[Path, set[str] | None]:
-    """Return the safetensors files of a folder and the tensors in the index for each (``None`` without an index).
+    """Return shard file -> names that the index lists for it (``None`` without an index) of a folder.
 
     The files are not opened.
 
@@ -252,7 +252,9 @@ def shards(folder: Path, problems: list[CostproofError]) -> dict[Path, set[str] 
             assert listed is not None
             listed.add(name)
     except (KeyError, TypeError, AttributeError) as error:
-        raise BadInput("this is not an index of a checkpoint", where=str(index), expected="a weight_map") from error
+        raise BadInput(
+            "this is not the index of a safetensors checkpoint", where=str(index), expected="a weight_map"
+        ) from error
     if found and not any(s.is_file() for s in found):
         raise BadInput(
             "the folder holds the index of a checkpoint and none of its shards",
@@ -280,7 +282,7 @@ def _opened(shard: Path) -> Any:
 
 
 def _layer(name: str) -> str | None:
-    """Return the layer that owns a parameter, such as ``model.layers.3``, or ``None``."""
+    """Return the path of the layer that owns a parameter, such as ``model.layers.3``, or ``None``."""
     match = _LAYER.match(name)
     return match and match[0]
 
@@ -307,7 +309,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def size_of(model: nn.Module, *, without_numbers: bool = False) -> int:
-    """Return the bytes of parameters and buffers, each tensor once; ``without_numbers`` counts only those on meta."""
+    """Return the bytes of parameters and buffers, tied ones once; with ``without_numbers`` only those on meta."""
     tensors = (*model.parameters(), *model.buffers())
     return sum(t.nbytes for t in tensors if t.is_meta or not without_numbers)
 

@@ -20,11 +20,9 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from math import prod
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.progress import Progress, silent
@@ -37,9 +35,10 @@ SPREAD: Final = 0.02
 """Standard deviation of random weights, as in the initialization for training."""
 
 BLOCK: Final = 2**16
-"""Numbers that share a key. With the scratch memory of a block a pass stays in the L2 cache of a core."""
-_ROWS: Final = {"cuda": 256}
-"""Blocks of one pass on a device on which starting a kernel takes as long as many numbers."""
+"""Numbers that share a key."""
+_ROWS: Final = {"cpu": 16, "cuda": 256}
+"""Blocks of one pass: on a processor its scratch memory, 8 MiB, stays in the L3 cache, and starting an operator takes
+little of its time; on a GPU starting a kernel takes as long as so many numbers."""
 _OFTEN: Final = {"cpu": 2**20, "cuda": 2**28}
 """Numbers between two reports of progress."""
 _LOWBIAS: Final = ((16, 0x7FEB352D), (15, 0x846CA68B))
@@ -74,19 +73,31 @@ def fill_normal(
     Args:
         spread: standard deviation.
     """
+    import torch
+
     total, done, said = sum(tensor.numel() for _, tensor in tensors), 0, 0
     progress("random weights", done, total)
     device = tensors[0][1].device.type if tensors else "cpu"
-    pace = _Pace(device)
-    for batch in _batches(tensors, seed, pace):
-        began = perf_counter_ns()
-        with _one_thread() if len(batch) == 1 else nullcontext():
-            numbers = _fill(batch, spread)
-        pace.note(len(batch), numbers, perf_counter_ns() - began)
-        done += numbers
+    staged: list[tuple[torch.Tensor, torch.Tensor]] = []
+    flat: list[tuple[str, torch.Tensor]] = []
+    for name, tensor in tensors:
+        data = tensor.detach()
+        if not data.is_contiguous():
+            staged.append((data, data.contiguous()))
+            data = staged[-1][1]
+        flat.append((name, data.view(-1)))
+    memory = list[torch.Tensor]()
+    for rows in _passes(flat, seed):
+        into = rows[0].into
+        if not memory or memory[0].device != into.device:
+            shape = (_ROWS.get(into.device.type, 1), min(BLOCK, total))
+            memory = [torch.empty(shape, dtype=torch.int32, device=into.device) for _ in range(2)]
+        done += _fill(rows, memory, spread / _UNIT)
         if done == total or done - said >= _OFTEN.get(device, 2**20):
             said = done
             progress("random weights", done, total)
+    for data, made in staged:
+        data.copy_(made)
 
 
 def random_normal(
@@ -124,110 +135,49 @@ class _Row:
     """Exclusive."""
 
 
-@dataclass(slots=True)
-class _Pace:
-    """Chooses how many blocks a pass takes.
-
-    One block is made by one thread. Two blocks for each of torch's threads are faster, unless other work keeps some of
-    them waiting. Both are tried, and the slower one again after fifty times as long.
-    """
-
-    device: str
-    times: dict[int, float] = field(default_factory=dict)
-    """Blocks of a pass -> nanoseconds for each number, when it was last tried."""
-    trial: int = 0
-    """Nanoseconds of the last pass of the kind that was slower before."""
-    since: int = 0
-    """Nanoseconds of all passes after that."""
-
-    def rows(self) -> int:
-        """Return the blocks of the next pass."""
-        choices = self._choices()
-        untried = [rows for rows in choices if rows not in self.times]
-        if len(choices) == 1 or untried:
-            return (untried or choices)[0]
-        slower, faster = sorted(choices, key=self.times.__getitem__, reverse=True)
-        return slower if self.since > 50 * self.trial else faster
-
-    def _choices(self) -> tuple[int, ...]:
-        import torch
-
-        if self.device != "cpu" or torch.get_num_threads() == 1:
-            return (_ROWS.get(self.device, 1),)
-        return 1, 2 * torch.get_num_threads()
-
-    def note(self, rows: int, numbers: int, took: int) -> None:
-        """Record the time of a pass; passes over fewer blocks, or over parts of blocks, are ignored."""
-        if rows in self._choices() and numbers == rows * BLOCK:
-            tried = len(self.times) < 2 or self.times[rows] == max(self.times.values())
-            self.trial, self.since = (took, 0) if tried else (self.trial, self.since + took)
-            self.times[rows] = took / numbers
-
-
-def _batches(tensors: Sequence[tuple[str, torch.Tensor]], seed: int, pace: _Pace) -> Iterator[list[_Row]]:
-    """Yield the blocks of a pass, of one dtype and device; on a CPU all of one tensor."""
-    batch: list[_Row] = []
-    for name, tensor in tensors:
-        data = tensor.detach()
-        flat = (data if data.is_contiguous() else data.contiguous()).view(-1)
-        if batch and (batch[0].into.dtype, batch[0].into.device) != (data.dtype, data.device):
-            yield batch
-            batch = []
-        most = pace.rows()
+def _passes(tensors: Sequence[tuple[str, torch.Tensor]], seed: int) -> Iterator[list[_Row]]:
+    """Yield the blocks of each pass over flat tensors: of one dtype and device."""
+    rows: list[_Row] = []
+    for name, flat in tensors:
+        if rows and (rows[0].into.dtype, rows[0].into.device) != (flat.dtype, flat.device):
+            yield rows
+            rows = []
         for block, first in enumerate(range(0, len(flat), BLOCK)):
-            batch.append(_Row(f"{seed}:{name}:{block}", flat, first, min(first + BLOCK, len(flat))))
-            if len(batch) >= most:
-                yield batch
-                batch, most = [], pace.rows()
-        if batch and (data.device.type == "cpu" or not data.is_contiguous()):
-            yield batch
-            batch = []
-        if not data.is_contiguous():
-            data.copy_(flat.view(data.shape))
-    if batch:
-        yield batch
+            rows.append(_Row(f"{seed}:{name}:{block}", flat, first, min(first + BLOCK, len(flat))))
+            if len(rows) >= _ROWS.get(flat.device.type, 1):
+                yield rows
+                rows = []
+    if rows:
+        yield rows
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let torch use one thread: for a block, waiting for others takes longer than the work."""
+def _fill(rows: Sequence[_Row], memory: Sequence[torch.Tensor], scale: float) -> int:
+    """Write the numbers of blocks and return how many there are.
+
+    Args:
+        memory: two tensors of int32 [at least as many blocks, numbers of a block].
+    """
     import torch
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _fill(batch: Sequence[_Row], spread: float) -> int:
-    """Write the numbers of blocks and return how many there are."""
-    import torch
-
-    device, dtype = batch[0].into.device, batch[0].into.dtype
-    width = max(row.last - row.first for row in batch)
-    words, scratch = (torch.empty(len(batch), width, dtype=torch.int32, device=device) for _ in range(2))
-    _hash_words(words, scratch, *_keys([row.key for row in batch], device))
+    width = max(row.last - row.first for row in rows)
+    words, scratch = (of[: len(rows), :width] for of in memory)
+    _hash_words(words, scratch, *_keys([row.key for row in rows], words.device))
     _sum_lanes(words, scratch)
-    if len(batch) == 1 and dtype in (torch.float32, torch.float64):
-        (row,) = batch
-        row.into[row.first : row.last].copy_(words[0]).mul_(spread / _UNIT)
-        return row.last - row.first
-    double = dtype == torch.float64
-    values = torch.empty_like(words, dtype=torch.float64) if double else scratch.view(torch.float32)
-    values.copy_(words)
-    values.mul_(spread / _UNIT)
+    values = scratch.view(torch.float32)
     start = 0
-    while start < len(batch):
+    while start < len(rows):
         # Blocks that follow each other in a tensor are written at once.
         stop = start + 1
-        while stop < len(batch) and batch[stop].into is batch[start].into:
+        while stop < len(rows) and rows[stop].into is rows[start].into:
             stop += 1
-        first, last = batch[start].first, batch[stop - 1].last
-        batch[start].into[first:last].copy_(values[start:stop].reshape(-1)[: last - first])
+        first, last = rows[start].first, rows[stop - 1].last
+        into, numbers = rows[start].into[first:last], words[start:stop].reshape(-1)[: last - first]
+        if into.dtype in (torch.float32, torch.float64):
+            into.copy_(numbers).mul_(scale)
+        else:
+            into.copy_(values[start:stop].reshape(-1)[: last - first].copy_(numbers).mul_(scale))
         start = stop
-    return sum(row.last - row.first for row in batch)
+    return sum(row.last - row.first for row in rows)
 
 
 def _hash_words(

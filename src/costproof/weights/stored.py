@@ -32,7 +32,7 @@ _TOKEN: Final = {"patch_size": 14, "merge_size": 2}
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
-    """Side of a square image in pixels, and the configuration key that gives it."""
+    """Side in pixels of the square images that a processor makes, and the key that states it."""
 
     side: int
     where: str
@@ -40,7 +40,7 @@ class ImageSize:
 
 @dataclass(frozen=True, slots=True)
 class PixelLimits:
-    """Limits on the pixels of an image within which a processor keeps its size, as processors of Qwen2-VL have."""
+    """Least and most pixels of an image between which a processor keeps its size, as for Qwen2-VL."""
 
     least: int
     most: int
@@ -100,7 +100,7 @@ def image_size(path: Path) -> ImageSize | None:
 
 
 def _parts(path: Path) -> Iterator[tuple[Mapping[str, Any], str, str]]:
-    """Yield each object with image settings: the object, its JSON path, and the name of its file."""
+    """Yield (object, JSON path, file name) of each object with image settings in the processor's files."""
     for name in PROCESSOR_FILES:
         file = path.parent / name
         data = read_json(file, what="configuration of a processor") if is_there(file) else None
@@ -110,7 +110,7 @@ def _parts(path: Path) -> Iterator[tuple[Mapping[str, Any], str, str]]:
 
 
 def is_there(file: Path) -> bool:
-    """Return whether a file exists next to a configuration.
+    """Return whether a regular file exists next to a configuration.
 
     Raises:
         BadInput: a dangling link, a FIFO, a device or a folder has its name; ignoring it would hide what it describes.
@@ -136,14 +136,14 @@ def unfit(images: ImageSize, expected: object, place: str) -> BadInput:
 
 
 def _sides(part: Mapping[str, Any]) -> Iterator[tuple[str, int | None]]:
-    """Yield each active size key with its side in pixels; the key that takes precedence comes first."""
+    """Yield (key, side in pixels or ``None``) of each size setting in force, in order of precedence."""
     for key, switches in _SIZES:
         if part.get(key) is not None and all(part.get(switch, True) is True for switch in switches):
             yield key, _side(part[key])
 
 
 def _side(value: Any) -> int | None:
-    """Return the side of a square image under a size setting: a number, equal sides, or only a shortest edge."""
+    """Return the side of a square image that a size setting states; ``None`` if it states none."""
     if isinstance(value, dict):
         given = {key: n for key, n in value.items() if n is not None}
         sides = set(given.values()) if given.keys() in ({"height", "width"}, {"shortest_edge"}) else set()
@@ -212,7 +212,7 @@ _LONGEST: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Properties of a checkpoint according to its files, without reading its weights."""
+    """Properties of a checkpoint that its small files state; weights are not read."""
 
     quantised: tuple[tuple[str, str], ...] = ()
     """``weights`` or ``cache`` -> the format and its location; empty if nothing indicates quantisation."""
@@ -225,9 +225,11 @@ class Stored:
     described: str = ""
     """JSON object of the descriptions that :attr:`quantised` is from: those of the configuration, by the keys that
     :mod:`costproof.storage.scheme` reads, and under ``beside`` those of files."""
+    folder: str = ""
+    """Folder with its weights in safetensors files, or with the headers of these; empty if there are none."""
 
     def scheme(self, model_type: str) -> Scheme:
-        """Return the quantisation scheme of the weights.
+        """Return the quantisation scheme in which the weights are stored.
 
         Raises:
             UnknownFormat: they are, in a manner whose layout is not known.
@@ -241,7 +243,7 @@ class Stored:
 
     @property
     def cache_dtype(self) -> str | None:
-        """Return the format of the key/value cache that the description of the weights names, if an engine has it."""
+        """Return the format of the key/value cache that the quantisation settings name; ``None`` if unsupported."""
         found = json.loads(self.described) if self.described else {}
         inner = found.get("text_config") or {}
         parts = [part.get(key) for part in (found, inner) for key in ("quantization_config", "compression_config")]
@@ -294,11 +296,12 @@ def stored(data: object, path: Path | None) -> Stored:
     quantised = tuple((part, text) for part, text in found.items() if text)
     images, pixels = (None, None) if path is None else (image_size(path), pixel_limits(path))
     described = _descriptions(data, path) if found["weights"] else ""
-    return Stored(quantised, run, images, None if images else pixels, described)  # type: ignore[arg-type]
+    folder = "" if path is None or next(path.parent.glob(_WEIGHTS), None) is None else str(path.parent.absolute())
+    return Stored(quantised, run, images, None if images else pixels, described, folder)  # type: ignore[arg-type]
 
 
 def _descriptions(data: object, path: Path | None) -> str:
-    """Return :attr:`Stored.described`."""
+    """Return every description of quantised weights, with its JSON path, in a configuration and its files."""
     beside = dict(_beside(path)) if path is not None else {}
     read = scheme_keys(data) if isinstance(data, dict) else {}
     return json.dumps({**read, "beside": beside})
@@ -335,7 +338,7 @@ def _describes(key: str, value: Any) -> bool:
 
 
 def _says_so(key: str, value: Any) -> bool:
-    """Return whether the value of a quantisation key means that the checkpoint is quantised."""
+    """Return whether the value of a quantisation key means that weights are quantised."""
     if key == _BEFORE:
         return bool(value)
     if key in _CACHES or value is False or value in _PLAIN_VALUES:
@@ -377,7 +380,7 @@ def _format(value: object) -> str:
 
 
 def _inside(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the nested objects that hold settings of weights: those of groups, and that of ModelOpt's file."""
+    """Yield nested objects with quantisation settings: those of groups, and of ModelOpt's file."""
     groups = value.get("config_groups")
     for group in groups.values() if isinstance(groups, dict) else ():
         if isinstance(group, dict) and isinstance(group.get("weights"), dict):
@@ -387,7 +390,7 @@ def _inside(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _cache(value: object) -> str:
-    """Return the format of keys and values that a description names, or an empty string."""
+    """Return the cache format that a quantisation description names, or an empty text."""
     if not isinstance(value, dict):
         return ""
     said = (v[k] for v in (value, *_inside(value)) for k in _CACHES if v.get(k) and v[k] not in _PLAIN_VALUES)
@@ -405,7 +408,7 @@ def _caches(data: object, path: str) -> Iterator[str]:
 
 
 def _recipe(folder: Path) -> dict[str, list[str]]:
-    """Return the formats in a recipe of llm-compressor: ``weights`` or ``cache`` -> a list of one format."""
+    """Return ``weights`` or ``cache`` -> [format] as an llm-compressor recipe states it."""
     if not is_there(folder / _RECIPE):
         return {}
     from costproof.ledger.document import read_source
@@ -422,7 +425,7 @@ def _recipe(folder: Path) -> dict[str, list[str]]:
 
 
 def _signs(folder: Path) -> dict[str, list[str]]:
-    """Return the first evidence that ``weights`` and ``cache`` are quantised: a tensor, a size, or a file."""
+    """Return the first evidence, in tensor headers and files, that ``weights`` or ``cache`` are quantised."""
     found: dict[str, list[str]] = {}
     for file, name, part in _tensors(folder):
         found.setdefault(part, [f"{name[-60:]} in {file}"])
@@ -435,7 +438,7 @@ def _signs(folder: Path) -> dict[str, list[str]]:
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield the tensors that only a quantised checkpoint has: file, name, and ``weights`` or ``cache``."""
+    """Yield (file, name, ``weights`` or ``cache``) of tensors that only quantised checkpoints have."""
     for index in filter(is_there, islice(sorted(folder.glob(_INDICES)), _MOST_FILES)):
         for name in sorted(_index(index)[0]):
             if part := _sign(name):
@@ -455,7 +458,7 @@ def _sign(name: str, dtype: str = "") -> str:
 
 
 def _index(file: Path) -> tuple[dict[str, str], int | None]:
-    """Return the file of each tensor, and the total size in bytes, as an index states them."""
+    """Return (tensor -> file, total size in bytes) of a checkpoint's index."""
     data = read_json(file, what="index of the weights")
     names = data.get("weight_map") if isinstance(data, dict) else None
     metadata = data.get("metadata") if isinstance(data, dict) else None

@@ -76,7 +76,10 @@ def test_what_was_compiled_stays_compiled(times: int) -> None:
     module = torch.compile(nn.Linear(5, 3), backend=backend)
     module(torch.ones(2, 5))
     for _ in range(times):
-        costproof.count(module, torch.ones(2, 5))
+        found = costproof.count(module, torch.ones(2, 5))
+        assert "torch.compile makes 1 graph of this call, without a break" in notes(found), (
+            "though it was called before"
+        )
     module(torch.ones(2, 5))
     assert len(made) == 1
 

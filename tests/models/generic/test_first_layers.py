@@ -118,7 +118,7 @@ def test_layers_that_hang_on_how_many_there_are(tmp_path: Path, monkeypatch: pyt
     assert raised.info().cut == {"model.layers": "8 of 9 layers (7 asked: one of each kind of layer)"}
     # Eight are late from 4 on, as nine are: 8 // 2 == 9 // 2. Eleven are from 5 on, the first nine alone from 4 on.
     assert _target(tmp_path, OLMO).with_options(RunOptions(layers=8)).info().cut
-    with pytest.raises(BadInput, match=r"with fewer layers, those of model\.layers are others"):
+    with pytest.raises(BadInput, match=r"with fewer layers, the layers that remain in model\.layers change"):
         _target(tmp_path, {**OLMO, "num_hidden_layers": 11}).with_options(RunOptions(layers=9))
 
 
@@ -273,8 +273,8 @@ def test_layers_that_the_second_count_cannot_reach_leave_everything_open(
     [
         ("swin", 1, "4 to 4: one of each kind of layer"),
         ("sam2_vision_model", 1, "no key of its configuration counts the layers of backbone.blocks alone"),
-        ("gemma4", 6, "with fewer layers, model.language_model.embed_tokens_per_layer.weight is another"),
-        ("zamba2", 7, "with fewer layers, those of model.layers are others"),
+        ("gemma4", 6, "with fewer layers, model.language_model.embed_tokens_per_layer.weight changes its shape"),
+        ("zamba2", 7, "with fewer layers, the layers that remain in model.layers change"),
     ],
 )
 def test_a_model_that_cannot_be_cut_says_why(name: str, layers: int, why: str) -> None:

@@ -220,7 +220,7 @@ def test_a_function_in_a_file(tmp_path: Path) -> None:
         (("report", "mine.py:nothing"), "there is no such function"),
         (("report", "none.py:make"), "there is no such file"),
         (("report", "mine.py:number"), "the factory makes no module"),
-        (("report", "mine.py:make", "--seq-len", "3"), "this model does not take this setting"),
+        (("report", "mine.py:make", "--seq-len", "3"), "this setting has no effect on this model"),
         (("report", "mine.json"), "hf:mine.json names the model in the file"),
     ],
 )

@@ -36,7 +36,7 @@ def test_what_a_layer_holds(context: int, window: int | None, held: int, *, grow
     ("first", "steps", "windows", "said"),
     [
         (5, 2, (8,), ""),
-        (5, 3, (8,), "pass the end of a sliding window"),
+        (5, 3, (8,), "cross the end of a sliding window"),
         (7, 3, (8, None), ""),
         (7, 1, (8,), ""),
         (7, 2, (8, 8), ""),

@@ -1,1 +1,1 @@
-"""Compare the costs of two sides row by row, and attribute each difference exactly to the keys that changed."""
+"""Compare the costs of two sides row by row, and attribute every difference exactly to the changed keys."""

@@ -1,4 +1,4 @@
-"""Attribute a difference to the keys that changed, in integers and independently of their order.
+"""Attribute a difference to the keys that changed, in integers and independently of the keys' order.
 
 Let f(T) be the cost if the keys in T have their new values and all others their old ones. The *term* of a set S of
 keys is the effect of all of them together that no proper subset has:
@@ -34,7 +34,7 @@ Point = Callable[[frozenset[str]], Mapping[K, int | None]]
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """The effect of some players together that no proper subset of them has."""
+    """The joint effect of a set of players that none of its subsets has."""
 
     keys: tuple[str, ...]
     """Names of players; a single one for its own effect."""
@@ -43,7 +43,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """A key, or keys that only make sense together."""
+    """A key, or several keys that can only change together, in an attribution."""
 
     name: str
     keys: tuple[str, ...]
@@ -61,7 +61,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Attribution(Generic[K]):
-    """The differences of all quantities, split over the players."""
+    """The differences of all quantities, each split over the players."""
 
     players: tuple[Player, ...]
     splits: dict[K, Split]
@@ -69,7 +69,7 @@ class Attribution(Generic[K]):
 
 
 def attribute(keys: Sequence[str], point: Point[K], most: int = MOST_KEYS) -> Attribution[K]:
-    """Split every quantity's difference between no key changed and all keys changed.
+    """Split every quantity's difference between "no key changed" and "all keys changed" over the keys.
 
     Args:
         keys: the changed keys, in the order of reports; the part before the first dot is a key's section.
@@ -128,7 +128,7 @@ def _attribute(keys: tuple[str, ...], at: _At[K], most: int) -> Attribution[K]:
 
 
 def _grouped(keys: tuple[str, ...], most: int) -> list[Player]:
-    """Return keys grouped by section, or, if there is only one section, in runs of neighbours."""
+    """Return the keys as players, grouped by section, or, if there is only one section, in runs of neighbours."""
     sections: dict[str, list[str]] = {}
     for key in keys:
         sections.setdefault(key.partition(".")[0] if "." in key else "", []).append(key)
@@ -144,7 +144,7 @@ def _section_name(name: str, keys: Sequence[str]) -> str:
 
 
 def _settled(players: list[Player], at: _At[K]) -> tuple[tuple[Player, ...], list[Mapping[K, int | None]]]:
-    """Return players all of whose subsets give a valid model, and the quantities at every subset, indexed by bit mask.
+    """Return players whose subsets all give a valid model, and the quantities at every subset, by bit mask.
 
     The smallest rejected subset is merged into one player with the smallest valid set that contains it.
     """

@@ -1,4 +1,4 @@
-"""Find the differences between two sides in their inputs, versions, conventions and rows."""
+"""Find what differs between two sides: inputs, versions, conventions, and rows of costs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OF_THE_WORKLOAD: Final = ("attention", "dtype", "expert_kernel", "logits", "mla"
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """The changes by kind. Only the first two are inputs, which formulas can vary one by one."""
+    """The changes between two sides by kind. Only the first two kinds are inputs, which formulas can vary."""
 
     config: Changes
     workload: Changes
@@ -76,7 +76,7 @@ def differences(base: Baseline, head: Baseline) -> Differences:
 
 
 def settings(side: Baseline) -> dict[str, ConfigValue]:
-    """Return the inputs of a workload by key, without its name."""
+    """Return the settings of a side's workload by key, without the workload's name."""
     given = {name: getattr(side.workload, name) for name in SETTINGS} | dict(side.workload.inputs)
     return {f"{WORKLOAD}{name}": value for name, value in given.items()}
 
@@ -103,7 +103,7 @@ MAC: Final = "mac"
 
 
 def unit_of(side: Baseline, source: str) -> str:
-    """Return the unit that a source of a side counts in."""
+    """Return the unit in which a source of a side counts: FLOPs or multiply-accumulates."""
     return side.sources[source].conventions.get("unit", side.conventions.unit)
 
 
@@ -135,7 +135,7 @@ _Place = tuple[str, str]
 
 
 def matched(base: Folded, head: Folded, metrics: Iterable[Metric]) -> tuple[tuple[RowDiff, ...], int]:
-    """Return the rows that differ, in the order of the stages, and the number of rows that do not.
+    """Return the rows that differ between two sides, in stage order, and the number of equal rows.
 
     A row that one side lacks counts as 0 there, so that the rows of a stage sum to its difference. A removed and an
     added part have moved if all their rows are equal and no third part has the same rows.
@@ -159,7 +159,7 @@ def matched(base: Folded, head: Folded, metrics: Iterable[Metric]) -> tuple[tupl
 
 
 def _moved(base: _Rows, head: _Rows) -> dict[_Place, str]:
-    """Return place that only one side has -> place of the same rows on the other side, as text."""
+    """Return place that only base or only head has -> place of the same rows on the other side, as text."""
     gone, new = _alone(base, head), _alone(head, base)
     found: dict[_Place, str] = {}
     for rows, places in new.items():
@@ -170,7 +170,7 @@ def _moved(base: _Rows, head: _Rows) -> dict[_Place, str]:
 
 
 def _alone(side: _Rows, other: _Rows) -> dict[frozenset[object], list[_Place]]:
-    """Return set of rows -> places that have exactly these rows and that the other side lacks."""
+    """Return set of rows -> the places with exactly these rows, for places that the other side lacks."""
     known = {(row.stage, row.part) for row in other}
     rows: dict[_Place, set[object]] = {}
     for row, value in side.items():

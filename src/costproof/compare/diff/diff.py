@@ -1,4 +1,4 @@
-"""Compare two sides of any origin in every common source, and attribute every difference to changes."""
+"""Compare two sides (files or targets) in every common source, and attribute every difference to changes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _AFFECTED: Final[Mapping[str, tuple[Metric, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Levers:
-    """The formulas at mixtures of the two sides: some keys with the values of the base, others with the head's."""
+    """Formulas evaluated with some keys from the base and the others from the head."""
 
     keys: tuple[str, ...]
     """Names of the changes that can be applied separately: all changed keys, or one name if they change together."""
@@ -58,7 +58,7 @@ class Levers:
 
 
 def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
-    """Compare two sides.
+    """Compare two sides, and attribute each difference in cost to the changes between them.
 
     Args:
         levers: ``None`` if no formulas describe mixtures of the sides; then a difference has one term for all changes
@@ -126,7 +126,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
 
 
 def silences(base: Baseline, head: Baseline, sources: Iterable[str]) -> dict[tuple[str, Metric], str]:
-    """Return (source, metric) -> sentence for each metric that a source gives on one side only.
+    """Return (source, metric) -> sentence, for each metric that a source gives for one side only.
 
     Args:
         sources: sources that both sides have.
@@ -141,7 +141,7 @@ def silences(base: Baseline, head: Baseline, sources: Iterable[str]) -> dict[tup
 
 
 def _counts(place: tuple[str, Metric], one_sided: Container[tuple[str, Metric]], silent: Sized) -> bool:
-    """Return whether a metric that is not compared leaves the comparison incomplete."""
+    """Return whether a metric that cannot be compared makes the comparison incomplete."""
     return not EVERY_METRIC[place[1]].optional and (not silent or place not in one_sided)
 
 
@@ -162,7 +162,7 @@ def side_of(side: Baseline) -> Side:
 
 
 def not_comparable(base: Baseline, head: Baseline, source: str) -> dict[Metric, str]:
-    """Return the metrics of a source that the two sides count differently, or that one lacks, with the reason.
+    """Return metric -> reason, for metrics of a source that cannot be compared between the sides.
 
     Args:
         base: converted to FLOPs by :func:`~costproof.compare.diff.changes.in_flops`.
@@ -185,7 +185,7 @@ def not_comparable(base: Baseline, head: Baseline, source: str) -> dict[Metric, 
 
 
 def _one_sided_peaks(base: Baseline, head: Baseline) -> dict[Metric, str]:
-    """Return the peak metrics if only one side has peaks, with the reason; a missing peak makes nothing incomplete."""
+    """Return peak metric -> reason if only one side has peaks, which leaves the comparison complete."""
     has = [PEAK_SOURCE in side.sources for side in (base, head)]
     why = f"the {'head' if has[0] else 'base'} has none"
     return dict.fromkeys(PEAK_METRICS, why) if has[0] != has[1] else {}
@@ -210,12 +210,12 @@ def _source(base: Baseline, head: Baseline, source: str, between: _Between) -> S
 
 
 def _of(side: Folded, metric: Metric, stage: str) -> int | None:
-    """Return the sum of a metric over a stage of a side, 0 if the side lacks the stage."""
+    """Return the sum of a metric over a stage of a side; 0 if the side lacks the stage."""
     return side.total(metric, stage or None) if stage in ("", *side.stages) else 0
 
 
 class _Between:
-    """Attributes every difference between base and head to the changes."""
+    """Attributes the differences between base and head to the changes between them."""
 
     def __init__(self, base: Baseline, head: Baseline, changed: Differences, levers: Levers | None) -> None:
         self.changed = changed
@@ -236,18 +236,18 @@ class _Between:
                 self.why_not = error.line
 
     def _inputs(self) -> tuple[str, ...]:
-        """Return names of changes to the run of a model whose modules are compared: workload, libraries, kernels."""
+        """Return the names of changes to the run, not the model: workload, libraries, kernels."""
         kernels = [c for c in self.changed.implementation.changed if c.key != "classes"]
         kinds = ((LIBRARIES, self.changed.libraries.changed), (IMPLEMENTATION, kernels))
         return (*(p.name for p in self._joined(self.changed.workload)), *(name for name, found in kinds if found))
 
     def _model(self, base: Baseline, head: Baseline) -> tuple[str, ...]:
-        """Return names of changes to the model besides its modules: configuration keys, or else its code."""
+        """Return the names of changes to the model besides its modules: configuration keys, or else its code."""
         keys = tuple(p.name for p in self._joined(self.changed.config))
         return keys or ((CODE,) if base.target.config_hash != head.target.config_hash else ())
 
     def _joined(self, *kinds: Changes) -> tuple[Player, ...]:
-        """Return all changed keys of some kinds as one player; empty without any."""
+        """Return the changed keys of some kinds as a single player; an empty tuple if there are none."""
         keys = tuple(c.key for changes in kinds for c in changes.changed)
         why = self.why_not or ("no formulas describe what lies between" if len(keys) > 1 else "")
         return (Player(" + ".join(keys), keys, why),) if keys else ()
@@ -276,7 +276,7 @@ class _Between:
         )
 
     def _common(self, side: Folded, place: StageMetric) -> int | None:
-        """Return a sum of a side without the parts that only one of two families has."""
+        """Return a side's sum without the parts that only one of the two families has."""
         stage, metric = place
         whole = side.total(metric, stage or None)
         own = self.one_sided.terms(stage, metric, NOTHING, side) if self.one_sided else {}
@@ -290,7 +290,7 @@ class _Between:
 
     @property
     def _keys(self) -> tuple[Player, ...]:
-        """Return the changed configuration keys and settings as players."""
+        """Return the changed configuration keys and settings, as players of the attribution."""
         if self.found is not None:
             return self.found.players
         kinds = (self.changed.config, self.changed.workload)
@@ -302,7 +302,7 @@ class _Between:
         return self.parts or self.one_sided
 
     def quantity(self, place: StageMetric, old: Folded, new: Folded) -> Quantity:
-        """Return a cost of both sides with its difference attributed to changes."""
+        """Return a cost in base and head, with the difference attributed to changes."""
         stage, metric = place
         base, head = (_of(side, metric, stage) for side in (old, new))
         if base is None or head is None:
@@ -315,7 +315,7 @@ class _Between:
         return Quantity(base, head, head - base, split.terms, split.shares)
 
     def _of(self, place: StageMetric, delta: int, own: Mapping[tuple[str, ...], int]) -> Split:
-        """Return the attribution by the formulas, with a term for the remainder, which no key explains.
+        """Return the difference split by the formulas, with a term for a remainder that no key explains.
 
         Args:
             own: terms of the parts that only one of two families has.
@@ -337,7 +337,7 @@ class _Between:
         return Split(tuple(terms), shares)
 
     def _causes(self, *, keys: bool) -> tuple[str, ...]:
-        """Return the possible origins of a change without a key, in a fixed order; several cannot be separated."""
+        """Return the possible origins of a change that no key explains, in a fixed order."""
         kinds = (
             (LIBRARIES, self.changed.libraries.changed),
             (IMPLEMENTATION, [c for c in self.changed.implementation.changed if keys or c.key == "classes"]),
@@ -348,13 +348,13 @@ class _Between:
 
 
 def _split_of(amounts: Mapping[tuple[str, ...], int]) -> Split:
-    """Return a split in which the share of each set of names is its whole amount."""
+    """Return a split in which each set of names has its whole amount as its share."""
     terms = tuple(Term(names, amount) for names, amount in amounts.items())
     return Split(terms, {" + ".join(names): amount for names, amount in amounts.items()})
 
 
 def adds_up(found: Diff) -> Iterable[str]:
-    """Return the terms, shares and rows that do not add up: empty, unless there is a bug."""
+    """Return a description of each term, share or row that does not sum up; empty unless there is a bug."""
     for source, part in found.by_source.items():
         for stage, numbers in (("", part.totals), *((s.id, s.totals) for s in part.stages)):
             for metric, q in numbers.items():

@@ -1,4 +1,4 @@
-"""Compare two models without formulas by part: modules that are added, removed, repeated more often, or replaced.
+"""Compare two models without formulas by part: modules added, removed, repeated more often or replaced.
 
 Parts are paths with ``*`` for numbers. A part belongs to the outermost part around it that changed in the same way:
 one more block is a change of ``blocks.*`` that includes everything inside the block. Between two families of
@@ -32,7 +32,7 @@ _FAMILY: Final = re.compile(r"([A-Z]\w*?)(?:For[A-Z]\w*|LMHeadModel|Model)")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts that changed between two sides, and the attribution of costs to them."""
+    """Parts that changed between two sides, and how costs are attributed to them."""
 
     fates: Mapping[str, PartFate]
     """Outermost changed part -> its change."""
@@ -54,7 +54,7 @@ class Parts:
         return tuple(self.fates)
 
     def terms(self, stage: str, metric: Metric, base: Folded, head: Folded) -> dict[tuple[str, ...], int] | None:
-        """Split the difference of a sum over the changes, row by row; inputs change first, then parts.
+        """Split the difference of a sum over the changes, row by row: first changes of inputs, then of parts.
 
         Args:
             stage: empty for all stages together.
@@ -112,7 +112,7 @@ class Parts:
 
 
 def one_sided_parts(base: Folded, head: Folded) -> Parts:
-    """Return the parts, by role, that the formulas of one of two families have and those of the other do not."""
+    """Return the parts, by role, that only one of two families' formulas have."""
     kinds = [_kinds(side) for side in (base, head)]
     parts = [part for part in dict.fromkeys((*kinds[1], *kinds[0])) if (part in kinds[0]) != (part in kinds[1])]
     fates: dict[str, PartFate] = {part: "new" if part in kinds[1] else "gone" for part in parts}
@@ -124,7 +124,7 @@ def one_sided_parts(base: Folded, head: Folded) -> Parts:
 
 
 def _kinds(side: Folded) -> dict[str, dict[str, None]]:
-    """Return the kinds of operators of every part, without the root of a call."""
+    """Return part -> the kinds of operators that run in it, without the root."""
     found: dict[str, dict[str, None]] = {}
     roots = {row.part for row, _ in side.items() if row.metric in _WHOLE_CALL}
     for row in (row for row, _ in side.items() if row.part not in roots):
@@ -133,7 +133,7 @@ def _kinds(side: Folded) -> dict[str, dict[str, None]]:
 
 
 def _inside(top: str, owners: Mapping[str, str], kinds: Mapping[str, Mapping[str, None]]) -> str | None:
-    """Return the kinds of operators in a part and the parts it owns, as text; ``None`` if the side lacks the part."""
+    """Return, as text, the kinds of operators in a part and the parts inside it; ``None`` if the side lacks it."""
     if top not in kinds:
         return None
     found = dict.fromkeys(kind for part, owner in owners.items() if owner == top for kind in kinds[part])
@@ -141,7 +141,7 @@ def _inside(top: str, owners: Mapping[str, str], kinds: Mapping[str, Mapping[str
 
 
 def _rows(side: Folded, stage: str, metric: Metric) -> dict[BaselineRow, int | None]:
-    """Return the rows of a metric in a stage or in all; parameters that several stages use occur once."""
+    """Return row -> value of a metric in a stage or in all stages, with shared parameters only once."""
     found: dict[BaselineRow, int | None] = {}
     for row, value in side.items():
         if row.metric != metric or stage not in ("", row.stage):
@@ -153,7 +153,7 @@ def _rows(side: Folded, stage: str, metric: Metric) -> dict[BaselineRow, int | N
 
 
 def parts_of(base: Baseline, head: Baseline, inputs: tuple[str, ...], weak: tuple[str, ...]) -> Parts | None:
-    """Compare the modules of two sides; ``None`` if a side does not list its modules."""
+    """Compare the modules of two sides; return ``None`` if a side does not list its modules."""
     old, new = _in_dtype(base.modules, base.workload.dtype, head.workload.dtype), head.modules
     if not (old and new):
         return None
@@ -178,7 +178,7 @@ def parts_of(base: Baseline, head: Baseline, inputs: tuple[str, ...], weak: tupl
 
 
 def _without_family(kinds: ModuleKinds, others: ModuleKinds) -> ModuleKinds:
-    """Return the modules, without the family prefix of their classes if the other model is of another family."""
+    """Return the modules with the family prefix removed from class names, if the other model is of another family."""
     (own, other) = (
         _FAMILY.fullmatch(found["(root)"][0].kind) if "(root)" in found else None for found in (kinds, others)
     )
@@ -188,7 +188,7 @@ def _without_family(kinds: ModuleKinds, others: ModuleKinds) -> ModuleKinds:
 
 
 def _in_dtype(kinds: ModuleKinds, old: str, new: str) -> ModuleKinds:
-    """Return the modules with parameters in another dtype: the dtype of a run is a setting, not a change of a part."""
+    """Return the modules with parameter dtypes replaced, since the run's dtype is a setting, not a changed part."""
     if old == new:
         return kinds
 
@@ -213,7 +213,7 @@ def _key(kind: ModuleKind) -> str:
 
 
 def _owner(path: str, fates: Mapping[str, PartFate], replaced: Collection[str]) -> str:
-    """Return the outermost part around a path that changed in the same way without a gap.
+    """Return the outermost part around a path that changed in the same way, without unchanged parts between.
 
     Parts added or removed inside a part whose class changed belong to that part.
 

@@ -64,7 +64,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A cost of base and head, with the difference attributed to changes."""
+    """A cost in base and head, with the difference attributed to changes."""
 
     base: int | None
     head: int | None
@@ -121,7 +121,7 @@ class SourceDiff:
 
 @dataclass(frozen=True, slots=True)
 class Diff(NotebookRepr):
-    """The comparison of two sides: their inputs, the changes, and every difference in cost attributed to changes."""
+    """Result of a comparison: inputs of both sides, changes, and every difference in cost attributed to changes."""
 
     base: Side
     head: Side

@@ -1,1 +1,1 @@
-"""A gate: whether a change may pass, by a policy."""
+"""Judge by a policy whether a change may be merged."""

@@ -1,4 +1,4 @@
-"""Check two sides against a policy. Numbers that are unknown, missing or counted differently never pass."""
+"""Check head against base by a policy. Numbers that are unknown, missing or counted differently never pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from costproof.compare.gate.types import AllowanceUse, Check, CheckStatus, Gate,
 from costproof.ledger.baseline import Baseline, BaselineRow, Folded
 from costproof.ledger.environment import COUNTING, FORMULAS, RULES
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
-from costproof.ledger.metrics import STAGE_WIDE, Metric
+from costproof.ledger.metrics import OF_BOUNDS, PROVEN, STAGE_WIDE, Metric
 from costproof.ledger.node import exact_sum
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import ConfigValue, quantised_clause, unknown_bytes
@@ -74,6 +74,8 @@ def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
     statuses = {c.status for c in checks}
     same_work = policy.inputs == "same" or not (changed.workload.changed or changed.implementation.changed)
     silent = tuple(silences(base, head, both).values()) if same_work else ()
+    if same_work:
+        silent += tuple(text for source in both for text in _lost(base, head, source))
     over = "over" in statuses or bool(silent)
     return Gate(
         base=side_of(base),
@@ -114,7 +116,7 @@ def _gaps(
 
 
 def _other_work(base: Baseline, head: Baseline, changed: Differences, sources: Sequence[str]) -> Iterator[str]:
-    """Yield the reasons why base and head are not the same workload of one model, which makes a gate meaningless."""
+    """Yield the reasons why base and head are not the same workload of one model, as a gate requires."""
     if base.target.name != head.target.name:
         yield f"the base is of {base.target.name}, the head of {head.target.name}"
     for side, cut, other in (("base", base.target.cut, head.target.cut), ("head", head.target.cut, base.target.cut)):
@@ -134,13 +136,43 @@ def _other_work(base: Baseline, head: Baseline, changed: Differences, sources: S
             yield f"base and head have different conventions ({_listed(conventions)}); {_LET}"
 
 
+def _lost(base: Baseline, head: Baseline, source: str) -> Iterator[str]:
+    """Yield what only the base counts in a stage of both sides, which would pass as a saving, and lost time bounds.
+
+    That is a proven metric; by the formulas of one configuration it is any metric and any part of the model.
+    """
+    if base.sources[source].bounds and not head.sources[source].bounds:
+        yield f"{source} gives metrics of time bounds in the base and not in the head"
+    same = (base.target.config, base.target.config_hash) == (head.target.config, head.target.config_hash)
+    by_formulas = source == FORMULA_SOURCE and same and base.target.config is not None
+    old, new = base.sources[source], head.sources[source]
+    for stage in (s for s in old.stages if s in new.stages):
+        counted = [
+            {
+                m
+                for kinds in side.rows.get(stage, {}).values()
+                for costs in kinds.values()
+                for m in costs
+                if costs[m] != 0
+            }
+            for side in (old, new)
+        ]
+        for metric in sorted(counted[0] - counted[1]):
+            given = metric in new.metrics or (metric in OF_BOUNDS and new.bounds)
+            if given and (by_formulas or metric in PROVEN):
+                yield f"{source} counts {metric} in {stage} of the base and none in the head"
+        for part in sorted(new.rows.get(stage, {}).keys() ^ old.rows.get(stage, {}).keys()) if by_formulas else ():
+            without = "head" if part in old.rows.get(stage, {}) else "base"
+            yield f"{source} has no {part} in {stage} of the {without}; the configurations are equal"
+
+
 def _other_conventions(base: Baseline, head: Baseline, source: str) -> Iterator[Change]:
     own = [{**asdict(side.conventions), **side.sources[source].conventions} for side in (base, head)]
     yield from (Change(name, own[0][name], own[1][name]) for name in OF_THE_WORKLOAD if own[0][name] != own[1][name])
 
 
 def _other_versions(changed: Differences, sources: Sequence[str]) -> Iterator[Change]:
-    """Yield the versions that may have changed a number of these sources: formulas are exact in every sympy."""
+    """Yield the changed versions that may have changed numbers of these sources."""
     graphs = any(s != FORMULA_SOURCE for s in sources)
     every = (*changed.formulas.changed, *(changed.libraries.changed if graphs else ()))
     for change in every:
@@ -167,7 +199,7 @@ def _use(allowance: Allowance, today: date, used: set[int]) -> AllowanceUse:
 
 @dataclass(frozen=True, slots=True)
 class _Of:
-    """The numbers of one source for one side."""
+    """The numbers of one source for base or head."""
 
     folded: Folded
     stages: tuple[str, ...]
@@ -175,7 +207,7 @@ class _Of:
     rows: tuple[tuple[BaselineRow, int | None], ...]
 
     def value(self, place: PolicyPlace) -> int | None:
-        """Return the cost of a place: 0 if the side has no such stage or role, None if the source does not give it."""
+        """Return the cost of a place; 0 if it has no such stage or role, ``None`` if the source does not give it."""
         wanted = [place.stage] if place.stage else self.stages
         if place.metric not in self.folded.metrics or any(s in self.stages for s in {*wanted} - {*self.folded.stages}):
             return None
@@ -192,7 +224,7 @@ class _Of:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """One source on both sides."""
+    """The numbers of one source for base and head."""
 
     source: str
     base: _Of
@@ -213,13 +245,13 @@ class _Pair:
         return {row.part for row in rows if metric in (None, row.metric) and stage in ("", row.stage)}
 
     def lost(self, place: PolicyPlace) -> bool:
-        """Return whether only the base has the role of a place: a renamed role must not evade its limits."""
+        """Return whether only the base has a role, so that a renamed role cannot evade its limits."""
         base, head = ({r.part for r, _ in s.rows if fnmatchcase(r.stage, place.stage or "*")} for s in self.sides)
         inside = [{p for p in parts if f"{p}.".startswith(f"{place.role}.")} for parts in (base, head)]
         return bool(inside[0]) and not inside[1]
 
     def places(self, wanted: PolicyPlace) -> Iterator[PolicyPlace]:
-        """Return the places that a place of the policy expands to."""
+        """Yield the places that a place with a pattern, in the policy, expands to."""
         stages = [s for s in self.stages() if fnmatchcase(s, wanted.stage)] if wanted.stage else [""]
         for stage in stages:
             if any(c in wanted.role for c in WILD):
@@ -230,7 +262,7 @@ class _Pair:
 
 
 class _Said(NamedTuple):
-    """The outcome of a check."""
+    """Outcome of a check: its status and a sentence."""
 
     status: CheckStatus
     why: str = ""
@@ -238,7 +270,7 @@ class _Said(NamedTuple):
 
 
 def _checks(pair: _Pair, limit: Limit, place: PolicyPlace, credit: Credits, gone: Credits) -> Iterator[Check]:
-    """Check a limit at one place: first its increase, then its budget, if given.
+    """Yield the checks of a limit at one place: its increase, then its budget.
 
     Args:
         credit: allowances that have not expired.
@@ -305,7 +337,7 @@ def _nowhere(policy: Policy, pairs: Sequence[_Pair]) -> Iterator[CostproofError]
 
 @dataclass(slots=True)
 class Credits:
-    """The allowances of a policy, and how much of each is spent, by the numbers of one source.
+    """Allowances of a policy, and how much of each is used, by the numbers of one source.
 
     Disjoint places share one allowance: the stages, and the places that a limit with a pattern expands to. Nested
     places, and separate limits on roles, concern the same increase, so each of them can use the whole allowance.
@@ -319,7 +351,7 @@ class Credits:
     """Group of places that share allowances -> place -> index of the allowance -> units spent."""
 
     def cover(self, place: PolicyPlace, over: int) -> tuple[Allowance, ...] | None:
-        """Spend allowances on the units by which a place exceeds a limit.
+        """Use allowances for the units by which a place exceeds a limit.
 
         Returns:
             the allowances used; ``None`` if they do not suffice, in which case nothing is spent.
@@ -344,7 +376,7 @@ class Credits:
         return tuple(a for i, a in enumerate(self.allowed) if self.amount(a) and self._happened(i, place, {}) > 0)
 
     def elsewhere(self, place: PolicyPlace, allowance: Allowance) -> int:
-        """Return the units of an allowance that other places have used."""
+        """Return the units of an allowance that other places have used up."""
         number, shared = self.allowed.index(allowance), self.spent.get(_group(place), {})
         return sum(units.get(number, 0) for where, units in shared.items() if where != _itself(place))
 
@@ -358,7 +390,7 @@ class Credits:
         return sorted(enumerate(self.allowed), key=lambda p: (-bool(p[1].place.stage), -len(p[1].place.role), p[0]))
 
     def _happened(self, number: int, place: PolicyPlace, mine: dict[int, int]) -> int:
-        """Return the growth where an allowance and a place overlap, less the part that other allowances cover."""
+        """Return the growth where an allowance's place and this one overlap, minus what other allowances cover."""
         where = meeting(self.allowed[number].place, place)
         if where is None:
             return 0
@@ -386,12 +418,12 @@ def meeting(one: PolicyPlace, other: PolicyPlace) -> PolicyPlace | None:
 
 
 def _itself(place: PolicyPlace) -> PolicyPlace:
-    """Return the place without the line of the policy that names it."""
+    """Return the place without the policy line that names it, for comparisons."""
     return replace(place, line=0)
 
 
 def _group(place: PolicyPlace) -> tuple[object, ...]:
-    """Return the key of the group of disjoint places that share allowances with a place."""
+    """Return a key that disjoint places, which share allowances, have in common."""
     if not place.stage and not place.role:
         return (place.metric,)
     # A module that works in two stages has its parameters in both.

@@ -1,4 +1,4 @@
-"""Read policies: limits on metrics, and allowances above them until a date.
+"""Read gate policies from YAML: limits on metrics, and allowances above them until a date.
 
 A place is a metric, a stage and a role. A stage or role with ``*``, ``?`` or ``[…]`` expands to all that match, each
 checked separately; a role without wildcards includes everything inside that part of the model; an omitted key means the
@@ -38,7 +38,7 @@ WILD: Final = "*?["
 
 @dataclass(frozen=True, slots=True)
 class PolicyAmount:
-    """An exact number of a policy: an amount, or a percentage of the base."""
+    """An exact number in a policy: an amount in units, or a percentage of the base."""
 
     text: str
     value: Fraction
@@ -46,7 +46,7 @@ class PolicyAmount:
     relative: bool = False
 
     def of(self, base: int) -> int:
-        """Return the number of units relative to a base, rounded down."""
+        """Return the amount in units of the metric: itself, or the percentage of ``base``, rounded down."""
         return int(self.value * base if self.relative else self.value)
 
 
@@ -147,7 +147,7 @@ def metrics() -> list[Metric]:
 
 
 def _lines(source: str) -> Mapping[tuple[str, int], int]:
-    """Return (key, index of the item) -> line of the item, in a document whose size and depth were checked before."""
+    """Return (key, index of the item) -> line of the item in a policy."""
     root = yaml.compose(source, Loader=yaml.SafeLoader)
     return {
         (key.value, i): item.start_mark.line + 1

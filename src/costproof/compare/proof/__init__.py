@@ -1,1 +1,1 @@
-"""Proofs: that formulas and graphs agree everywhere, and over which domain that was shown how."""
+"""Proofs that formulas and graphs agree, and over which domain this was shown."""

@@ -1,4 +1,4 @@
-"""Define the certificate of a proof: claims, domain, method, environment, and how to repeat and compare it."""
+"""Define the certificate of a proof: claims, domain, method, environment, and settings that reproduce it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ProofVerdict = Literal["proved", "refuted", "incomplete"]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The claim that the analytic and the static formula of one quantity are equal for a pattern of modules."""
+    """Claim that the formula and the graph of one quantity are equal, for a pattern of modules."""
 
     stage: str
     invocation: str
@@ -57,7 +57,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """A quantity for which the analytic and the static formula differ."""
+    """A quantity for which the formula and the graph differ, with values of the symbols."""
 
     found_in: str
     """The piece of the proof that found it."""
@@ -91,7 +91,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The range over which random draws varied one key of the configuration, or one setting of the run."""
+    """The range over which random draws varied a configuration key or a setting."""
 
     values: int
     """Number of different values; 1 if it was never varied."""
@@ -103,7 +103,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """The extent of a proof: the sizes, workloads and configurations that were compared."""
+    """What a proof covers: the sizes, workloads and configurations that were compared."""
 
     sizes: tuple[int, ...]
     """Sizes that were exported one by one."""
@@ -152,7 +152,7 @@ class Certificate(NotebookRepr):
         return f"Certificate({self.target.name}: {self.verdict}, {plural(len(self.claims), 'claim')})"
 
     def mistakes(self) -> tuple[tuple[Counterexample, ...], ...]:
-        """Return the counterexamples of each quantity, the most informative one first, and headline FLOPs first."""
+        """Return the counterexamples grouped by quantity, headline FLOPs first and the simplest of each first."""
         found: dict[tuple[str, str, str, Metric], list[Counterexample]] = {}
         for c in self.counterexamples:
             found.setdefault((c.stage, c.module, c.kind, c.metric), []).append(c)
@@ -197,7 +197,7 @@ def _contradictions(found: Certificate) -> Iterator[CostproofError]:
 
 
 def verdict_of(wrong: Sequence[Counterexample], missing: Sequence[str]) -> ProofVerdict:
-    """Return the verdict of a proof from its counterexamples and the pieces that could not be carried out."""
+    """Return the verdict of a proof, from its counterexamples and the pieces that failed."""
     return "refuted" if wrong else "incomplete" if missing else "proved"
 
 
@@ -236,7 +236,7 @@ def differences(old: Certificate, new: Certificate) -> tuple[str, ...]:
 
 
 def _changed(old: Any, new: Any, within: str = "") -> Iterator[str]:
-    """Return the paths at which two values differ: ``target.config.layers``."""
+    """Yield the paths at which two values differ: ``target.config.layers``."""
     if is_dataclass(old) and type(old) is type(new):
         old, new = ({f.name: getattr(x, f.name) for f in fields(old)} for x in (old, new))
     if isinstance(old, dict) and isinstance(new, dict):
@@ -252,7 +252,7 @@ def _changed(old: Any, new: Any, within: str = "") -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One independent parameter of the drawn configurations."""
+    """A parameter of random configurations that is drawn independently of all others."""
 
     name: str
     values: int
@@ -263,7 +263,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Bound on the chance that random configurations miss a wrong formula of a stage."""
+    """Upper bound of the chance that random configurations miss a wrong formula of a stage."""
 
     stage: str
     parameters: tuple[Parameter, ...]
@@ -277,7 +277,7 @@ class Bound:
 
 
 def degrees(formulas: Iterable[str], independent: Mapping[str, str]) -> dict[str, int]:
-    """Highest degree in each independent parameter.
+    """Return independent parameter -> its highest degree in these formulas.
 
     Args:
         formulas: expressions in the configuration's symbols.
@@ -308,7 +308,7 @@ def degrees(formulas: Iterable[str], independent: Mapping[str, str]) -> dict[str
 
 
 def bound(stage: str, degree: Mapping[str, int], values: Mapping[str, int], samples: int) -> Bound:
-    """Return the bound for one stage; parameters that no formula of the stage contains are ignored.
+    """Return the bound for one stage from the degrees of its formulas and the numbers of drawn values.
 
     Symbols that are not drawn are named as such.
 

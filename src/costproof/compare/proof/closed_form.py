@@ -31,7 +31,7 @@ _ANY_FACTOR: Final = (1, 2, 3, 4, 6, 8)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The headline FLOPs of a pattern of modules and a kind of operator."""
+    """The headline FLOPs of a pattern of modules and an operator kind, as one line of a formula."""
 
     stage: str
     invocation: str
@@ -48,7 +48,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class ClosedForm:
-    """A derived formula: its lines, their sum, and the sizes at which it holds."""
+    """A derived formula: its lines, their sum, and the conditions on sizes under which it is valid."""
 
     name: str
     lines: tuple[Line, ...]
@@ -70,7 +70,7 @@ def closed_form(
     holds: Sequence[Condition] = (),
     counted: str = "",
 ) -> ClosedForm:
-    """Group nodes by pattern and kind.
+    """Return the closed form of a graph's nodes, grouped by module pattern and operator kind.
 
     Args:
         nodes: of a graph with symbols.
@@ -105,7 +105,7 @@ def closed_form(
 
 
 def in_names(expr: sympy.Expr, config: Mapping[str, int], kind: str) -> tuple[str | None, tuple[str, ...]]:
-    """Write the constant of an expression as a product of configuration names.
+    """Write the constant of an expression as a product of configuration names, where there is one such product.
 
     Args:
         kind: operator kind, which determines the factors that its products may have.
@@ -125,7 +125,7 @@ def in_names(expr: sympy.Expr, config: Mapping[str, int], kind: str) -> tuple[st
 
 
 def readings(constant: int, config: Mapping[str, int], factors: Sequence[int] = _ANY_FACTOR) -> tuple[str, ...]:
-    """Return the ways to write a number as a small factor times up to three names.
+    """Return the ways to write a number as a small factor times up to three configuration names.
 
     Heads times the width of a head is the model's width and not shown as another reading.
     """
@@ -145,7 +145,7 @@ def readings(constant: int, config: Mapping[str, int], factors: Sequence[int] = 
 
 
 def _is_width(one: tuple[str, int], other: tuple[str, int], config: Mapping[str, int]) -> bool:
-    """Return whether two sizes are the number of heads and the width of a head, whose product is the model's width."""
+    """Return whether two sizes are the number of heads and the head width, whose product is the model's width."""
     product = one[1] * other[1]
     return (
         "head" in one[0]
@@ -155,7 +155,7 @@ def _is_width(one: tuple[str, int], other: tuple[str, int], config: Mapping[str,
 
 
 def render(form: ClosedForm, how: Notation) -> str:
-    """Print the closed form as sympy text, LaTeX, a Python function, or the YAML that ``costproof check`` reads."""
+    """Print a closed form as sympy text, LaTeX, a Python function, or YAML for ``costproof check``."""
     return {"latex": _latex, "python": _python, "text": _text, "yaml": _yaml}[how](form)
 
 
@@ -185,7 +185,7 @@ def _comment(mark: str, form: ClosedForm) -> str:
 
 
 def _counted(form: ClosedForm) -> str:
-    """Return the conditions of the count with unprintable characters replaced: names of formats come from files."""
+    """Return the conditions of the count as printable text."""
     return "".join(c if c.isprintable() else " " for c in form.counted)
 
 
@@ -214,7 +214,7 @@ def _python(form: ClosedForm) -> str:
 
 
 class _Integers(StrPrinter):  # type: ignore[misc]
-    """Printer of Python expressions in integer arithmetic: exact quotients, ceilings and floors use ``//``."""
+    """Printer of Python expressions in integer arithmetic; exact quotients, ceilings and floors use ``//``."""
 
     def whole(self, expr: sympy.Expr) -> str:
         """Print an expression whose value is an integer."""

@@ -31,7 +31,7 @@ _SOURCES: Final = ("analytic", "static")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Results of comparing formulas: claims, whose runs the caller adds, and counterexamples."""
+    """Results of comparing formulas with graphs: claims (without the names of runs) and counterexamples."""
 
     rows: dict[str, int]
     """Stage -> quantities compared, one per module, operator kind and metric."""
@@ -113,7 +113,7 @@ def judge(
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """Symbols and numbers with which the rows of an invocation are judged."""
+    """Symbols and numbers with which the rows of one invocation are judged."""
 
     names: frozenset[str]
     """Symbols of the workload; the item size is a number everywhere."""
@@ -126,7 +126,7 @@ class _How:
 
 
 def _kept(static: Ledger, names: frozenset[str]) -> dict[tuple[str, str], frozenset[str]]:
-    """Return (stage, invocation) -> the workload's symbols in any of its expressions."""
+    """Return (stage, invocation) -> the symbols of the workload that its graphs contain."""
     found: dict[tuple[str, str], frozenset[str]] = {}
     for node in static.nodes:
         key = (node.stage, node.invocation)
@@ -191,7 +191,7 @@ def _version(formula: str) -> str:
 
 @lru_cache(maxsize=65536)
 def _difference(first: str, second: str, steps: tuple[tuple[str, int], ...]) -> str:
-    """Return first minus second, factored; 0 exactly if the expanded forms cancel at all multiples of the steps."""
+    """Return first - second, factored; 0 exactly if the expanded forms cancel at all multiples of the steps."""
     if first == second:
         return "0"
     rest = settled(sympy.expand(parse(first) - parse(second)))
@@ -204,7 +204,7 @@ def _difference(first: str, second: str, steps: tuple[tuple[str, int], ...]) -> 
 
 @lru_cache(maxsize=4096)
 def _smallest(rest: str, steps: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-    """Return small values of the symbols at which a difference is not 0, those with the least sum."""
+    """Return small values of the symbols, with the least sum, at which a difference is not 0."""
     program = compile_expression(rest)
     names = sorted(program.symbols)
     sizes = ([i * dict(steps).get(name, 1) for i in _SMALL] for name in names)
@@ -217,7 +217,7 @@ def _smallest(rest: str, steps: tuple[tuple[str, int], ...]) -> tuple[tuple[str,
 
 
 def settled(expr: sympy.Expr) -> sympy.Expr:
-    """Simplify minima and maxima in which the same argument is selected at all sizes.
+    """Simplify each ``Min`` and ``Max`` whose same argument is selected at all sizes.
 
     ``Min(H**2, 224**2*ceiling(H/224)**2)`` is ``H**2``. The others have integers that their arguments share in front.
 

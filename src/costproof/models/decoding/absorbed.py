@@ -1,4 +1,4 @@
-"""Latent attention with absorbed decode steps: a forward of costproof on the modules of the library's class.
+"""Latent attention with absorbed decode steps: our own ``forward``, run on the modules of a transformers model.
 
 Servers decode like this (FlashMLA), transformers does not. The prompt runs as in the class of transformers: its keys
 and values are expanded once. Importing this module imports transformers.
@@ -102,7 +102,7 @@ def _step(
 
 
 def _rotated(modeling: Any, queries: torch.Tensor, keys: torch.Tensor, positions: Any) -> Any:
-    """Return queries and keys, rotated by the function of the class."""
+    """Return queries and keys after the rotary embedding, applied by the modelling code of the class."""
     if hasattr(modeling, "apply_rotary_emb"):
         return modeling.apply_rotary_emb(queries, keys, positions.to(queries.device))
     return modeling.apply_rotary_pos_emb_interleave(queries, keys, *positions)

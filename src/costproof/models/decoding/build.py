@@ -35,15 +35,15 @@ def build(
     replaced: Mapping[str, Any] | None = None,
     inner: Iterable[str] = (),
 ) -> nn.Module:
-    """Return the model on the meta device, in eval mode.
+    """Build a class of transformers with this configuration on the meta device, in eval mode.
 
     Its forward patches the mask builders of transformers while it runs, see :func:`patch_forward`.
 
     Args:
         base: a class of transformers with ``_from_config``.
         config: its configuration; the attention and expert implementations are written into it.
-        dtype: of all parameters. Buffers keep their dtype: rotary frequencies stay float32, as when a checkpoint
-            is loaded in bfloat16.
+        dtype: of all parameters. Buffers keep their dtype: rotary frequencies stay float32, as when a checkpoint is
+            loaded in bfloat16.
         experts: kernel of the routed experts; ``None`` for a model without experts.
         parts: attention implementation by part of the configuration, if parts differ from ``attention``.
         replaced: names in the module of ``base`` -> their replacements (default: :func:`prepared_masks`).
@@ -66,7 +66,7 @@ def build(
 
 
 def _keep_in_float32(model: nn.Module) -> None:
-    """Convert the buffers that the class lists as float32 for every dtype."""
+    """Convert to float32 the buffers that the model class keeps in float32 whatever the model's dtype is."""
     kept = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
@@ -129,9 +129,10 @@ def with_numbers(
 
 
 def _allocate(model: nn.Module, device: str) -> None:
-    """Allocate parameters, tied ones once, and compute buffers such as rotary frequencies.
+    """Allocate the parameters, tied ones once, and compute buffers such as rotary frequencies.
 
-    transformers initialises every tensor that is not marked as loaded, so parameters are marked meanwhile.
+    ``initialize_weights`` of transformers fills every tensor that is not marked as loaded. Parameters are marked during
+    the call, so only buffers are computed.
     """
     model.to_empty(device=device)
     tie, initialise = (getattr(model, name, None) for name in ("tie_weights", "initialize_weights"))

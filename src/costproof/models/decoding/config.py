@@ -101,7 +101,7 @@ class DecoderConfig(NativeConfig):
         return ()
 
     def layer_kinds(self) -> tuple[tuple[int, bool], ...]:
-        """Return, for each layer, its window (0 for none) and whether it has a mixture of experts."""
+        """Return, for each layer, (its attention window or 0, whether it has a mixture of experts)."""
         return tuple((window, False) for window in self.windows() or (0,) * self.layers)
 
     def native(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class DecoderConfig(NativeConfig):
 
     @classmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
-        """Return the configuration in the parsed content of a file.
+        """Parse the JSON value of a configuration file; append every error to ``problems``.
 
         The keys in ``SIZES`` are required. Other omitted keys have the default of the class in transformers.
         """
@@ -141,7 +141,7 @@ class DecoderConfig(NativeConfig):
 
     @classmethod
     def caches_as(cls, data: Mapping[str, Any]) -> bool:
-        """Return whether the cache of transformers keeps the tokens that the formulas assume.
+        """Return whether the cache class of transformers holds as many tokens as the formulas assume.
 
         The cache truncates to a window or chunk in the file even if the class of the model ignores these keys.
         """
@@ -149,7 +149,7 @@ class DecoderConfig(NativeConfig):
 
     @staticmethod
     def caches_all(data: Mapping[str, Any]) -> bool:
-        """Return whether the cache of transformers truncates to no window or chunk in the file."""
+        """Return whether transformers would create an untruncated cache: the file names no window and no chunk size."""
         cut = any(data.get(key) is not None for key in ("sliding_window", "attention_chunk_size"))
         return not cut and _see_all(data.get("layer_types"))
 
@@ -190,7 +190,7 @@ class DecoderConfig(NativeConfig):
 
     @classmethod
     def draw_fields(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
-        """Return random values of the fields that are not drawn for every decoder.
+        """Draw random values, for a proof, of the fields that ``random_config`` does not set.
 
         Args:
             sizes: values of the drawn parameters, including those of ``ranges``.
@@ -211,15 +211,22 @@ class DecoderConfig(NativeConfig):
         ]
         if self.head_dim % 2 or not self.head_dim:
             where = f"$.{keys['head_dim']}"
-            found.append(BadInput("rotation needs pairs", where=where, expected="an even width", got=self.head_dim))
+            found.append(
+                BadInput(
+                    "a head must have an even width, since rotary embedding rotates pairs of elements",
+                    where=where,
+                    expected="an even width",
+                    got=self.head_dim,
+                )
+            )
         return found
 
 
 def longest_context(positions: int, scalings: Iterable[Any]) -> int:
-    """Return the longest context of a model, in tokens.
+    """Return the longest context of a model in tokens, from its positions and its RoPE scalings.
 
-    YaRN extends the positions of the training by a factor. A file may contain the extended length, or only the
-    original one and the factor: Qwen2.5 has 32,768 and a factor of 4.
+    YaRN extends the positions of the training by a factor. A file may contain the extended length, or only the original
+    one and the factor: Qwen2.5 has 32,768 and a factor of 4.
 
     Args:
         positions: ``max_position_embeddings``.
@@ -257,7 +264,7 @@ def rotation(top: Section) -> list[Any]:
             found.append(one)
             kind = one.get("rope_type", one.get("type", "default")) if isinstance(one, dict) else one
             if kind not in _ROPES:
-                what = "this rotation is not described by the formulas"
+                what = "the formulas do not describe this type of RoPE scaling"
                 top.problem(what, key, expected=" or ".join(_ROPES), got=shown(kind))
             elif isinstance(one, dict):
                 _check_scaling(top, key, kind, one)
@@ -265,7 +272,7 @@ def rotation(top: Section) -> list[Any]:
 
 
 def _check_scaling(top: Section, key: str, kind: str, scaling: Mapping[str, Any]) -> None:
-    """Check that a RoPE scaling has the numbers without which transformers fails to build or run it."""
+    """Check that a RoPE scaling states the numbers that transformers needs to build and run it."""
     for name in _REQUIRED.get(kind, ()):
         value = scaling.get(name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -274,7 +281,7 @@ def _check_scaling(top: Section, key: str, kind: str, scaling: Mapping[str, Any]
             top.problem(what, f"{key}.{name}", expected="a number", got=got)
     part = scaling.get("partial_rotary_factor", top.data.get("partial_rotary_factor", 1))
     if kind != "default" and part not in (None, 1):
-        what = "the class rotates whole heads, and has angles for a part"
+        what = "the class rotates whole heads, but this factor gives angles for a part of each"
         top.problem(what, f"{key}.partial_rotary_factor", expected="1", got=shown(part))
 
 
@@ -292,7 +299,7 @@ class WindowedConfig(DecoderConfig):
 
     @classmethod
     def caches_as(cls, data: Mapping[str, Any]) -> bool:
-        """Return whether the cache of transformers keeps the tokens that the formulas assume."""
+        """Return whether the cache class of transformers holds as many tokens as the formulas assume."""
         return not cls.one_mask or (data.get("attention_chunk_size") is None and data.get("layer_types") is None)
 
     def windows(self) -> tuple[int, ...]:
@@ -323,10 +330,10 @@ class WindowedConfig(DecoderConfig):
 
 
 def _check_kinds(top: Section, layers: int) -> None:
-    """Check ``layer_types`` of a class that does not read them: transformers requires one of each layer."""
+    """Check that ``layer_types``, if the class ignores it, has one entry for each layer, as transformers requires."""
     types = top.data.get("layer_types")
     if "layer_types" not in top.known and isinstance(types, list) and len(types) != layers:
-        what = "transformers requires a kind of attention for each layer"
+        what = "transformers requires one kind of attention for each layer"
         top.problem(what, "layer_types", expected=f"{layers} kinds", got=len(types))
 
 
@@ -340,13 +347,13 @@ LEAST_WINDOW: Final = 5
 
 
 def window_of_all(top: Section, default: int | None = None) -> dict[str, Any]:
-    """Return ``window`` and ``pattern`` of a file whose ``sliding_window`` applies to all layers; ``null`` is none."""
+    """Read ``window`` and ``pattern`` where ``sliding_window`` applies to every layer; ``null`` means no window."""
     window = top.take("sliding_window", default)
     return {"window": 0 if window is None else top.check_integer(window, "sliding_window"), "pattern": "w"}
 
 
 def pattern_of(top: Section, layers: int, default: str) -> str:
-    """Return the kinds of layers as in ``pattern``, from ``layer_types`` of the file or by ``default``."""
+    """Read ``layer_types``, or repeat ``default``, as a pattern: ``w`` for a window, ``f`` for full attention."""
     types = top.take("layer_types", None)
     if types is None:
         return shortest((default * layers)[:layers])
@@ -359,7 +366,7 @@ def pattern_of(top: Section, layers: int, default: str) -> str:
 
 
 def shortest(letters: str) -> str:
-    """Return the shortest word whose repetition begins with these letters."""
+    """Return the shortest prefix that, repeated, gives these letters: ``wf`` for ``wfwf``."""
     lengths = range(1, len(letters) + 1)
     return next(letters[:n] for n in lengths if (letters[:n] * len(letters))[: len(letters)] == letters)
 
@@ -370,7 +377,7 @@ class LateWindowedConfig(WindowedConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Return window and pattern; empty unless ``use_sliding_window`` is set."""
+        """Read ``window`` and ``pattern``; return no fields unless ``use_sliding_window`` is set."""
         layers, used = sizes["layers"], yes_or_no(top, "use_sliding_window")
         window, first = top.take("sliding_window", 4096), top.integer("max_window_layers", 28, least=0)
         pattern = pattern_of(top, layers, ("f" * first + "w" * layers)[:layers])
@@ -413,7 +420,7 @@ class MixtureConfig(WindowedConfig):
         "text_hidden": "8*text_kv_heads*text_groups*text_share",
         "text_moe": "8*text_moe_rows",
     }
-    """Factor 8 as in draws with grouped GEMMs, whose rows are multiples of 16 bytes; degrees do not depend on it."""
+    """Derived symbols; the factor 8, for grouped GEMMs with rows of a multiple of 16 bytes, does not affect degrees."""
 
     def routed(self) -> tuple[bool, ...]:
         """Return, for each layer, whether it has a mixture of experts."""
@@ -431,7 +438,7 @@ class MixtureConfig(WindowedConfig):
 
     @classmethod
     def draw_fields(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
-        """Return random values of the fields that are not drawn for every decoder."""
+        """Draw random values, for a proof, of the numbers of experts and other fields that only mixtures have."""
         return {
             "hidden": sizes["row"] * sizes["text_kv_heads"] * sizes["text_groups"] * sizes["text_share"],
             "intermediate": sizes["row"] * sizes["text_moe_rows"],
@@ -445,7 +452,12 @@ class MixtureConfig(WindowedConfig):
         if self.top_k > self.experts:
             where, expected = f"$.{self.keys['top_k']}", f"at most {self.experts}, the experts of a layer"
             found.append(
-                BadInput("a token cannot pass so many experts", where=where, expected=expected, got=self.top_k)
+                BadInput(
+                    "a token cannot be routed to more experts than a layer has",
+                    where=where,
+                    expected=expected,
+                    got=self.top_k,
+                )
             )
         return found
 
@@ -466,11 +478,11 @@ def experts_of(top: Section, defaults: MixtureConfig, *aliases: str) -> dict[str
 
 
 def number_of(top: Section, defaults: MixtureConfig, field: str, *, least: int = 1) -> int:
-    """Return an integer field of a file.
+    """Read the integer of a field; an omitted key has the default of the class in transformers.
 
     Args:
-        defaults: the published configuration. If the key is omitted, the value is the one in its ``class_defaults``,
-            or else its field. ``None`` in ``class_defaults`` makes the key required.
+        defaults: the published configuration. If the key is omitted, the value is the one in its ``class_defaults``, or
+            else its field. ``None`` in ``class_defaults`` makes the key required.
     """
     key = defaults.keys[field]
     default = defaults.class_defaults.get(key, getattr(defaults, field))

@@ -26,7 +26,7 @@ Masks = tuple["torch.Tensor | None", "torch.Tensor | None"]
 
 
 def fill_layer(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
-    """Set the tensors of a layer of a ``DynamicCache`` as its first ``update`` would, without a concatenation."""
+    """Fill a layer of a ``DynamicCache`` as its first ``update`` would, without a concatenation."""
     layer.keys, layer.values = keys, values
     if hasattr(layer, "cumulative_length"):  # a layer with a window
         layer.cumulative_length = keys.shape[-2]
@@ -98,25 +98,25 @@ class Decoder:
         return max(self.windows, default=0)
 
     def in_cache(self, context: int) -> int:
-        """Return how many of ``context`` tokens the cache of a layer with a window holds."""
+        """Return how many of ``context`` tokens a layer with a window caches; all of them if no layer has a window."""
         return min(context, self.window - 1) if self.window else context
 
     def fills_window(self, workload: Workload) -> bool:
-        """Return whether the prompt fills the cache of the layers with a window."""
+        """Return whether prompt and first new token reach the window, so that decode steps run on a full window."""
         return 0 < self.window <= workload.text_tokens + 1
 
     def mask(self, masks: Masks) -> Any:
-        """Return prepared masks in the form that the model takes; ``None`` if attention is causal by a flag."""
+        """Return the masks as the model's ``attention_mask``: one mask, or a dict with one for each kind of layer."""
         if self.masks:
             return dict.fromkeys(self.masks, masks[0]) | dict.fromkeys(self.window_masks, masks[1])
         return masks[self.window > 0]
 
     def mask_contents(self, names: tuple[str, str]) -> dict[str, CausalMask]:
-        """Return the contents of both masks of :meth:`empty_masks`, by the given names."""
+        """Return, by the given names, the contents of the two masks of :meth:`empty_masks`: full and windowed."""
         return dict(zip(names, (CausalMask(), CausalMask(self.window)), strict=True))
 
     def placed_masks(self) -> dict[str, CausalMask]:
-        """Return the contents of the masks of :meth:`mask`, by their places in the arguments of the model."""
+        """Return the contents of the masks that :meth:`mask` returns, by their paths in the arguments of the model."""
         name, full, seen = "attention_mask", CausalMask(), CausalMask(self.window)
         places = dict.fromkeys(self.masks, full) | dict.fromkeys(self.window_masks, seen)
         return {f"{name}.{key}": content for key, content in places.items()} or {name: seen if self.window else full}
@@ -181,7 +181,7 @@ def text_config(model: nn.Module) -> Any:
 
 
 def on_meta(workload: Workload, *shape: int) -> torch.Tensor:
-    """Return an empty tensor on the meta device in the dtype of the workload."""
+    """Return an empty tensor on the meta device whose dtype is that of the workload."""
     import torch
 
     return torch.empty(*shape, dtype=getattr(torch, workload.dtype), device="meta")

@@ -1,4 +1,4 @@
-"""The domain of a proof about a decoder: symbolic prompts and decode steps, and random small configurations."""
+"""The domain of a proof about a decoder: symbolic prompt and cache lengths, and random small configurations."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _DEEP: Final = 33
 
 
 def layers(rng: random.Random, number: int, target: int) -> int:
-    """Return the number of layers of a draw: one or two, but in one of 64 draws one more than the target has."""
+    """Return the number of layers of a random configuration: 1 or 2, but once in 64 one more than the target has."""
     few = rng.choice(_FEW)
     return target + 1 if number % 64 == _DEEP else few
 
@@ -68,9 +68,9 @@ T = TypeVar("T", bound=DecoderConfig)
 
 
 def random_config(config_type: type[T], sizes: Mapping[str, int], rng: random.Random) -> T:
-    """Return a configuration with the given random sizes, and with random flags, windows and activation.
+    """Return a configuration with the given sizes and with random flags, window and activation.
 
-    A window is either longer than the drawn run, or filled by both the prompt and the cache.
+    The window is either longer than the drawn run, or no longer than its prompt and its cache.
     """
     heads = sizes["text_kv_heads"] * sizes["text_groups"]
     more: dict[str, Any] = {name: rng.random() < 0.5 for name in config_type.flag_names()}
@@ -116,7 +116,7 @@ Draw = Callable[[Mapping[str, int], random.Random], Drawn | None]
 
 
 def proof(target: Provable, kind: type[DecoderConfig], config: str, samples: int, seed: int, draw: Draw) -> Proof:
-    """Return the pieces of a proof: identities in batch, prompt, context and steps, and drawn configurations.
+    """Return the proof: exports in symbolic batch, prompt, context and steps, and exports of random configurations.
 
     Args:
         kind: type of the target's configuration.
@@ -150,7 +150,10 @@ def proof(target: Provable, kind: type[DecoderConfig], config: str, samples: int
 def _drawn(
     draw: Draw, seed: int, number: int, choices: Mapping[str, Sequence[str]], ranges: Mapping[str, range], depth: int
 ) -> tuple[Piece[Provable], Mapping[str, bool]] | None:
-    """Return the run of draw ``number`` of a seed, equal on every machine, and its features."""
+    """Return the proof piece of random configuration ``number``, and its features; ``None`` if the family draws none.
+
+    It depends only on seed and number, so it is equal on every machine.
+    """
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in ranges.items()}
     p["layers"] = layers(rng, number, depth)

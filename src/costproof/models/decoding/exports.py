@@ -21,7 +21,7 @@ _MASKS = ("mask", "window_mask")
 
 
 def export_jobs(model: nn.Module, workload: Workload, decoder: Decoder, *, embeds: bool = False) -> list[ExportJob]:
-    """Return the export jobs of the prefill, and of a decode step if the workload has steps.
+    """Return the export jobs of the prefill and, if the workload has decode steps, of one step.
 
     Args:
         embeds: whether the prefill gets embeddings instead of token ids.
@@ -124,7 +124,7 @@ def step_job(
 
 
 def _side_of_window(workload: Workload, decoder: Decoder, sizes: Sequence[SymbolicSize]) -> tuple[str, ...]:
-    """Return on which side of the window the symbolic length of a prompt is, if a mask depends on it."""
+    """Return the condition, as text, that the prompt reaches the window or stays below it, if a mask depends on it."""
     masks = {size.argument[0] for size in sizes} & {*_MASKS}
     if not decoder.window or not masks:
         return ()
@@ -133,7 +133,7 @@ def _side_of_window(workload: Workload, decoder: Decoder, sizes: Sequence[Symbol
 
 
 def _example(usual: int, workload: Workload, decoder: Decoder) -> int:
-    """Return an example length on the same side of the window as the length of the workload."""
+    """Return an example prompt length that reaches the window exactly if that of the workload does."""
     window = decoder.window
     if decoder.fills_window(workload):
         return max(usual, window + usual)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from costproof.algebra.series import CONTEXT
@@ -23,6 +24,7 @@ from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
+from costproof.models.cache_dtype import cache_share
 from costproof.models.decoding.config import DecoderConfig, MixtureConfig
 from costproof.models.decoding.names import STAGES, decoder_names, latent_names, mixture_names, sandwich_names
 
@@ -33,7 +35,7 @@ ALL_PROJECTIONS: Final[tuple[Projection, ...]] = ("q", "k", "v", "out")
 
 @dataclass(frozen=True, slots=True)
 class DecoderStyle:
-    """Differences between the decoders of two families, other than their sizes.
+    """Differences between the decoders of families that sizes do not express: norms, biases, positions, MLP.
 
     The default has pre-norm layers with RMS norms, grouped-query attention without biases, rotary positions and a gated
     MLP, as Llama and Mistral do.
@@ -94,7 +96,8 @@ def decoder_ledger(config: DecoderConfig, workload: Workload, style: DecoderStyl
         return logits_and_masks(workload, call, _windows(config))
 
     parts, decode = decoder_parts(config, workload, style), workload.new_tokens > 0
-    nodes = prefill_and_decode(parts, style.names(), border=border, decode=decode)
+    cache = cache_share(workload, latent=style.latent is not None)
+    nodes = prefill_and_decode(parts, style.names(), border=border, decode=decode, cache=cache)
     # A loop over experts calls the activation once for each expert that receives tokens; the formulas call it once.
     stands_for = {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
     return analytic_ledger(nodes, STAGES, stands_for)
@@ -103,7 +106,7 @@ def decoder_ledger(config: DecoderConfig, workload: Workload, style: DecoderStyl
 def decoder_parts(
     config: DecoderConfig, workload: Workload, style: DecoderStyle
 ) -> Callable[[StackCall], tuple[ModulePart, ...]]:
-    """Return a function that gives the part (role, layers) of each module in a call, from the root to the logits."""
+    """Return a function from one call to the parts (role, layers) of its modules, from the root to the logits."""
 
     def parts(call: StackCall) -> tuple[ModulePart, ...]:
         positions = _positions(workload, call)
@@ -125,7 +128,7 @@ def _positions(workload: Workload, call: StackCall) -> Size:
 def decoder_stack(
     config: DecoderConfig, workload: Workload, style: DecoderStyle
 ) -> Callable[[StackCall], DecoderStack]:
-    """Return a function from a call to the layers of the decoder."""
+    """Return a function that builds the :class:`DecoderStack`, the layers of the decoder, for one call."""
     width = sym("text_hidden")
     mlp = Mlp(width, sym("text_intermediate"), config.activation, gated=True, bias=style.mlp_bias)
     mixtures = _mixtures(config, workload, style)
@@ -164,7 +167,7 @@ def decoder_tapes(
     *,
     capped: bool = False,
 ) -> dict[tuple[str, str], MemoryTape]:
-    """Return (stage, invocation) -> the memory tape of the prompt, and of a decode step at context P.
+    """Return (stage, invocation) -> the memory tape (allocations and frees) of the prompt, and of a step at context P.
 
     Args:
         stack: returns the layers of the decoder in a call.
@@ -195,14 +198,28 @@ def decoder_tapes(
             one_key=one_token and call.past == 0,
             wide_heads=config.head_dim > _WIDEST_SHARED,
         )
-        masks = _given_masks(config, workload, call)
-        record = DecoderTape(call, branches)
-        found[name] = record.record(stack(call), _windows(config), _positions(workload, call), masks, capped=capped)
+        masks = tuple(_given_masks(config, workload, call).items())
+        layers, windows = stack(call), tuple(_windows(config))
+        found[name] = _recorded_tape(call, branches, layers, windows, _positions(workload, call), masks, capped)
     return found
 
 
+@lru_cache(maxsize=64)
+def _recorded_tape(
+    call: StackCall,
+    branches: CopyBranches,
+    stack: DecoderStack,
+    windows: tuple[int, ...],
+    positions: Size,
+    masks: tuple[tuple[bool, tuple[Size, Size]], ...],
+    capped: bool,
+) -> MemoryTape:
+    """Return the memory tape of a call, memoized: calls that differ in sizes alone have the same one."""
+    return DecoderTape(call, branches).record(stack, windows, positions, dict(masks), capped=capped)
+
+
 def _given_masks(config: DecoderConfig, workload: Workload, call: StackCall) -> dict[bool, tuple[Size, Size]]:
-    """Return the masks of a call, by whether they belong to layers with a window: keys, and bytes of an element.
+    """Return, for layers with (true) and without a window, (keys, bytes per element) of the mask that they get.
 
     Branches: fused attention gets a mask only if keys are outside of the window.
     """
@@ -243,7 +260,7 @@ def _mixtures(config: DecoderConfig, workload: Workload, style: DecoderStyle) ->
 
 
 def logits_and_masks(workload: Workload, call: StackCall, windows: Sequence[int] = (0,)) -> Size:
-    """Return the bytes across the boundary of a decoder from ids to logits: the logits, and masks of eager attention.
+    """Return the bytes that enter and leave a decoder as activations: logits, and the masks of eager attention.
 
     Args:
         windows: of all layers; layers with equal windows share one mask.
@@ -256,7 +273,7 @@ def logits_and_masks(workload: Workload, call: StackCall, windows: Sequence[int]
 
 
 def _filled(workload: Workload, window: int) -> bool:
-    """Return whether the prompt and the first new token fill a window.
+    """Return whether the prompt and the first new token together reach the window.
 
     Branches: the same as in :func:`_attention`.
     """

@@ -108,7 +108,7 @@ class LatentConfig(MixtureConfig):
     }
 
     def __post_init__(self) -> None:
-        """Set the sizes that follow from others: each head has its own keys and values."""
+        """Set ``kv_heads`` and ``head_dim``: each head has its own keys and values, of nope + rope elements."""
         object.__setattr__(self, "kv_heads", self.heads)
         object.__setattr__(self, "head_dim", self.nope + self.rope)
 
@@ -135,7 +135,7 @@ class LatentConfig(MixtureConfig):
 
     @classmethod
     def read_sizes(cls, top: Section) -> dict[str, Any]:
-        """Return the sizes that every decoder has; key/value heads are as many as heads."""
+        """Read the sizes that every decoder has, with as many key/value heads as attention heads."""
         found = top.sizes({field: cls.keys[field] for field in SIZES})
         why = "latent attention has keys and values for every head"
         top.fixed(
@@ -147,7 +147,7 @@ class LatentConfig(MixtureConfig):
 
     @classmethod
     def draw_fields(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
-        """Return random values of the fields that are not drawn for every decoder."""
+        """Draw random values, for a proof, of latent widths, experts and the number of dense layers."""
         return draw_latents(sizes, rng)
 
     def contradictions(self) -> list[CostproofError]:
@@ -166,7 +166,7 @@ class LatentConfig(MixtureConfig):
 
 
 def latents_of(top: Section, defaults: LatentConfig) -> dict[str, Any]:
-    """Return experts, dense layers and the widths of latent attention of a file.
+    """Read the numbers of experts and of dense layers, and the widths of latent attention.
 
     Args:
         defaults: as for :func:`~costproof.models.decoding.config.number_of`.
@@ -182,7 +182,7 @@ def latents_of(top: Section, defaults: LatentConfig) -> dict[str, Any]:
 
 
 def draw_latents(sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
-    """Return random values of the fields that :func:`~costproof.models.decoding.domain.random_config` does not draw."""
+    """Draw random values, for a proof, of latent widths, experts and the number of dense layers."""
     experts = sizes["text_router_groups"] * sizes["text_group"]
     common = MixtureConfig.draw_fields({**sizes, "text_experts": experts}, rng)
     return {
@@ -211,7 +211,10 @@ DECODING: Final = Setting(
 
 
 def absorbs(workload: Workload) -> bool:
-    """Return whether decode steps absorb the expansion of latents; the classes of transformers do not."""
+    """Return whether decode steps absorb the expansion of latents into queries and outputs (``decoding="absorbed"``).
+
+    The classes of transformers expand the cached latents in every step.
+    """
     return workload.inputs.get(DECODING.name) == "absorbed"
 
 
@@ -253,7 +256,7 @@ def latent_style(
 
 @dataclass(frozen=True, slots=True)
 class LatentTarget(CausalTarget[L]):
-    """A decoder with latent attention, whose cache holds latents."""
+    """Base class of decoders with multi-head latent attention, whose cache holds one latent vector per token."""
 
     extra_settings: ClassVar[tuple[Setting, ...]] = (settings.EXPERTS, DECODING)
 
@@ -263,7 +266,7 @@ class LatentTarget(CausalTarget[L]):
         return Decoder(latent=(self.config.kv_rank, self.config.rope))
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
-        """Return a preset with changes; ``decoding="expanded"`` is the default."""
+        """Return the workload of a preset with changed settings; ``decoding="expanded"`` is the default."""
         if given.get(DECODING.name) == "expanded":
             del given[DECODING.name]
         made = CausalTarget.workload(self, preset, **given)

@@ -70,7 +70,7 @@ def latent_names(path: str) -> dict[str, str]:
 
 
 def sandwich_names(path: str) -> dict[str, str]:
-    """Return :func:`decoder_names` of layers with norms before and after attention and MLP."""
+    """Return role -> module path as :func:`decoder_names`, for layers with norms both before and after each block."""
     role, layer = "text.layer", f"{path}.layers.{{i}}"
     return decoder_names(path) | {
         f"{role}.norm1_after": f"{layer}.post_attention_layernorm",

@@ -1,7 +1,7 @@
-"""Runs of a whole decoder: the prefill and decode steps, on the meta device or with weights.
+"""Run a whole decoder, prefill and decode steps, on the meta device or with weights.
 
-With weights, the whole run is made once without a tracer. It gives each step the cache of the steps before it, the
-expected output of a traced run, and the number of rows of each expert.
+With weights, the whole run is made once without a tracer. It provides the cache before each step, the output that a
+traced run must reproduce, and the number of rows that each expert gets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEP_LIMIT: Final = 8
 
 
 def prompt_inputs(workload: Workload, decoder: Decoder, length: int) -> dict[str, Any]:
-    """Return the keyword arguments of the prefill on the meta device, with ids [B, S]."""
+    """Return the keyword arguments of the prefill on the meta device, with token ids [B, S]."""
     return {
         "input_ids": ids_on_meta(workload.batch, length),
         "attention_mask": decoder.mask(decoder.empty_masks(workload, length, 0)),
@@ -104,7 +104,7 @@ def computed(
     name: str,
     around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Iterator[Run]:
-    """Run the prefill and all steps without a tracer, and yield the runs that are traced later.
+    """Run the prefill and all steps once without a tracer; yield those that are traced later, with cache and output.
 
     Args:
         step: (tokens in the cache, result of the forward before) -> keyword arguments of a decode step.
@@ -137,7 +137,7 @@ def computed(
 def real_prompt(
     model: nn.Module, workload: Workload, decoder: Decoder, shapes: Mapping[str, Any], ids: torch.Tensor
 ) -> dict[str, Any]:
-    """Return the keyword arguments of a prefill with values: ``shapes`` with the given ids and a mask."""
+    """Return ``shapes``, the prefill's arguments on meta, with these token ids and with masks that have values."""
     length = ids.shape[1]
     mask = decoder.mask(real_masks(model, workload, decoder, length, 0))
     return {**shapes, "input_ids": ids.to(next(model.parameters()).device), "attention_mask": mask}

@@ -74,7 +74,7 @@ class CausalTarget(Native[C]):
         return Decoder(windows=windows, masks=("full_attention",), window_masks=("sliding_attention",))
 
     def style(self) -> DecoderStyle:
-        """Return the differences of the layers from the default decoder; none, unless overridden."""
+        """Return how the layers differ from those of the default decoder; by default not at all."""
         from costproof.models.decoding.formulas import DecoderStyle
 
         return DecoderStyle()
@@ -95,7 +95,7 @@ class CausalTarget(Native[C]):
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
-        """Return whether the formulas describe the cache that transformers uses for a configuration."""
+        """Return whether transformers would give a model with this configuration the cache that the formulas assume."""
         return type(cls.default().config).caches_as(config)
 
     @classmethod
@@ -105,14 +105,14 @@ class CausalTarget(Native[C]):
         return (*common_settings, *cls.extra_settings)
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
-        """Return the configuration with only the first layers, at least one of each kind, and the truncation."""
+        """Return the configuration with only the first layers, at least one of each kind, and a note on the cut."""
         kinds = self.config.layer_kinds()
         least = max(kinds.index(kind) + 1 for kind in kinds)
         kept, cut = layers_cut("decoder", layers, least, self.config.layers)
         return replace(self.config, layers=kept), {"decoder layers": cut} if cut else {}
 
     def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """Return the workload unchanged; rename ``seq_len`` in ``given`` to ``text_tokens``."""
+        """Move ``seq_len`` in ``given`` to ``text_tokens``; return the workload unchanged."""
         length = given.pop("seq_len", None)
         if length is not None:
             if given.get("text_tokens") not in (None, length):
@@ -141,7 +141,7 @@ class CausalTarget(Native[C]):
         return found
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
-        """Return a preset with changes; the cache has by default the format that the configuration names."""
+        """Return the workload of a preset with changed settings; the configuration decides the default cache format."""
         chosen = given.pop(cache_dtype.SETTING.name, None)
         made = Native.workload(self, preset, **given)
         if chosen is not None and chosen not in cache_dtype.SETTING.choices:
@@ -156,7 +156,7 @@ class CausalTarget(Native[C]):
 
     @classmethod
     def drawn(cls, sizes: Mapping[str, int], rng: random.Random) -> Drawn | None:
-        """Return a random small configuration for a proof; ``None`` if the family draws none.
+        """Draw a random small configuration for a proof; ``None`` if the family takes no part in such proofs.
 
         Args:
             sizes: values of the parameters that :mod:`costproof.models.decoding.domain` draws.
@@ -175,7 +175,7 @@ class CausalTarget(Native[C]):
         return proof(self, type(self.config), self.normalised(), samples, seed, self.drawn)
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
-        """Return the model on the meta device with a given kernel for routed experts, if it has any."""
+        """Return the model on the meta device with the given implementation of routed experts, if it has experts."""
         kernel = experts if any(s.name == common.EXPERTS.name for s in self.extra_settings) else None
         return build(*self.native(), dtype=workload.dtype, attention=workload.attention, experts=kernel)
 

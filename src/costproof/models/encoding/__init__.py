@@ -9,5 +9,5 @@ STAGE: Final = "forward"
 
 
 def place(path: str, call: int) -> tuple[str, str]:
-    """Return the stage and the invocation in which a module runs: the only ones."""
+    """Return the only stage and invocation of an encoder."""
     return STAGE, STAGE

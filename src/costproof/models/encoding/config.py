@@ -17,7 +17,7 @@ ONE_CLASS: Final = {"architecture": "the formulas describe one class", **NO_CLAS
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig(NativeConfig):
-    """Sizes that every encoder has, and the class of transformers."""
+    """Sizes that every encoder has, and the name of its class in transformers."""
 
     hidden: int
     intermediate: int
@@ -63,7 +63,7 @@ class EncoderConfig(NativeConfig):
         return self.hidden // self.heads
 
     def sizes(self) -> dict[str, int]:
-        """Return symbol -> value, without the prefix of the symbols."""
+        """Return symbol -> value, with names that lack the modality prefix (``hidden`` for ``vision_hidden``)."""
         named = {name: getattr(self, name) for name in ("hidden", "intermediate", "layers", "heads", "head_dim")}
         return named | ({"labels": self.labels} if self.labels else {})
 
@@ -77,7 +77,7 @@ class EncoderConfig(NativeConfig):
 
     @classmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
-        """Return the configuration in the parsed content of a file."""
+        """Parse the JSON value of a configuration file; append every error to ``problems``."""
         top = Section(data, "$", problems)
         top.waive(cls.unused_keys)
         check_type(top, cls.model_type)
@@ -91,7 +91,7 @@ class EncoderConfig(NativeConfig):
 
     @classmethod
     def read_field(cls, top: Section, name: str, kind: object) -> Any:
-        """Return one field as the file sets it."""
+        """Read one field from its key in the file, with the default of the class for an omitted key."""
         key = cls.keys[name]
         default = cls.class_defaults.get(key, cls.__dataclass_fields__[name].default)
         if kind == "bool":
@@ -102,7 +102,7 @@ class EncoderConfig(NativeConfig):
 
     @classmethod
     def read_class(cls, top: Section) -> dict[str, Any]:
-        """Return the class of transformers, and the number of classes of its classifier."""
+        """Read the class name from ``architectures``, and the number of labels of its classifier."""
         named = top.take("architectures", None) or [next(iter(cls.architectures))]
         name = named[0] if isinstance(named, list) else named
         if not isinstance(name, str) or name not in cls.architectures:
@@ -120,7 +120,7 @@ class EncoderConfig(NativeConfig):
 
     @classmethod
     def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of the family that are not in :attr:`keys`."""
+        """Read the fields of the family that have no key of their own in :attr:`keys`."""
         return {}
 
     def contradictions(self) -> list[CostproofError]:
@@ -155,18 +155,18 @@ class VisionConfig(EncoderConfig):
 
     @property
     def grid(self) -> int:
-        """Return the number of patches along a side of an image that the table of positions is made for."""
+        """Return the patches along a side of the images for which the position table was made."""
         return self.image // self.patch
 
     def sizes(self) -> dict[str, int]:
-        """Return symbol -> value, without the prefix of the symbols."""
+        """Return symbol -> value, with names that lack the modality prefix (``hidden`` for ``vision_hidden``)."""
         positions = self.grid**2 + int(self.class_token)
         own = {"positions": positions, "patch": self.patch, "channels": self.channels}
         return EncoderConfig.sizes(self) | own
 
     @classmethod
     def read_field(cls, top: Section, name: str, kind: object) -> Any:
-        """Return one field as the file sets it; in most classes a side may be a list of two equal sides."""
+        """Read one field as the file states it; an image or patch size may be a list of two equal sides."""
         key = cls.keys[name]
         sides = top.data.get(key)
         if (
@@ -185,7 +185,9 @@ class VisionConfig(EncoderConfig):
         found = EncoderConfig.contradictions(self)
         if self.image < self.patch:
             expected = f"at least a patch, {self.patch}"
-            found.append(BadInput("the image has no patch", where="$.image_size", expected=expected, got=self.image))
+            found.append(
+                BadInput("the image is smaller than one patch", where="$.image_size", expected=expected, got=self.image)
+            )
         return found
 
 
@@ -205,21 +207,21 @@ class TextEncoderConfig(EncoderConfig):
 
     @property
     def longest(self) -> int:
-        """Return the length of the longest text, in tokens."""
+        """Return the maximum text length in tokens."""
         return self.max_positions
 
     @property
     def masked(self) -> bool:
-        """Return whether the class predicts masked words with the table of the embedding."""
+        """Return whether the class is a masked language model, whose head shares the embedding's table."""
         return self.architecture.endswith("ForMaskedLM")
 
     def sizes(self) -> dict[str, int]:
-        """Return symbol -> value, without the prefix of the symbols."""
+        """Return symbol -> value, with names that lack the prefix of the modality (``hidden`` for ``text_hidden``)."""
         return EncoderConfig.sizes(self) | {"vocab": self.vocab, "positions": self.max_positions}
 
     @classmethod
     def read_class(cls, top: Section) -> dict[str, Any]:
-        """Return the class of transformers; check that it is an encoder."""
+        """Read the class name, and check that the file describes an encoder."""
         for key in ("is_decoder", "add_cross_attention"):
             top.fixed(key, False, why="the formulas describe an encoder")
         top.fixed("tie_word_embeddings", True, why="the formulas describe one table for both ends")

@@ -1,4 +1,4 @@
-"""The domain of a proof about a staged model: symbolic input sizes, and random small configurations."""
+"""The domain of a proof about a model with stages: symbolic input sizes, and random small configurations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ACTIVATIONS: Final = tuple(ACTIVATION_FLOPS)
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Parameters of random configurations, and the symbols that follow from them."""
+    """Ranges from which the parameters of random configurations are drawn, and how symbols follow from them."""
 
     ranges: Mapping[str, range]
     """Parameter -> its values, drawn uniformly and independently of all others."""
@@ -33,7 +33,7 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """The domain of a proof about one target."""
+    """Runs and random configurations that a proof about one target covers."""
 
     variants: tuple[Workload, ...]
     """Workloads of its configuration whose ledgers are compared as expressions; the first is the default."""
@@ -128,7 +128,7 @@ TWO_STACKS: Final = Parameters(
 
 
 class DrawnTarget(Provable, Protocol):
-    """A target whose family draws random configurations."""
+    """Target that can be proved for random configurations of its family."""
 
     @property
     def config(self) -> Config:
@@ -145,7 +145,7 @@ class DrawnTarget(Provable, Protocol):
         """Return the domain of a proof."""
 
     def drawn(self, p: Mapping[str, int], rng: random.Random) -> tuple[DrawnTarget, dict[str, bool]]:
-        """Return a target with a random small configuration, and feature -> whether the configuration has it.
+        """Draw a random small configuration; return its target, and feature -> whether the configuration has it.
 
         Args:
             p: values of the parameters of :meth:`domain`.
@@ -153,11 +153,11 @@ class DrawnTarget(Provable, Protocol):
         """
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """Return the workload with the input of a draw."""
+        """Return the workload with the input sizes of a random draw."""
 
 
 def proof(target: DrawnTarget, samples: int, seed: int) -> Proof:
-    """Return the pieces of a proof: identities in the symbolic sizes, and drawn configurations."""
+    """Return the proof: exports in symbolic sizes and of random configurations, each compared with formulas."""
     domain = target.domain()
     parameters = domain.parameters
     made = [_drawn(target, parameters, seed, number) for number in range(samples)]
@@ -180,7 +180,7 @@ def proof(target: DrawnTarget, samples: int, seed: int) -> Proof:
 def _drawn(
     family: DrawnTarget, parameters: Parameters, seed: int, number: int
 ) -> tuple[Piece[Provable], dict[str, bool]]:
-    """Return the run of draw ``number`` of a seed, equal on every machine, and its features."""
+    """Return the proof piece of random configuration ``number``, equal on every machine, and its features."""
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in parameters.ranges.items()}
     depth = max(value for name, value in family.info().symbols.items() if name.endswith("_layers"))
@@ -196,5 +196,5 @@ def _drawn(
 
 
 def some_layers(p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
-    """Return the number of layers and a random activation."""
+    """Return the drawn number of layers and a random activation function."""
     return {"layers": p["layers"], "activation": rng.choice(ACTIVATIONS)}

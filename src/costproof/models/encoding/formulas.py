@@ -28,7 +28,7 @@ _TEXT_LAYER: Final = "text.layer"
 
 
 def encoder_ledger(parts: Iterable[ModulePart], names: Mapping[str, str], border: Size) -> Ledger:
-    """Return the symbolic ledger of the one stage: ``exprs`` are set, ``costs`` are empty.
+    """Return the symbolic ledger of an encoder's single stage: ``exprs`` are set, ``costs`` are empty.
 
     Args:
         names: role -> module path.
@@ -41,7 +41,7 @@ def encoder_ledger(parts: Iterable[ModulePart], names: Mapping[str, str], border
 
 @dataclass(frozen=True, slots=True)
 class VisionStyle:
-    """Differences between two encoders of images, other than their sizes and the modules after the last layer."""
+    """Differences between encoders of images that sizes do not express, up to the output of the last layer."""
 
     bias: tuple[Projection, ...] = ALL_PROJECTIONS
     """Attention projections that have a bias."""
@@ -127,7 +127,7 @@ def pixels(images: Size = IMAGES) -> Size:
 
 
 def last_norm(config: VisionConfig) -> ModulePart:
-    """Return the norm of all tokens after the last layer, with the role ``vision.norm``."""
+    """Return the part of the layer norm after the last layer, on all tokens; its role is ``vision.norm``."""
     return ModulePart("vision.norm", (LayerNorm(sym("B") * image_tokens(config), sym("vision_hidden"), sym("b")),))
 
 
@@ -157,7 +157,7 @@ def layer_names(layer: str, *, attention: str, out: str, norms: tuple[str, str])
 
 @dataclass(frozen=True, slots=True)
 class TextEncoderStyle:
-    """Differences between two encoders of text, other than their sizes; the default is BERT."""
+    """Differences between encoders of text that sizes do not express; the default is BERT."""
 
     segments: bool = True
     """Whether a segment embedding is added to every token."""

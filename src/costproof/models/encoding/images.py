@@ -38,7 +38,7 @@ class VisionTarget(EncoderTarget[C]):
     """Whether the class interpolates positions only if ``interpolate_pos_encoding`` is passed."""
 
     def default_workload(self, name: str) -> Workload:
-        """Return the workload of a preset: one image of the size of the processor, or else of the configuration."""
+        """Return the workload of a preset: one image of the processor's size if known, else of the configuration's."""
         images = self.stored.images
         if images is None:
             return self._sized(Workload(name, 0, 0), self.config.image)
@@ -66,16 +66,16 @@ class VisionTarget(EncoderTarget[C]):
         return {"B": workload.batch, "b": FLOAT_BYTES[workload.dtype], "H": side, "G": side // self.config.patch}
 
     def resampled(self, workload: Workload) -> bool:
-        """Return whether the grid of the images differs from that of the table of positions."""
+        """Return whether the position table is resampled: the images have another patch grid than it was made for."""
         return side_of(workload) // self.config.patch != self.config.grid
 
     def arguments(self, workload: Workload) -> dict[str, Any]:
-        """Return the keyword argument that makes the class interpolate positions, if it needs one."""
+        """Return ``interpolate_pos_encoding=True`` if the class needs it for the image size of the run."""
         other = side_of(workload) != self.config.image
         return {"interpolate_pos_encoding": True} if self.resamples and other else {}
 
     def takes(self, workload: Workload) -> Mapping[str, TensorSpec]:
-        """Return the shape of the images, [B, channels, H, H]."""
+        """Return the shape and dtype of the images, [B, channels, H, H]."""
         side = side_of(workload)
         return {"pixel_values": TensorSpec((workload.batch, self.config.channels, side, side), workload.dtype)}
 
@@ -94,7 +94,7 @@ class VisionTarget(EncoderTarget[C]):
 
     @classmethod
     def drawn_sizes(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
-        """Return random values of the fields that every encoder of images has."""
+        """Draw random values, for a proof, of the sizes that every encoder of images has."""
         from costproof.models.encoding.domain import some_layers
 
         return {
@@ -108,7 +108,7 @@ class VisionTarget(EncoderTarget[C]):
         }
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """Return a workload with the images of a draw; some have pixels outside of all patches."""
+        """Return a workload with images of the drawn size, which need not be a whole number of patches."""
         return self._sized(workload, p["G"] * p["vision_patch"] + p["rest"])
 
     def features(self) -> dict[str, bool]:

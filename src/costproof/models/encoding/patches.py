@@ -1,4 +1,4 @@
-"""Encoders of images that are already cut into patches and merge neighbouring ones to tokens, as those of Qwen-VL."""
+"""Encoders of images that take flattened patches and merge neighbouring ones into tokens, as those of Qwen-VL."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class PatchConfig(EncoderConfig):
 
     @property
     def step(self) -> int:
-        """Return the side of a token in pixels."""
+        """Return the pixels along the side of a token: those of ``merge`` patches."""
         return self.patch * self.merge
 
     def sizes(self) -> dict[str, int]:
-        """Return symbol -> value, without the prefix of the symbols."""
+        """Return symbol -> value, with names that lack the modality prefix (``hidden`` for ``vision_hidden``)."""
         return EncoderConfig.sizes(self) | {"out": self.out, "volume": self.volume}
 
     def native(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class PatchConfig(EncoderConfig):
 
     @staticmethod
     def drawn_sizes(p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
-        """Return random values of the fields that every configuration has, other than ``out`` and ``merge``."""
+        """Draw random values, for a proof, of all sizes except ``out`` and ``merge``."""
         from costproof.models.encoding.domain import some_layers
 
         return {
@@ -112,7 +112,7 @@ def patch_names(path: str = "") -> dict[str, str]:
 
 
 def patch_attention(patches: Size, *, eager: bool, **more: Any) -> AttentionBlock:
-    """Return the attention of one layer on all patches of a run, each image with itself.
+    """Return the attention block of one layer on the patches of all images, each image attending only to itself.
 
     Args:
         eager: whether attention scores are materialised.
@@ -137,24 +137,23 @@ def patch_attention(patches: Size, *, eager: bool, **more: Any) -> AttentionBloc
 
 @dataclass(frozen=True, slots=True)
 class PackedLengths:
-    """Stands in for the tensor of cumulative lengths, or of image grids, from which attention computes lengths.
+    """Stand-in for a tensor of cumulative lengths or image grids, from which a Qwen-VL class computes sequence lengths.
 
-    Every operation that transformers applies returns the lengths, as integers, so that the code also runs on the meta
-    device.
+    Every operation that transformers applies to it returns the lengths as integers, so the code also runs on meta.
     """
 
     lengths: tuple[int, ...]
 
     def __getitem__(self, which: slice) -> PackedLengths:
-        """Return itself: a slice of cumulative lengths."""
+        """Return the same lengths for a slice of the cumulative lengths."""
         return self
 
     def __sub__(self, other: PackedLengths) -> PackedLengths:
-        """Return itself: a difference of cumulative lengths."""
+        """Return the same lengths for the difference of two slices of cumulative lengths."""
         return self
 
     def prod(self, dim: int) -> PackedLengths:
-        """Return itself: the number of patches of each grid."""
+        """Return the same lengths for the product of the rows of a grid: the patches of each image."""
         return self
 
     def __floordiv__(self, merged: int) -> PackedLengths:
@@ -162,5 +161,5 @@ class PackedLengths:
         return PackedLengths(tuple(n // merged for n in self.lengths))
 
     def tolist(self) -> list[int]:
-        """Return the lengths."""
+        """Return the sequence lengths."""
         return list(self.lengths)

@@ -48,11 +48,11 @@ class EncoderTarget(Native[C]):
 
     @abstractmethod
     def takes(self, workload: Workload) -> Mapping[str, TensorSpec]:
-        """Return the shapes and dtypes of the input tensors of a forward, by keyword."""
+        """Return the shapes and dtypes of the input tensors of one forward, by argument name."""
 
     @abstractmethod
     def example(self, workload: Workload) -> tuple[Tensors, tuple[SymbolicSize, ...]]:
-        """Return input tensors for an export, and their symbolic sizes, which are above 1 and pairwise different."""
+        """Return input tensors for an export, and their symbolic dimensions; all example sizes differ and exceed 1."""
 
     @abstractmethod
     def domain(self) -> Domain:
@@ -61,7 +61,7 @@ class EncoderTarget(Native[C]):
     @classmethod
     @abstractmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[EncoderTarget[Any], dict[str, bool]]:
-        """Return a target with a random small configuration, and feature -> whether the configuration has it.
+        """Draw a random small configuration; return its target, and feature -> whether the configuration has it.
 
         Args:
             p: values of the parameters of :meth:`domain`.
@@ -70,7 +70,7 @@ class EncoderTarget(Native[C]):
 
     @abstractmethod
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """Return the workload with the input of a draw."""
+        """Return the workload with the input sizes of a random draw."""
 
     def arguments(self, workload: Workload) -> dict[str, Any]:
         """Return the keyword arguments of a forward other than tensors."""
@@ -127,12 +127,12 @@ class EncoderTarget(Native[C]):
         return (run if on_meta else _with_values(run, self.id_limit(), self.options.seed),)
 
     def id_limit(self) -> int:
-        """Return the exclusive upper bound of integer inputs."""
+        """Return the number of which integer inputs (token ids) must be smaller."""
         return 1
 
 
 def _with_values(run: Run, id_limit: int, seed: int) -> Run:
-    """Return a run with seeded input values in place of meta tensors, and the output that it must reproduce.
+    """Return the run with random input values in place of meta tensors, and the output that a traced run must equal.
 
     Args:
         id_limit: exclusive upper bound of random integers; floats are drawn from a normal distribution.

@@ -49,15 +49,15 @@ class TextTarget(EncoderTarget[C]):
 
     @abstractmethod
     def style(self) -> TextEncoderStyle:
-        """Return the differences of the layers from those of BERT."""
+        """Return how the layers differ from those of BERT."""
 
     @abstractmethod
     def names(self, path: str) -> Mapping[str, str]:
-        """Return role -> module path, for an encoder whose module paths begin with ``path``."""
+        """Return role -> module path, for an encoder at the module path ``path``."""
 
     @abstractmethod
     def head(self) -> tuple[ModulePart, ...]:
-        """Return the parts of the head for masked words, or of the classifier, including the root."""
+        """Return the parts after the last layer: masked-word head or classifier, and the root module."""
 
     def formulas(self, workload: Workload) -> Ledger:
         """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
@@ -71,7 +71,7 @@ class TextTarget(EncoderTarget[C]):
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
-        """Return whether the formulas describe the model of a configuration: an encoder with one table of words."""
+        """Return whether the formulas describe a configuration: it is an encoder with one word table."""
         decodes = any(config.get(key) is True for key in ("is_decoder", "add_cross_attention"))
         chunks = bool(config.get("chunk_size_feed_forward"))
         return not (decodes or chunks) and config.get("tie_word_embeddings") is not False
@@ -116,7 +116,7 @@ class TextTarget(EncoderTarget[C]):
         return self.config.vocab
 
     def domain(self) -> Domain:
-        """Return the domain of a proof: texts of any length, and random sizes."""
+        """Return the domain of a proof: texts of any length, and random configurations."""
         from costproof.models.encoding.domain import TEXTS, Domain
 
         default = self.default_workload("text")
@@ -153,5 +153,5 @@ class TextTarget(EncoderTarget[C]):
 
     @classmethod
     def draw_fields(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
-        """Return random values of the fields that not every encoder of text has."""
+        """Draw random values, for a proof, of the fields that only some encoders of text have."""
         return {}

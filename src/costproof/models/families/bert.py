@@ -20,7 +20,7 @@ _HEAD: Final = "cls.predictions"
 
 
 def bert_names(path: str) -> Mapping[str, str]:
-    """Return role -> module path, for an encoder whose module paths begin with ``path``."""
+    """Return role -> module path, for an encoder at the module path ``path``."""
     layer, embeddings = f"{path}encoder.layer.{{i}}", f"{path}embeddings"
     own, attended = f"{layer}.attention.self", f"{layer}.attention.output"
     return {
@@ -84,13 +84,13 @@ class BertConfig(TextEncoderConfig):
     }
 
     def sizes(self) -> dict[str, int]:
-        """Return symbol -> value, without the prefix of the symbols."""
+        """Return symbol -> value, with names that lack the prefix of the modality (``hidden`` for ``text_hidden``)."""
         return TextEncoderConfig.sizes(self) | {"types": self.types}
 
 
 @dataclass(frozen=True, slots=True)
 class Bert(TextTarget[BertConfig]):
-    """``BertModel``, or a class with a head, with one configuration.
+    """Target: ``BertModel``, or a class with a head, with one configuration.
 
     Source: Devlin et al. 2018, BERT; ``BertModel``, ``BertForMaskedLM``, ``BertForSequenceClassification``
     (transformers).
@@ -102,11 +102,11 @@ class Bert(TextTarget[BertConfig]):
     prefix: ClassVar[str] = "bert."
 
     def style(self) -> TextEncoderStyle:
-        """Return the differences of the layers from those of BERT: none."""
+        """Return how the layers differ from those of BERT: not at all."""
         return TextEncoderStyle()
 
     def names(self, path: str) -> Mapping[str, str]:
-        """Return role -> module path, for an encoder whose module paths begin with ``path``."""
+        """Return role -> module path, for an encoder at the module path ``path``."""
         return bert_names(path)
 
     def head(self) -> tuple[ModulePart, ...]:

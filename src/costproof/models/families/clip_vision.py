@@ -29,7 +29,7 @@ from costproof.models.encoding.images import VisionTarget
 
 
 def clip_names(path: str) -> Mapping[str, str]:
-    """Return role -> module path, for an encoder whose module paths begin with ``path``."""
+    """Return role -> module path, for an encoder at the module path ``path``."""
     layer = f"{path}encoder.layers.{{i}}"
     return {
         "root": "",
@@ -98,7 +98,7 @@ class ClipVisionConfig(VisionConfig):
     }
 
     def sizes(self) -> dict[str, int]:
-        """Return symbol -> value, without the prefix of the symbols."""
+        """Return symbol -> value, with names that lack the modality prefix (``hidden`` for ``vision_hidden``)."""
         return VisionConfig.sizes(self) | ({"pooled": self.pooled} if self.pooled else {})
 
     def native(self) -> dict[str, Any]:
@@ -107,14 +107,14 @@ class ClipVisionConfig(VisionConfig):
 
     @classmethod
     def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the width of the projection, 0 without one."""
+        """Read the width of the projection of the class token; 0 for the class without a projection."""
         width = top.integer("projection_dim", 512)
         return {"pooled": width if top.data.get("architectures") == [PROJECTED] else 0}
 
 
 @dataclass(frozen=True, slots=True)
 class ClipVision(VisionTarget[ClipVisionConfig]):
-    """``CLIPVisionModel``, or the class with a projection, with one configuration.
+    """Target: ``CLIPVisionModel``, or the class with a projection, with one configuration.
 
     Source: Radford et al. 2021, CLIP; ``CLIPVisionModel``, ``CLIPVisionModelWithProjection`` (transformers).
     """

@@ -71,7 +71,7 @@ class DeepseekV2Config(LatentConfig):
 
     @classmethod
     def draw_fields(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
-        """Return random values of the fields that only this family has: the sizes of latents, and ``limited``."""
+        """Draw random values, for a proof, of latent sizes and of ``limited``, which only this family has."""
         return {**draw_latents(sizes, rng), "limited": rng.random() < 0.5}
 
     def native(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class DeepseekV2Config(LatentConfig):
 
 @dataclass(frozen=True, slots=True)
 class DeepseekV2(LatentTarget[DeepseekV2Config]):
-    """``DeepseekV2ForCausalLM`` with one configuration.
+    """Target: ``DeepseekV2ForCausalLM`` with one configuration.
 
     Source: DeepSeek-AI 2024, DeepSeek-V2; ``DeepseekV2ForCausalLM`` (transformers).
     """
@@ -105,7 +105,7 @@ class DeepseekV2(LatentTarget[DeepseekV2Config]):
     model_types: ClassVar[tuple[str, ...]] = ("deepseek_v2",)
 
     def style(self) -> DecoderStyle:
-        """Return the differences of the layers from the default decoder."""
+        """Return how the layers differ from those of the default decoder."""
         routing = RoutingRule(groups=sym("text_router_groups") if self.config.limited else 0)
         return latent_style(self.config, routing, RotaryComplex, as_complex=True)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeepseekV3Config(LatentConfig):
-    """Sizes, and how experts are chosen and weighted; by default the published configuration."""
+    """Sizes, and how the router chooses and weights experts; by default the published configuration."""
 
     hidden: int = 7168
     intermediate: int = 18432
@@ -77,7 +77,7 @@ class DeepseekV3Config(LatentConfig):
 
 @dataclass(frozen=True, slots=True)
 class DeepseekV3(LatentTarget[DeepseekV3Config]):
-    """``DeepseekV3ForCausalLM`` with one configuration.
+    """Target: ``DeepseekV3ForCausalLM`` with one configuration.
 
     Source: DeepSeek-AI 2024, DeepSeek-V3 Technical Report; ``DeepseekV3ForCausalLM`` (transformers).
     """
@@ -92,13 +92,13 @@ class DeepseekV3(LatentTarget[DeepseekV3Config]):
 
     @staticmethod
     def mistakes() -> Mistakes:
-        """Return the mistakes that published numbers of it contain."""
+        """Return the mistakes found in published numbers of this model."""
         from costproof.models.mistakes.deepseek_v3 import MISTAKES
 
         return MISTAKES
 
     def style(self) -> DecoderStyle:
-        """Return the differences of the layers from the default decoder."""
+        """Return how the layers differ from those of the default decoder."""
         routing = RoutingRule(
             scoring="sigmoid",
             groups=sym("text_router_groups"),

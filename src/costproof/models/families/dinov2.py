@@ -1,4 +1,4 @@
-"""DINOv2: encoder of image patches whose layers scale what they add (transformers' native class)."""
+"""DINOv2: encoder of image patches with LayerScale (transformers' native class)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _GATED_NAMES: Final = _NAMES | {
 
 @dataclass(frozen=True, slots=True)
 class Dinov2Config(VisionConfig):
-    """Sizes, biases and the kind of MLP, whose inner width follows from the width; by default ViT-B/14 at 518."""
+    """Sizes, biases and the kind of MLP, whose inner width follows from ``hidden``; by default ViT-B/14 at 518."""
 
     hidden: int = 768
     intermediate: int = 0
@@ -100,7 +100,7 @@ class Dinov2Config(VisionConfig):
 
     @classmethod
     def read_class(cls, top: Section) -> dict[str, Any]:
-        """Return the class of transformers; check that no paths are dropped."""
+        """Read the class name, and check that no layers are dropped at random (``drop_path_rate``)."""
         top.fixed("drop_path_rate", 0.0, 0, why="the formulas describe no dropped paths")
         return super(Dinov2Config, cls).read_class(top)
 
@@ -111,7 +111,7 @@ class Dinov2Config(VisionConfig):
 
 @dataclass(frozen=True, slots=True)
 class Dinov2(VisionTarget[Dinov2Config]):
-    """``Dinov2Model`` with one configuration.
+    """Target: ``Dinov2Model`` with one configuration.
 
     Source: Oquab et al. 2023, DINOv2; ``Dinov2Model`` (transformers).
     """
@@ -136,7 +136,7 @@ class Dinov2(VisionTarget[Dinov2Config]):
         return encoder_ledger(parts, _GATED_NAMES if config.gated else _NAMES, border)
 
     def domain(self) -> Domain:
-        """Return the domain of an encoder of images, with the ratio of the inner width of the MLP to the width."""
+        """Return the domain of a proof about an encoder of images, with a random ratio of MLP width to width."""
         usual = VisionTarget.domain(self)
         drawn = usual.parameters
         return replace(

@@ -49,7 +49,7 @@ class DistilBertConfig(TextEncoderConfig):
 
 @dataclass(frozen=True, slots=True)
 class DistilBert(TextTarget[DistilBertConfig]):
-    """``DistilBertModel``, or a class with a head, with one configuration.
+    """Target: ``DistilBertModel``, or a class with a head, with one configuration.
 
     Source: Sanh et al. 2019, DistilBERT; ``DistilBertModel``, ``DistilBertForMaskedLM``,
     ``DistilBertForSequenceClassification`` (transformers).

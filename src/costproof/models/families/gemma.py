@@ -1,4 +1,4 @@
-"""Gemma, the first: dense decoder with wide heads, embeddings scaled and tied (transformers' native class)."""
+"""Gemma (first version): dense decoder with wide heads, scaled and tied embeddings (transformers' native class)."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class GemmaConfig(DecoderConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Return no fields; check that attention is causal."""
-        why = "the formulas describe attention to what came before alone"
+        """Return no further fields; check that attention is causal."""
+        why = "the formulas describe only causal attention"
         top.fixed("use_bidirectional_attention", None, False, why=why)
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Gemma(CausalTarget[GemmaConfig]):
-    """``GemmaForCausalLM`` with one configuration.
+    """Target: ``GemmaForCausalLM`` with one configuration.
 
     Source: Gemma Team 2024, Gemma: Open Models Based on Gemini Research and Technology; ``GemmaForCausalLM``
     (transformers).
@@ -64,7 +64,7 @@ class Gemma(CausalTarget[GemmaConfig]):
     model_types: ClassVar[tuple[str, ...]] = ("gemma",)
 
     def style(self) -> DecoderStyle:
-        """Return the differences of the layers from the default decoder."""
+        """Return how the layers differ from those of the default decoder."""
         bias = ALL_PROJECTIONS if self.config.attention_bias else ()
         return DecoderStyle(bias=bias, norm="centred_rms", scaled_embeddings=True)
 

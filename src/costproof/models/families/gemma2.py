@@ -1,4 +1,4 @@
-"""Gemma 2: norms on both sides, soft caps, every other layer with a window (transformers' native class)."""
+"""Gemma 2: norms before and after each block, soft caps, windows in every other layer (transformers' native class)."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Gemma2Config(WindowedConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Return the window and the kinds of layers."""
-        why = "the formulas describe attention to what came before alone"
+        """Read the window and which layers have it."""
+        why = "the formulas describe only causal attention"
         top.fixed("use_bidirectional_attention", None, False, why=why)
         window = top.integer("sliding_window", 4096)
         return {"window": window, "pattern": pattern_of(top, sizes["layers"], "wf")}
@@ -65,7 +65,7 @@ class Gemma2Config(WindowedConfig):
 
 @dataclass(frozen=True, slots=True)
 class Gemma2(CausalTarget[Gemma2Config]):
-    """``Gemma2ForCausalLM`` with one configuration.
+    """Target: ``Gemma2ForCausalLM`` with one configuration.
 
     Source: Gemma Team 2024, Gemma 2: Improving Open Language Models at a Practical Size; ``Gemma2ForCausalLM``
     (transformers).
@@ -78,7 +78,7 @@ class Gemma2(CausalTarget[Gemma2Config]):
     attentions: ClassVar[tuple[AttentionKind, ...]] = ("eager",)
 
     def style(self) -> DecoderStyle:
-        """Return the differences of the layers from the default decoder."""
+        """Return how the layers differ from those of the default decoder."""
         return DecoderStyle(
             bias=ALL_PROJECTIONS if self.config.attention_bias else (),
             norm="centred_rms",

@@ -1,4 +1,4 @@
-"""Gemma 3, text: norms on both sides, five layers with a window to one without (transformers' native class)."""
+"""Gemma 3, text: norms before and after each block, five windowed layers to one full (transformers' native class)."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Gemma3Config(WindowedConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Return the window and the kinds of layers; every ``sliding_window_pattern``-th layer has full attention."""
-        why = "the formulas describe attention to what came before alone"
+        """Read the window and which layers have it; every ``sliding_window_pattern``-th layer has full attention."""
+        why = "the formulas describe only causal attention"
         top.fixed("use_bidirectional_attention", False, None, why=why)
         every = top.integer("sliding_window_pattern", 6)
         window = top.integer("sliding_window", 4096)
@@ -65,7 +65,7 @@ class Gemma3Config(WindowedConfig):
 
 @dataclass(frozen=True, slots=True)
 class Gemma3(CausalTarget[Gemma3Config]):
-    """``Gemma3ForCausalLM`` with one configuration.
+    """Target: ``Gemma3ForCausalLM`` with one configuration.
 
     Source: Gemma Team 2025, Gemma 3 Technical Report; ``Gemma3ForCausalLM`` (transformers).
     """
@@ -75,7 +75,7 @@ class Gemma3(CausalTarget[Gemma3Config]):
     model_types: ClassVar[tuple[str, ...]] = ("gemma3_text",)
 
     def style(self) -> DecoderStyle:
-        """Return the differences of the layers from the default decoder."""
+        """Return how the layers differ from those of the default decoder."""
         return DecoderStyle(
             bias=ALL_PROJECTIONS if self.config.attention_bias else (),
             qk_norm=True,

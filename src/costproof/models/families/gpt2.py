@@ -1,4 +1,4 @@
-"""GPT-2: layer norms, one projection for queries, keys and values, learned positions (transformers' native class)."""
+"""GPT-2: layer norms, a fused query/key/value projection, learned positions (transformers' native class)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
+from costproof.models.cache_dtype import cache_share
 from costproof.models.config_reader import Section
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
@@ -103,13 +104,13 @@ class Gpt2Config(DecoderConfig):
         return {**DecoderConfig.symbols(self), "text_positions": self.max_positions}
 
     def __post_init__(self) -> None:
-        """Set the sizes that follow from others: each head has its own keys and values, and its share of the width."""
+        """Set ``kv_heads`` to ``heads``, and ``head_dim`` to the width divided by ``heads``."""
         object.__setattr__(self, "kv_heads", self.heads)
         object.__setattr__(self, "head_dim", self.hidden // self.heads)
 
     @classmethod
     def read_sizes(cls, top: Section) -> dict[str, Any]:
-        """Return the sizes; the inner width of the MLP is by default four times the width."""
+        """Read the sizes; an omitted MLP width is four times the width."""
         for key in ("add_cross_attention", "reorder_and_upcast_attn"):
             top.fixed(key, False, why="the formulas do not describe this")
         found = top.sizes({field: cls.keys[field] for field in ("hidden", "layers", "heads", "vocab")})
@@ -126,7 +127,7 @@ class Gpt2Config(DecoderConfig):
 
 @dataclass(frozen=True, slots=True)
 class Gpt2(CausalTarget[Gpt2Config]):
-    """``GPT2LMHeadModel`` with one configuration.
+    """Target: ``GPT2LMHeadModel`` with one configuration.
 
     Source: Radford et al. 2019, Language Models are Unsupervised Multitask Learners; ``GPT2LMHeadModel``
     (transformers).
@@ -144,7 +145,7 @@ class Gpt2(CausalTarget[Gpt2Config]):
 
     @classmethod
     def drawn(cls, sizes: Mapping[str, int], rng: Random) -> Drawn:
-        """Return a random small configuration for a proof; its width is that of all heads together."""
+        """Draw a random small configuration for a proof, with heads that add up to the width."""
         from costproof.models.decoding.domain import features
 
         heads = sizes["text_kv_heads"] * sizes["text_groups"]
@@ -179,7 +180,8 @@ class Gpt2(CausalTarget[Gpt2Config]):
             )
 
         border = partial(logits_and_masks, workload)
-        nodes = prefill_and_decode(parts, _NAMES, border=border, decode=workload.new_tokens > 0)
+        cache = cache_share(workload, latent=False)
+        nodes = prefill_and_decode(parts, _NAMES, border=border, decode=workload.new_tokens > 0, cache=cache)
         return analytic_ledger(nodes, STAGES)
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str], MemoryTape]:

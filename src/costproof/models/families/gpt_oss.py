@@ -1,4 +1,4 @@
-"""GPT-OSS: experts with biases in every layer, every other layer with a window, a sink in every head (transformers)."""
+"""GPT-OSS: experts with biases, windows in every other layer, attention sinks in every head (transformers)."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ class GptOssConfig(MixtureConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Return experts, window, and the kinds of layers; by default every other layer has a window."""
+        """Read the experts, the window and which layers have it; by default every other layer."""
         window, pattern = top.integer("sliding_window", 128), pattern_of(top, sizes["layers"], "wf")
         return {**experts_of(top, cls(), "num_experts"), "window": window, "pattern": pattern}
 
     @classmethod
     def draw_fields(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
-        """Return random values of the fields that are not drawn for every decoder."""
+        """Draw random values, for a proof, of experts and other fields that ``random_config`` does not set."""
         return {**MixtureConfig.draw_fields(sizes, rng)}
 
 
 @dataclass(frozen=True, slots=True)
 class GptOss(CausalTarget[GptOssConfig]):
-    """``GptOssForCausalLM`` with one configuration.
+    """Target: ``GptOssForCausalLM`` with one configuration.
 
     Source: OpenAI 2025, gpt-oss-120b and gpt-oss-20b model card; ``GptOssForCausalLM`` (transformers).
     """
@@ -80,7 +80,7 @@ class GptOss(CausalTarget[GptOssConfig]):
     extra_settings: ClassVar[tuple[Setting, ...]] = (replace(settings.EXPERTS, choices=("grouped_mm", "batched_mm")),)
 
     def style(self) -> DecoderStyle:
-        """Return the differences of the layers from the default decoder."""
+        """Return how the layers differ from those of the default decoder."""
         return DecoderStyle(
             bias=ALL_PROJECTIONS if self.config.attention_bias else (),
             sinks=True,

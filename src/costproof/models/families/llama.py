@@ -32,7 +32,7 @@ class LlamaConfig(DecoderConfig):
 
 @dataclass(frozen=True, slots=True)
 class Llama(CausalTarget[LlamaConfig]):
-    """``LlamaForCausalLM`` with one configuration.
+    """Target: ``LlamaForCausalLM`` with one configuration.
 
     Source: Touvron et al. 2023, LLaMA; Grattafiori et al. 2024, The Llama 3 Herd of Models;
     ``LlamaForCausalLM`` (transformers).
@@ -43,7 +43,7 @@ class Llama(CausalTarget[LlamaConfig]):
     model_types: ClassVar[tuple[str, ...]] = ("llama",)
 
     def style(self) -> DecoderStyle:
-        """Return the differences of the layers from the default decoder."""
+        """Return how the layers differ from those of the default decoder."""
         return DecoderStyle(bias=ALL_PROJECTIONS if self.config.attention_bias else (), mlp_bias=self.config.mlp_bias)
 
 

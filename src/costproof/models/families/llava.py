@@ -1,4 +1,4 @@
-"""LLaVA: a Llama that sees images through CLIP and an MLP (transformers' native class)."""
+"""LLaVA: Llama decoder with a CLIP tower and an MLP projector (transformers' native class)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _STRATEGIES: Final = {"default": False, "full": True}
 
 @dataclass(frozen=True, slots=True)
 class LlavaConfig(ImageTextConfig):
-    """A tower, a decoder, and two linear layers between them; by default LLaVA-1.5-7B."""
+    """Configuration of a CLIP tower, a decoder, and the two-layer projector between them; by default LLaVA-1.5-7B."""
 
     vision: ClipVisionConfig = field(default_factory=lambda: ClipVisionConfig(1024, 4096, 24, 16, image=336, patch=14))
     text: LlamaConfig = field(
@@ -108,7 +108,7 @@ class LlavaConfig(ImageTextConfig):
 
     @classmethod
     def read_parts(cls, top: Section) -> Self:
-        """Return the configuration; the output projection is tied if either section says so."""
+        """Read the sections of tower and decoder; the output projection is tied if either section says so."""
         vision, of_vision = read_part(top, VISION, ClipVisionConfig, top.given(VISION, _CLIP_DEFAULTS))
         given = top.given(TEXT, {})
         text, of_text = read_part(
@@ -149,7 +149,7 @@ class LlavaConfig(ImageTextConfig):
 
 @dataclass(frozen=True, slots=True)
 class Llava(ImageTextTarget[LlavaConfig]):
-    """``LlavaForConditionalGeneration`` with one configuration.
+    """Target: ``LlavaForConditionalGeneration`` with one configuration.
 
     Source: Liu et al. 2023, Visual Instruction Tuning; Liu et al. 2023, Improved Baselines with Visual Instruction
     Tuning; ``LlavaForConditionalGeneration`` (transformers).
@@ -170,7 +170,7 @@ class Llava(ImageTextTarget[LlavaConfig]):
 
     @property
     def layout(self) -> ModelLayout:
-        """Return where the parts of the model are."""
+        """Return the module paths of tower, projector and decoder."""
         return ModelLayout(
             StagePaths({_TOWER: "vision", _PROJECTOR: "projector"}), inner=("transformers.models.llama.modeling_llama",)
         )
@@ -193,7 +193,7 @@ class Llava(ImageTextTarget[LlavaConfig]):
         return self.config.image_tokens
 
     def least_layers(self) -> int:
-        """Return the number of layers below which the tower cannot be cut."""
+        """Return the least number of tower layers after truncation: those up to the layer whose features are used."""
         return max(1, self.config.from_last - 1)
 
     def tower_invocations(self, workload: Workload, count: int) -> tuple[Invocation, ...]:
@@ -251,7 +251,7 @@ class Llava(ImageTextTarget[LlavaConfig]):
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Llava, dict[str, bool]]:
-        """Return a random small configuration for a proof, and its features."""
+        """Draw a random small configuration for a proof; return its target and its features."""
         from costproof.models.decoding.domain import features, random_config
         from costproof.models.encoding.domain import ACTIVATIONS
 

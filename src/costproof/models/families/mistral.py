@@ -42,7 +42,7 @@ class MistralConfig(WindowedConfig):
 
 @dataclass(frozen=True, slots=True)
 class Mistral(CausalTarget[MistralConfig]):
-    """``MistralForCausalLM`` with one configuration.
+    """Target: ``MistralForCausalLM`` with one configuration.
 
     Source: Jiang et al. 2023, Mistral 7B; ``MistralForCausalLM`` (transformers).
     """

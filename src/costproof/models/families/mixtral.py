@@ -41,13 +41,13 @@ class MixtralConfig(MixtureConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Return experts and window."""
+        """Read the experts and the window."""
         return {**experts_of(top, cls(), "num_experts"), **window_of_all(top)}
 
 
 @dataclass(frozen=True, slots=True)
 class Mixtral(CausalTarget[MixtralConfig]):
-    """``MixtralForCausalLM`` with one configuration.
+    """Target: ``MixtralForCausalLM`` with one configuration.
 
     Source: Jiang et al. 2024, Mixtral of Experts; ``MixtralForCausalLM`` (transformers).
     """
@@ -61,7 +61,7 @@ class Mixtral(CausalTarget[MixtralConfig]):
     extra_settings: ClassVar[tuple[Setting, ...]] = (settings.EXPERTS,)
 
     def style(self) -> DecoderStyle:
-        """Return the differences of the layers from the default decoder."""
+        """Return how the layers differ from those of the default decoder."""
         return DecoderStyle(routing=RoutingRule(normalised=True, scaled=False, upcast=False))
 
 

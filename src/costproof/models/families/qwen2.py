@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: dense decoder with biases of queries, keys and values (transformers' native class)."""
+"""Qwen2 and Qwen2.5: dense decoder with biased query, key and value projections (transformers' native class)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Qwen2Config(LateWindowedConfig):
 
 @dataclass(frozen=True, slots=True)
 class Qwen2(CausalTarget[Qwen2Config]):
-    """``Qwen2ForCausalLM`` with one configuration.
+    """Target: ``Qwen2ForCausalLM`` with one configuration.
 
     Source: Qwen Team 2024, Qwen2.5 Technical Report; ``Qwen2ForCausalLM`` (transformers).
     """
@@ -42,7 +42,7 @@ class Qwen2(CausalTarget[Qwen2Config]):
     model_types: ClassVar[tuple[str, ...]] = ("qwen2",)
 
     def style(self) -> DecoderStyle:
-        """Return the differences of the layers from the default decoder."""
+        """Return how the layers differ from those of the default decoder."""
         return DecoderStyle(bias=("q", "k", "v"))
 
 

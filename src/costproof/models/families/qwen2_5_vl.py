@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: a Qwen2.5 that sees images of any size, by attention in windows (transformers' native class)."""
+"""Qwen2.5-VL: Qwen2.5 with images of any size, encoded with windowed attention (transformers' native class)."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ _SECTIONS: Final = "mrope_section"
 
 @dataclass(frozen=True, slots=True)
 class Qwen25VlVisionConfig(PatchConfig):
-    """Sizes, the attention window, and the layers that attend to the whole image; by default of Qwen2.5-VL-7B."""
+    """Sizes, the attention window, and the layers with full attention; by default the tower of Qwen2.5-VL-7B."""
 
     hidden: int = 1280
     intermediate: int = 3420
@@ -112,12 +112,12 @@ class Qwen25VlVisionConfig(PatchConfig):
         return self.window // self.merge // self.patch
 
     def sizes(self) -> dict[str, int]:
-        """Return symbol -> value, without the prefix of the symbols."""
+        """Return symbol -> value, with names that lack the modality prefix (``hidden`` for ``vision_hidden``)."""
         return PatchConfig.sizes(self) | {"merge": self.merge, "window": self.units}
 
     @classmethod
     def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the layers without windows."""
+        """Read which layers attend to the whole image."""
         return {"whole": top.integers("fullatt_block_indexes", (7, 15, 23, 31), least=0)}
 
     def contradictions(self) -> list[CostproofError]:
@@ -125,13 +125,20 @@ class Qwen25VlVisionConfig(PatchConfig):
         found = PatchConfig.contradictions(self)
         if self.units < 1:
             expected = f"at least {self.step}"
-            found.append(BadInput("a window holds no token", where="$.window_size", expected=expected, got=self.window))
+            found.append(
+                BadInput(
+                    "the attention window is smaller than one image token",
+                    where="$.window_size",
+                    expected=expected,
+                    got=self.window,
+                )
+            )
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class Qwen25VlTextConfig(DecoderConfig):
-    """Sizes, and the split of the rotary frequencies between the axes of a position; by default of Qwen2.5-VL-7B."""
+    """Sizes, and how rotary frequencies are split between time, height and width; by default of Qwen2.5-VL-7B."""
 
     hidden: int = 3584
     intermediate: int = 18944
@@ -190,7 +197,7 @@ class Qwen25VlTextConfig(DecoderConfig):
 
 @dataclass(frozen=True, slots=True)
 class Qwen25VlConfig(ImageTextConfig):
-    """A tower and a decoder; the tower includes the merger of patches. By default Qwen2.5-VL-7B."""
+    """Configuration of a vision tower, including the patch merger, and a decoder; by default Qwen2.5-VL-7B."""
 
     vision: Qwen25VlVisionConfig = field(default_factory=Qwen25VlVisionConfig)
     text: Qwen25VlTextConfig = field(default_factory=Qwen25VlTextConfig)
@@ -202,7 +209,7 @@ class Qwen25VlConfig(ImageTextConfig):
 
     @classmethod
     def read_parts(cls, top: Section) -> Self:
-        """Return the configuration; published files have the keys of the decoder at the top level."""
+        """Read the parts; published files have the keys of the decoder at the top level."""
         nested = top.data.get(TEXT) is not None
         given = top.take(TEXT, {}) if nested else {k: v for k, v in top.data.items() if k not in _TOP_KEYS}
         top.known.update(() if nested else given)
@@ -222,7 +229,7 @@ class Qwen25VlConfig(ImageTextConfig):
 
 
 def _rotated(given: Any) -> Any:
-    """Return the keys of a decoder, with its multimodal rotary embedding rewritten as a default one with sections."""
+    """Return the decoder's keys with ``mrope`` renamed to a default rotary embedding with sections."""
     if not isinstance(given, dict):
         return given
     found = dict(given)
@@ -237,9 +244,9 @@ def _rotated(given: Any) -> Any:
 
 
 def _tower(config: Qwen25VlConfig, patches: Size, tokens: Size, *, eager: bool) -> tuple[ModulePart, ...]:
-    """Return all parts of the tower, from patches to tokens.
+    """Return all parts of the vision tower, from patches to merged tokens.
 
-    Branches: a configuration says which layers have windows.
+    Branches: the configuration states which layers have windows.
     """
     vision = config.vision
     width, head_dim, out, b = sym("vision_hidden"), sym("vision_head_dim"), sym("vision_out"), sym("b")
@@ -265,7 +272,7 @@ def _tower(config: Qwen25VlConfig, patches: Size, tokens: Size, *, eager: bool) 
 
 @dataclass(frozen=True, slots=True)
 class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
-    """``Qwen2_5_VLForConditionalGeneration`` with one configuration; its inputs are square images cut into patches.
+    """Target: ``Qwen2_5_VLForConditionalGeneration`` with one configuration, on square images cut into patches.
 
     Source: Bai et al. 2025, Qwen2.5-VL Technical Report; ``Qwen2_5_VLForConditionalGeneration`` (transformers).
     """
@@ -288,7 +295,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
 
     @property
     def layout(self) -> ModelLayout:
-        """Return where the parts of the model are."""
+        """Return the module paths of tower and decoder."""
         return ModelLayout(StagePaths({_TOWER: "vision"}), masks=("full_attention",))
 
     def formulas(self, workload: Workload) -> Ledger:
@@ -313,12 +320,12 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         return (first, common.IMAGE_SIZE, *others)
 
     def least_layers(self) -> int:
-        """Return the number of layers that includes one of each kind, with windows and without."""
+        """Return the least number of tower layers that has both kinds: with windows and with full attention."""
         whole = [i in self.config.vision.whole for i in range(self.config.vision.layers)]
         return max(whole.index(kind) for kind in {*whole}) + 1
 
     def with_images_given(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """Return the workload with the given images."""
+        """Return the workload with the image settings, removed from ``given``; append errors to ``found``."""
         side = given.pop(SIZE, None)
         counted = ImageTextTarget.with_images_given(self, workload, given, found)
         count = images_of(counted)
@@ -351,7 +358,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         return found
 
     def _units(self, workload: Workload) -> int:
-        """Return the side of an image in tokens."""
+        """Return the side of an image in tokens (pixels / (patch x merge))."""
         return side_of(workload) // self.config.vision.step
 
     def image_tokens(self, workload: Workload) -> int:
@@ -368,14 +375,14 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         return (Invocation("vision", CALL, 1, values, (taken,)),)
 
     def _lengths(self, workload: Workload, count: int) -> tuple[PackedLengths, PackedLengths]:
-        """Return the numbers of patches of each image and of each window."""
+        """Return the patches of each image, and of each attention window of each image, as sequence lengths."""
         side, window, merge = self._units(workload), self.config.vision.units, self.config.vision.merge
         pieces = [min(window, side - at) for at in range(0, side, window)]
         windows = [merge**2 * rows * columns for rows in pieces for columns in pieces]
         return PackedLengths((self._patches(workload),) * count), PackedLengths((*windows,) * count)
 
     def image_inputs(self, workload: Workload, count: int) -> dict[str, Any]:
-        """Return patches [n U² merge², volume] on the meta device, and what follows from the grid of the images."""
+        """Return patches [n U² merge², volume] on the meta device, and indices and lengths that image sizes decide."""
         import torch
 
         images, windows = self._lengths(workload, count)
@@ -391,7 +398,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         }
 
     def random_image_inputs(self, model: nn.Module, workload: Workload, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return :meth:`image_inputs` with values: seeded pixels, and what transformers derives from the grid."""
+        """Return :meth:`image_inputs` with values: seeded random pixels, and the indices that transformers computes."""
         import torch
         from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
@@ -427,7 +434,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         return domain_in_patches(self.workload(), self.config.vision.step)
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """Return a workload with the prompt of a draw, including its images."""
+        """Return a workload with the drawn prompt and images."""
         return with_images(self.drawn_text(p, workload), p["images"], p["U"] * self.config.vision.step)
 
     @classmethod

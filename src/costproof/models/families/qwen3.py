@@ -1,4 +1,4 @@
-"""Qwen3: dense decoder whose queries and keys are normalised (transformers' native class)."""
+"""Qwen3: dense decoder with normalised queries and keys (transformers' native class)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Qwen3Config(LateWindowedConfig):
 
 @dataclass(frozen=True, slots=True)
 class Qwen3(CausalTarget[Qwen3Config]):
-    """``Qwen3ForCausalLM`` with one configuration.
+    """Target: ``Qwen3ForCausalLM`` with one configuration.
 
     Source: Qwen Team 2025, Qwen3 Technical Report; ``Qwen3ForCausalLM`` (transformers).
     """
@@ -43,7 +43,7 @@ class Qwen3(CausalTarget[Qwen3Config]):
     model_types: ClassVar[tuple[str, ...]] = ("qwen3",)
 
     def style(self) -> DecoderStyle:
-        """Return the differences of the layers from the default decoder."""
+        """Return how the layers differ from those of the default decoder."""
         return DecoderStyle(bias=ALL_PROJECTIONS if self.config.attention_bias else (), qk_norm=True)
 
 

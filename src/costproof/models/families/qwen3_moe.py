@@ -1,4 +1,4 @@
-"""Qwen3-MoE: a Qwen3 with mixtures of experts, in every layer or in some (transformers' native class)."""
+"""Qwen3-MoE: Qwen3 with a mixture of experts in all or some layers (transformers' native class)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from costproof.models.target import Setting
 
 @dataclass(frozen=True, slots=True)
 class Qwen3MoeConfig(MixtureConfig):
-    """Sizes, the layers with experts, and how the router weights them; by default Qwen3-30B-A3B."""
+    """Sizes, the layers with experts, and whether router weights are renormalised; by default Qwen3-30B-A3B."""
 
     hidden: int = 2048
     intermediate: int = 6144
@@ -66,7 +66,7 @@ class Qwen3MoeConfig(MixtureConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Return experts, the layers that have them, and the window of all layers if ``use_sliding_window`` is set."""
+        """Read the experts, the layers that have them, and the window of all layers if ``use_sliding_window``."""
         windows = window_of_all(top, 4096)
         return {
             **experts_of(top, cls(), "num_local_experts"),
@@ -78,7 +78,7 @@ class Qwen3MoeConfig(MixtureConfig):
 
     @classmethod
     def draw_fields(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
-        """Return random values of the fields that are not drawn for every decoder."""
+        """Draw random values, for a proof, of experts and of the layers that have them."""
         common = MixtureConfig.draw_fields(sizes, rng)
         return {
             **common,
@@ -94,14 +94,14 @@ class Qwen3MoeConfig(MixtureConfig):
 
 
 def _kinds(top: Section, layers: int) -> str:
-    """Return the kinds of layers: every ``decoder_sparse_step``-th has experts unless it is in ``mlp_only_layers``."""
+    """Read which layers have experts: every ``decoder_sparse_step``-th, unless listed in ``mlp_only_layers``."""
     every, dense = top.integer("decoder_sparse_step", 1), top.integers("mlp_only_layers", (), least=0)
     return shortest("".join("d" if i in dense or (i + 1) % every else "m" for i in range(layers)))
 
 
 @dataclass(frozen=True, slots=True)
 class Qwen3Moe(CausalTarget[Qwen3MoeConfig]):
-    """``Qwen3MoeForCausalLM`` with one configuration.
+    """Target: ``Qwen3MoeForCausalLM`` with one configuration.
 
     Source: Qwen Team 2025, Qwen3 Technical Report; ``Qwen3MoeForCausalLM`` (transformers).
     """
@@ -112,7 +112,7 @@ class Qwen3Moe(CausalTarget[Qwen3MoeConfig]):
     extra_settings: ClassVar[tuple[Setting, ...]] = (settings.EXPERTS,)
 
     def style(self) -> DecoderStyle:
-        """Return the differences of the layers from the default decoder."""
+        """Return how the layers differ from those of the default decoder."""
         return DecoderStyle(
             bias=ALL_PROJECTIONS if self.config.attention_bias else (),
             qk_norm=True,

@@ -1,4 +1,4 @@
-"""Qwen3-VL's vision tower: encoder of image patches with mergers behind some layers (transformers' native class)."""
+"""Qwen3-VL's vision tower: encoder of image patches with a merger after some layers (transformers' native class)."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ class Qwen3VlVisionConfig(PatchConfig):
     chosen_layers: ClassVar[tuple[str, str]] = ("deep", "deepstack_visual_indexes")
 
     def sizes(self) -> dict[str, int]:
-        """Return symbol -> value, without the prefix of the symbols."""
+        """Return symbol -> value, with names that lack the modality prefix (``hidden`` for ``vision_hidden``)."""
         return PatchConfig.sizes(self) | {"merged": self.merge**2, "positions": self.table}
 
     @classmethod
     def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the layers that are followed by a merger."""
+        """Read which layers are followed by a merger."""
         key = "deepstack_visual_indexes"
         return {"deep": top.integers(key, (8, 16, 24), least=0, most=max(0, read["layers"] - 1))}
 
@@ -101,7 +101,7 @@ _OWN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
-    """``Qwen3VLVisionModel`` with one configuration, on one image that is already cut into patches.
+    """Target: ``Qwen3VLVisionModel`` with one configuration, on one image that is already cut into patches.
 
     Source: Bai et al. 2025, Qwen3-VL; ``Qwen3VLVisionModel`` (transformers).
     """
@@ -118,7 +118,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
 
     @staticmethod
     def mistakes() -> Mistakes:
-        """Return the mistakes that are common in models of it."""
+        """Return the mistakes common in cost models of this tower."""
         from costproof.models.mistakes.qwen_vl import QWEN3_VL_VISION
 
         return QWEN3_VL_VISION
@@ -154,7 +154,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         return replace(workload, inputs={SIZE: side}, what=f"an image of {side} x {side}")
 
     def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """Return the workload with an image of the given size."""
+        """Return the workload with an image of the size in ``given``; append errors to ``found``."""
         side = given.pop(SIZE, None)
         return workload if side is None else self._sized(workload, side)
 
@@ -165,7 +165,12 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
             return []
         expected = f"a multiple of {self.config.step}, at most {_LARGEST}"
         return [
-            BadInput("the side of the image is not whole tokens", where="--image-size", expected=expected, got=side)
+            BadInput(
+                "the side of the image is not a whole number of image tokens",
+                where="--image-size",
+                expected=expected,
+                got=side,
+            )
         ]
 
     def values(self, workload: Workload) -> dict[str, int]:
@@ -176,7 +181,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         return (side_of(workload) // self.config.patch) ** 2
 
     def arguments(self, workload: Workload) -> dict[str, Any]:
-        """Return the length of the one sequence of patches; what follows from the grid is passed as tensors."""
+        """Return the sequence length, which the class needs as a number; other grid data are tensors."""
         return {"grid_thw": None, "cu_seqlens": PackedLengths((self._patches(workload),))}
 
     def takes(self, workload: Workload) -> Mapping[str, TensorSpec]:
@@ -194,11 +199,11 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         return self.inputs(workload), ()
 
     def id_limit(self) -> int:
-        """Return the size of the table of positions."""
+        """Return the rows of the position table, of which the integer inputs are indices."""
         return self.config.table
 
     def domain(self) -> Domain:
-        """Return the domain of a proof: images of two sizes, and random sizes."""
+        """Return the domain of a proof: images of two sizes, and random configurations."""
         from costproof.models.encoding.domain import PATCHES, Domain
 
         usual = self.default_workload("image")

@@ -1,4 +1,4 @@
-"""RoBERTa: BERT whose positions begin behind the padding id, worked out for every text (transformers' native class)."""
+"""RoBERTa: BERT whose position ids start after the padding id and depend on the text (transformers' native class)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RobertaConfig(BertConfig):
-    """Sizes, the class of transformers, and the padding id, after which positions begin; by default RoBERTa-base."""
+    """Sizes, the class of transformers, and the padding id, after which position ids start; by default RoBERTa-base."""
 
     vocab: int = 50265
     max_positions: int = 514
@@ -71,7 +71,7 @@ _PADDINGS: Final = range(10)
 
 @dataclass(frozen=True, slots=True)
 class Roberta(TextTarget[RobertaConfig]):
-    """``RobertaModel``, or a class with a head, with one configuration.
+    """Target: ``RobertaModel``, or a class with a head, with one configuration.
 
     Source: Liu et al. 2019, RoBERTa; ``RobertaModel``, ``RobertaForMaskedLM``, ``RobertaForSequenceClassification``
     (transformers).
@@ -83,11 +83,11 @@ class Roberta(TextTarget[RobertaConfig]):
     prefix: ClassVar[str] = "roberta."
 
     def style(self) -> TextEncoderStyle:
-        """Return the differences of the layers from those of BERT."""
+        """Return how the layers differ from those of BERT."""
         return TextEncoderStyle(positions_from_ids=True, head_first=self.config.head_first)
 
     def names(self, path: str) -> Mapping[str, str]:
-        """Return role -> module path, for an encoder whose module paths begin with ``path``."""
+        """Return role -> module path, for an encoder at the module path ``path``."""
         return {
             **bert_names(path),
             "cls.predictions": "lm_head",
@@ -100,7 +100,7 @@ class Roberta(TextTarget[RobertaConfig]):
         }
 
     def head(self) -> tuple[ModulePart, ...]:
-        """Return the parts of the head for masked words, with a fixed activation, or of the classifier."""
+        """Return the parts of the masked-word head, whose activation is fixed, or of the classifier."""
         texts, b, width, words = sym("B"), sym("b"), sym("text_hidden"), "cls.predictions"
         if self.config.masked:
             owns = self.config.head_first
@@ -114,7 +114,7 @@ class Roberta(TextTarget[RobertaConfig]):
         )
 
     def domain(self) -> Domain:
-        """Return the domain of a proof, with positions for the longest text after the largest padding id."""
+        """Return the domain of a proof, with enough positions for the longest text after the largest padding id."""
         found = TextTarget.domain(self)
         ranges = found.parameters.ranges
         positions = ranges["text_positions"]
@@ -123,7 +123,7 @@ class Roberta(TextTarget[RobertaConfig]):
 
     @classmethod
     def draw_fields(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
-        """Return a random padding id, and the drawn number of segment types."""
+        """Draw a random padding id, and return the drawn number of segment types."""
         return {"types": p["text_types"], "padding": rng.choice(_PADDINGS)}
 
 

@@ -1,4 +1,4 @@
-"""SigLIP's vision tower: encoder of image patches, pooled by attention, no class token (transformers' native class)."""
+"""SigLIP's vision tower: encoder of image patches with attention pooling, no class token (native class)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class SiglipVisionConfig(VisionConfig):
 
 @dataclass(frozen=True, slots=True)
 class SiglipVision(VisionTarget[SiglipVisionConfig]):
-    """``SiglipVisionModel`` with one configuration.
+    """Target: ``SiglipVisionModel`` with one configuration.
 
     Source: Zhai et al. 2023, Sigmoid Loss for Language Image Pre-Training; ``SiglipVisionModel`` (transformers).
     """

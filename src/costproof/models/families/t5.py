@@ -1,4 +1,4 @@
-"""T5: encoder and decoder with biases by distance, one table of words for all (transformers' native class)."""
+"""T5: encoder-decoder with relative position biases and one shared word table (transformers' native class)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _LEAST_BUCKETS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class T5Config(NativeConfig):
-    """Sizes, the kind of MLP, and whether the output of the decoder is scaled; by default T5-small."""
+    """Sizes, the kind of MLP, and whether decoder outputs are scaled before the logits; by default T5-small."""
 
     hidden: int = 512
     head_dim: int = 64
@@ -91,7 +91,7 @@ class T5Config(NativeConfig):
 
     @property
     def activation(self) -> str:
-        """Return the activation of the MLPs."""
+        """Return the activation function of the MLPs."""
         return _MLPS[self.mlp][0]
 
     @property
@@ -148,12 +148,16 @@ class T5Config(NativeConfig):
         if self.buckets >= _LEAST_BUCKETS:
             return []
         where, expected = "$.relative_attention_num_buckets", f"at least {_LEAST_BUCKETS}"
-        return [BadInput("too few buckets", where=where, expected=expected, got=self.buckets)]
+        return [
+            BadInput(
+                "there are too few buckets of relative positions", where=where, expected=expected, got=self.buckets
+            )
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class T5(Native[T5Config]):
-    """``T5ForConditionalGeneration`` with one configuration; the decoder starts with one token."""
+    """Target: ``T5ForConditionalGeneration`` with one configuration; the decoder starts with one token."""
 
     config: T5Config = field(default_factory=T5Config)
     name: str = "t5"
@@ -166,7 +170,10 @@ class T5(Native[T5Config]):
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
-        """Return whether the formulas describe the MLPs; the class takes saved keys over ``feed_forward_proj``."""
+        """Return whether the MLP keys of a configuration agree.
+
+        ``dense_act_fn`` and ``is_gated_act`` take precedence.
+        """
         usual = _MLPS.get(str(config.get("feed_forward_proj", "relu")))
         keys = ("dense_act_fn", "is_gated_act")
         return usual is None or all(config.get(k, v) == v for k, v in zip(keys, usual, strict=True))
@@ -195,7 +202,7 @@ class T5(Native[T5Config]):
         return (common.SEQ_LEN, common.NEW_TOKENS, common.BATCH, dtype, replace(common.ATTENTION, choices=("sdpa",)))
 
     def first_layers(self, layers: int) -> tuple[T5Config, dict[str, str]]:
-        """Return the configuration with the first layers of both stacks, and the truncation."""
+        """Return the configuration with the first layers of encoder and decoder, and a text of what remains."""
         most = (self.config.layers, self.config.decoder_layers)
         cut = {f"{s} layers": layers_cut(s, layers, 1, m)[1] for s, m in zip(("encoder", "decoder"), most, strict=True)}
         return replace(self.config, layers=layers, decoder_layers=layers), {k: v for k, v in cut.items() if v}
@@ -227,7 +234,7 @@ class T5(Native[T5Config]):
         return two_stack_calls(workload, {"B": batch, "S": length}, (ids,))
 
     def _stacks(self, workload: Workload) -> TwoStacks:
-        """Return how a run is cut into stages, derived from the configuration."""
+        """Return the plan of the stages of a run: encode, prefill of one token, decode."""
         from costproof.models.generic.inputs import Inputs
 
         c, batch, length = self.config, workload.batch, workload.text_tokens
@@ -261,7 +268,7 @@ class T5(Native[T5Config]):
         return tuple(replace(run, kwargs=with_values(run.kwargs, device)) for run in found)
 
     def domain(self) -> Domain:
-        """Return the domain of a proof: texts of any length, and random sizes."""
+        """Return the domain of a proof: texts of any length, and random configurations."""
         from costproof.models.encoding.domain import TWO_STACKS, Domain
 
         usual = self.workload()
@@ -293,7 +300,7 @@ TARGET: Final = T5
 
 
 def _names(*, gated: bool) -> Mapping[str, str]:
-    """Return role -> module path."""
+    """Return role -> module path; gated MLPs have two input projections."""
     return {
         "root": "",
         "shared": "shared",
@@ -346,7 +353,7 @@ _DROPOUTS: Final = ("attention_dropout", "mlp_dropout", "mlp.dropout")
 
 
 def _decoder(config: T5Config, call: StackCall) -> tuple[ModulePart, ...]:
-    """Return the parts of the decoder on one token, with its logits."""
+    """Return the parts of the decoder on one token, including the output projection."""
     width, b = sym("text_hidden"), call.item_bytes
     return (
         ModulePart("root", (Scale(call.rows * width, b) if config.scaled else CONTAINER,)),
@@ -356,7 +363,7 @@ def _decoder(config: T5Config, call: StackCall) -> tuple[ModulePart, ...]:
 
 
 def _parts(config: T5Config, stack: str, call: StackCall) -> tuple[ModulePart, ...]:
-    """Return the parts of one of the two stacks."""
+    """Return the parts of the encoder or of the decoder (``stack``) in one call."""
     width, b, vocab, decodes = sym("text_hidden"), call.item_bytes, sym("text_vocab"), stack == "decoder"
     dropouts = (*_DROPOUTS, *(("cross_dropout",) if decodes else ()))
     layers = (
@@ -375,7 +382,7 @@ def _parts(config: T5Config, stack: str, call: StackCall) -> tuple[ModulePart, .
 
 
 def _layer(config: T5Config, stack: str, call: StackCall, *, first: bool) -> tuple[ModulePart, ...]:
-    """Return the parts of one layer; the first layer computes the position biases of all.
+    """Return the parts of one layer; the first layer computes the position biases for all layers of its stack.
 
     Branches: biases of zeros for cross attention are made only where a further layer takes them.
     """

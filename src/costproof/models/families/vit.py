@@ -29,7 +29,7 @@ from costproof.models.encoding.images import VisionTarget
 
 
 def _names(path: str) -> Mapping[str, str]:
-    """Return role -> module path, for an encoder whose module paths begin with ``path``."""
+    """Return role -> module path, for an encoder at the module path ``path``."""
     layer = f"{path}layers.{{i}}"
     return {
         "root": "",
@@ -77,7 +77,7 @@ class VitConfig(VisionConfig):
     unused_keys: ClassVar = {"encoder_stride": "of a class that restores images"}
 
     def sizes(self) -> dict[str, int]:
-        """Return symbol -> value, without the prefix of the symbols."""
+        """Return symbol -> value, with names that lack the modality prefix (``hidden`` for ``vision_hidden``)."""
         return VisionConfig.sizes(self) | ({"pooled": self.pooled} if self.pooled else {})
 
     def native(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class VitConfig(VisionConfig):
 
     @classmethod
     def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the width and the activation of the pooler, if the class has one."""
+        """Read the width and the activation of the pooler, if the class has one."""
         width = top.take("pooler_output_size", None)
         pooled = read["hidden"] if width is None else top.check_integer(width, "pooler_output_size")
         function = activation(top, "pooler_act", "tanh")
@@ -97,7 +97,7 @@ class VitConfig(VisionConfig):
 
 @dataclass(frozen=True, slots=True)
 class Vit(VisionTarget[VitConfig]):
-    """``ViTForImageClassification`` or ``ViTModel`` with one configuration.
+    """Target: ``ViTForImageClassification`` or ``ViTModel`` with one configuration.
 
     Source: Dosovitskiy et al. 2020, An Image is Worth 16x16 Words; ``ViTForImageClassification``, ``ViTModel``
     (transformers).

@@ -1,4 +1,4 @@
-"""XLM-RoBERTa: RoBERTa with words of a hundred languages (transformers' native class)."""
+"""XLM-RoBERTa: RoBERTa with a multilingual vocabulary (transformers' native class)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class XlmRobertaConfig(RobertaConfig):
 
 @dataclass(frozen=True, slots=True)
 class XlmRoberta(Roberta):
-    """``XLMRobertaModel``, or a class with a head, with one configuration."""
+    """Target: ``XLMRobertaModel``, or a class with a head, with one configuration."""
 
     config: XlmRobertaConfig = field(default_factory=XlmRobertaConfig)
     name: str = "xlm-roberta"

@@ -1,1 +1,1 @@
-"""Targets without formulas: any PyTorch module and any configuration of transformers."""
+"""Targets without closed formulas: any PyTorch module, and any configuration of transformers."""

@@ -1,4 +1,4 @@
-"""Resolve the address of a model: a registered name, a configuration, a folder, or the user's own function."""
+"""Resolve the address of a model: a registered name, a configuration, a folder, or a factory function of the user."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def names_function(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Parsed address of a model."""
+    """Parsed address of a model: its kind, and the path, function or name that it contains."""
 
     kind: AddressKind
     place: str
@@ -71,7 +71,7 @@ class Address:
         return here if self.kind == "configuration" and is_path else None
 
     def seen_from(self, folder: Path) -> str:
-        """Return the address with its file or folder relative to a folder."""
+        """Return the address as text, with its file or folder relative to ``folder``."""
         is_path = self.kind in ("file", "folder") or self.path is not None
         place = Path(os.path.relpath(self.place, folder)).as_posix() if is_path else self.place
         head = CONFIGURATION if self.kind == "configuration" else ""
@@ -97,7 +97,7 @@ class Address:
 
 
 def _kind_of_ours(file: Path) -> str | None:
-    """Return the kind in the header of a file written by costproof, or ``None`` for any other file."""
+    """Return the ``kind`` in the header of a JSON file written by costproof, or ``None`` for any other file."""
     try:
         found = _HEADER.search(first_bytes(file, _HEADER_BYTES, regular=True))
     except OSError:
@@ -142,7 +142,7 @@ def address(text: str, names: Container[str] = ()) -> Address:
 
 
 def _counted(text: str, what: str, got: str) -> BadInput:
-    """Return the error for a file or folder of an earlier run where a target is expected."""
+    """Return the error for a result file of an earlier run that was given where a target is expected."""
     return BadInput(
         f"this {what} names no target",
         where=text[:80],
@@ -161,7 +161,7 @@ _FIX = "run the file with python to see the traceback, or set COSTPROOF_DEBUG=1"
 
 @dataclass(frozen=True, slots=True)
 class Factory:
-    """The user's function that builds a module; it is run in every process that needs the module."""
+    """Function of the user that builds a module. Every process that needs the module calls it again."""
 
     place: str
     """The file, as an absolute path, or the module."""
@@ -181,7 +181,7 @@ class Factory:
 
     @property
     def what(self) -> str:
-        """Return a phrase that names the function that was run."""
+        """Return a phrase for reports that names the function."""
         place = Path(self.place).name if self.in_file else self.place
         return f"the module that {place}:{self.function} returned when it was run"
 
@@ -246,7 +246,7 @@ class Factory:
 
 
 def check_call(module: nn.Module, given: Any, where: str) -> None:
-    """Check that no module contains itself, that names are valid in files, and that tensors have shapes.
+    """Check the module and its inputs: no module contains itself, names fit into files, tensors have shapes.
 
     Raises:
         BadInput: a check fails.
@@ -270,7 +270,7 @@ def check_call(module: nn.Module, given: Any, where: str) -> None:
 
 
 def named_inputs(module: nn.Module, inputs: Any) -> dict[str, Any]:
-    """Return the arguments of a call by name, from a tensor, a sequence, or a mapping.
+    """Return the inputs of a call, a tensor, a sequence or a mapping, by argument name of ``forward``.
 
     Raises:
         BadInput: ``forward`` does not accept them.
@@ -281,7 +281,7 @@ def named_inputs(module: nn.Module, inputs: Any) -> dict[str, Any]:
 
 
 def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return positional and keyword arguments of a call of ``forward`` by name.
+    """Return the arguments of a call of ``forward``, positional and keyword, by name.
 
     A ``forward`` with variadic positional arguments is replaced by a wrapper with named ones, so pass a copy.
 
@@ -320,7 +320,7 @@ def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 
 def _hooks_by_position(module: nn.Module, names: tuple[str, ...]) -> None:
-    """Let forward hooks see positional arguments although the module is called by keyword."""
+    """Make forward pre-hooks receive positional arguments, although the module is called by keyword."""
 
     def before(hook: Any, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         named = [name for name in names if name in kwargs]  # a tracer may give them by position after all
@@ -342,7 +342,7 @@ def _hooks_by_position(module: nn.Module, names: tuple[str, ...]) -> None:
 
 
 def _name_arguments(module: nn.Module, names: tuple[str, ...], by_position: int) -> None:
-    """Give a module a ``forward`` with these argument names, passing the first ones on by position."""
+    """Give the module a ``forward`` with these argument names; pass the first ``by_position`` on by position."""
     original = module.forward
 
     def forward(**given: Any) -> Any:

@@ -41,7 +41,7 @@ _DEEPEST: Final = 7
 
 
 def caches_of(values: Any) -> dict[str, Any]:
-    """Return the caches in the arguments or the result of a forward by name, or else those in a nested result."""
+    """Return the caches among the arguments or results of a forward by name; if there are none, those nested inside."""
     given = values if isinstance(values, Mapping) else {name: getattr(values, name, None) for name in CACHES}
     found = {name: given[name] for name in CACHES if given.get(name) is not None}
     inside = (caches_of(part) for part in given.values() if isinstance(part, Mapping))
@@ -54,12 +54,12 @@ def is_cache(value: Any) -> bool:
 
 
 def held(*caches: Any) -> int:
-    """Return the bytes of the floating-point tensors in caches, each once; positions and lengths are not counted."""
+    """Return the bytes of the distinct floating-point tensors in some caches; positions and lengths are not counted."""
     return sum(t.nbytes for t in states(*caches))
 
 
 def states(*caches: Any) -> list[torch.Tensor]:
-    """Return the floating-point tensors in caches, each once."""
+    """Return the distinct floating-point tensors in some caches."""
     return [leaf for _, leaf in leaves(caches) if not isinstance(leaf, int) and leaf.is_floating_point()]
 
 
@@ -98,14 +98,14 @@ _RESULTS: Final = ("logits", "last_hidden_state")
 
 @dataclass(frozen=True, slots=True)
 class HeldCache:
-    """Decoder whose cache, of any form, is built by its own prefill for every context length."""
+    """Decoder whose cache has no layout known here; it is created by a prefill for every context length."""
 
     model: nn.Module = field(compare=False)
     """The model that builds the caches; other copies are exported and run."""
     name: str
     """Name of the cache argument of ``forward``."""
     towers: frozenset[str] = frozenset()
-    """As in :class:`~costproof.models.generic.caches.OwnCache`."""
+    """Modules that a run on only token ids does not call: towers, projectors."""
     made: dict[tuple[int, int], Any] = field(default_factory=dict, compare=False)
 
     places: ClassVar[tuple[Locate, Locate]] = (in_prompt, in_step)
@@ -120,13 +120,13 @@ class HeldCache:
         return self.made[batch, context]
 
     def problems(self, workload: Workload) -> list[BadInput]:
-        """Return a problem if decode steps have no closed sum, since the cache does not grow evenly."""
+        """Return an error if the cache does not grow evenly, so that costs of decode steps have no closed sum."""
         batch, first, steps = workload.batch, workload.text_tokens, workload.new_tokens
         if steps < 2 or grows_evenly(self.held(batch, first), self.held(batch, first + steps), steps):
             return []
         return [
             BadInput(
-                "the cache does not grow by the same in every step: they have no sum in closed form",
+                "the cache does not grow by the same bytes in each decode step, so steps have no sum in closed form",
                 where="--new-tokens",
                 expected="1",
                 got=steps,
@@ -134,7 +134,10 @@ class HeldCache:
         ]
 
     def step_job(self, model: nn.Module, workload: Workload) -> ExportJob:
-        """Return the export of one decode step at the workload's sizes, with growing dimensions as symbols."""
+        """Return the export job of one decode step at the workload's sizes.
+
+        Sizes that grow with the context are symbolic.
+        """
         from costproof.models.generic.export_wrappers import StatefulStep
 
         batch, steps = workload.batch, max(1, workload.new_tokens)
@@ -166,7 +169,10 @@ class HeldCache:
 
 
 def held_cache(model: nn.Module, result: Any, towers: frozenset[str]) -> HeldCache | str | None:
-    """Return the cache left by a run of 3 tokens at batch 2, the reason why steps are not supported, or ``None``."""
+    """Return the cache of a decoder that its own prefill creates, found by a run of 3 tokens at batch 2.
+
+    Returns a text, the reason, if decode steps on this cache are not supported, and ``None`` if there is no cache.
+    """
     from costproof.snapshots.copies import short_run
 
     if result is None:
@@ -208,29 +214,29 @@ def prefilled(model: nn.Module, name: str, batch: int, context: int) -> Any:
 
 
 def cache_on_meta(cache: Any) -> Any:
-    """Return a copy with every tensor on meta."""
+    """Return a copy of a cache with every tensor on meta."""
     import torch
 
     return copied(cache, {i: torch.empty_like(t, device="meta") for i, t in own_tensors(cache).items()})
 
 
 def copied(cache: Any, tensors: Mapping[int, torch.Tensor] | None = None) -> Any:
-    """Return a copy with some tensors replaced, by their ids."""
+    """Return a copy of a cache in which the tensors with these ids are replaced."""
     return copy.deepcopy(cache, dict(tensors or {}))
 
 
 def own_tensors(cache: Any) -> dict[int, torch.Tensor]:
-    """Return every tensor of a cache by id, so that a copy shares them."""
+    """Return the tensors of a cache by ``id``, as a memo for ``deepcopy``, so that a copy shares them."""
     return {id(leaf): leaf for _, leaf in leaves(cache) if not isinstance(leaf, int)}
 
 
 def held_places(cache: Any) -> list[torch.Tensor]:
-    """Return the integer tensors of a cache, such as positions, which are not counted as cache bytes."""
+    """Return the integer tensors of a cache, such as positions, which do not count as cache bytes."""
     return [t for t in own_tensors(cache).values() if t.dim() and not t.is_floating_point()]
 
 
 def grows_evenly(before: Any, after: Any, steps: int) -> bool:
-    """Return whether each size and number in the cache is unchanged or has grown by exactly ``steps``."""
+    """Return whether every size and integer in a cache stays the same or grows by ``steps`` between two states."""
     one, other = ([*states(cache), *held_places(cache)] for cache in (before, after))
     numbers = dict(_numbers(after))
     if [t.dim() for t in one] != [t.dim() for t in other] or dict(_numbers(before)).keys() != numbers.keys():
@@ -252,7 +258,7 @@ def _sizes(
 
 
 def put(cache: Any, path: Path, value: Any) -> None:
-    """Replace the contents of an object at an access path."""
+    """Replace the contents of a tensor or attribute at an access path in a cache."""
     for kind, key in path[:-1]:
         cache = getattr(cache, key) if kind == "attribute" else cache[key]
     kind, key = path[-1]
@@ -268,7 +274,7 @@ def _numbers(cache: Any) -> list[tuple[Path, int]]:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayer:
-    """Contents of one layer of a model's own cache."""
+    """Shapes of keys and values in one layer of a model's own cache, and its window."""
 
     keys: tuple[int, int]
     """Heads, and the width of each."""
@@ -281,13 +287,13 @@ class CacheLayer:
         return self.window is None or context < self.window - 1
 
     def held(self, context: int) -> int:
-        """Return the cached positions of the layer after ``context`` tokens."""
+        """Return how many positions the layer holds after ``context`` tokens."""
         return context if self.window is None else min(context, self.window - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class OwnCache(Decoder):
-    """Decoder whose key/value cache has the form that its first run showed."""
+    """Decoder with a cache of keys and values per layer, whose shapes a first run has shown."""
 
     layers: tuple[CacheLayer, ...] = ()
     owners: tuple[str, ...] = ()
@@ -308,12 +314,12 @@ class OwnCache(Decoder):
         return [(made(*layer.keys, layer), made(*layer.values, layer)) for layer in self.layers]
 
     def problems(self, workload: Workload) -> list[BadInput]:
-        """Return a problem if decode steps cross the end of a sliding window, so that their sum has no closed form."""
+        """Return an error if decode steps cross the length of a sliding window: their sum then has no closed form."""
         first, steps = workload.text_tokens, workload.new_tokens
         windows = {layer.window for layer in self.layers if layer.window is not None}
         return [
             BadInput(
-                "the steps pass the end of a sliding window: they have no sum in closed form",
+                "decode steps cross the end of a sliding window, so they have no sum in closed form",
                 where="--seq-len, --new-tokens",
                 expected=f"at most {window - 1} tokens in the prompt and the steps, or a longer prompt",
                 got=f"{first} + {steps} = {first + steps}",
@@ -323,7 +329,7 @@ class OwnCache(Decoder):
         ]
 
     def step_job(self, model: nn.Module, workload: Workload) -> ExportJob:
-        """Return the export of one decode step at the workload's sizes, with the context as a symbol."""
+        """Return the export job of one decode step at the workload's sizes, with symbolic context."""
         from costproof.models.generic.export_wrappers import CacheStep
 
         # An export takes a context of one token for a constant; that the first step is as the others, its run shows.
@@ -397,7 +403,7 @@ def _inside(path: str, outer: str) -> bool:
 
 
 def _layer(layer: Any) -> CacheLayer | None:
-    """Return the contents of a cache layer, or ``None`` if it holds anything besides keys and values."""
+    """Return the shapes in a cache layer, or ``None`` if it holds more than keys and values."""
     tensors = {k: v for k, v in vars(layer).items() if has_attribute(v, "new_empty") and v.dim() > 1}
     states = [t for v in vars(layer).values() if isinstance(v, dict) for t in v.values() if t is not None]
     held = any(has_attribute(t, "new_empty") for t in states)
@@ -409,7 +415,7 @@ def _layer(layer: Any) -> CacheLayer | None:
 
 
 def _owners(model: nn.Module, decoder: str) -> tuple[str, ...]:
-    """Return, for each layer index, the innermost decoder module that has this ``layer_idx``."""
+    """Return the path of each layer's attention: the innermost decoder module with that ``layer_idx``."""
     found: dict[int, str] = {}
     for path, module in model.named_modules():
         index = attribute(module, "layer_idx", None)

@@ -72,7 +72,7 @@ def _listed(given: Mapping[str, Any], how: _Leaves) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Leaves:
-    """Flattens a value into leaves, each with a path and a text.
+    """Flattens a value into leaves, each a path and a text that describes the value there.
 
     Args:
         objects: whether to list the contents of objects of any class, not only their class.
@@ -101,7 +101,7 @@ class _Leaves:
             yield from self.of(f"{name}.{_written(key)}", part, depth + 1)
 
     def _divided(self, value: Any, depth: int) -> tuple[str | None, list[tuple[str, Any]]]:
-        """Return the text of a leaf, or the contents of any other value."""
+        """Return the text of a value that is a leaf, or the items of a value that has contents."""
         try:
             text = self._leaf(value)
             inner = [] if text is not None or depth == _DEEPEST else [*self._inside(value)]
@@ -110,7 +110,7 @@ class _Leaves:
         return (text, inner) if text is not None or inner else (_named(value), inner)
 
     def _leaf(self, value: Any) -> str | None:
-        """Return the text of a value that is not divided further, such as a list of plain values, or ``None``."""
+        """Return the text of a value without further contents, such as a list of plain values, or ``None``."""
         if isinstance(value, bool | int):
             return repr(value) if abs(value) < _LARGEST else hex(value)
         if value is None or isinstance(value, float | complex | str | bytes):
@@ -169,7 +169,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _written(text: str) -> str:
-    """Return a text that can be encoded, with lone surrogates replaced."""
+    """Replace lone surrogates, so that a text can be encoded in UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -187,7 +187,7 @@ def _is_inexact(tensor: Any) -> bool:
 
 
 def _numbers(tensor: Any) -> str:
-    """Return the values of a scalar or of few integers, or a hash of any others; empty on meta."""
+    """Return the values of a scalar or of few integers, or a hash of other values; nothing for a tensor on meta."""
     if getattr(tensor, "is_nested", False) or getattr(tensor, "is_meta", False):
         return ""
     size, dtype = math.prod(map(int, tensor.shape)), str(tensor.dtype).removeprefix("torch.")
@@ -200,7 +200,7 @@ def _numbers(tensor: Any) -> str:
 
 
 def _bytes(tensor: Any) -> bytes:
-    """Return the memory of a torch tensor or a NumPy array."""
+    """Return the memory of a torch tensor or NumPy array as bytes."""
     import torch
 
     if not isinstance(tensor, torch.Tensor):
@@ -216,7 +216,7 @@ def tensor_text(tensor: Any) -> str:
 
 
 def _shape(tensor: Any) -> tuple[Any, ...]:
-    """Return the sizes of a tensor; of a nested one the number of its parts and the sizes of each."""
+    """Return the shape of a tensor; for a nested tensor the shape of each part, as text."""
     if getattr(tensor, "is_nested", False):
         return tuple("x".join(map(str, part.shape)) for part in tensor.unbind())
     return tuple(tensor.shape)
@@ -284,7 +284,7 @@ def module_kinds(module: nn.Module) -> ModuleKinds:
 
 
 def _settings(part: nn.Module) -> Iterator[tuple[str, ConfigValue]]:
-    """Yield the plain attributes that a module's constructor has set."""
+    """Yield the public plain attributes of a module, which its constructor has set, as JSON values."""
     for name, value in vars(part).items():
         if name.startswith("_") or name in ("training", *_VOLATILE):
             continue
@@ -305,12 +305,12 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_word(value: Any) -> TypeGuard[str]:
-    """Return whether a value is a short text without a path of this machine."""
+    """Return whether a value is a short text that contains no path of this machine."""
     return type(value) is str and len(value) <= _LONGEST and _written(value) == value and not Path(value).is_absolute()
 
 
 def fingerprint(module: nn.Module, numbers: Mapping[str, int]) -> str:
-    """Return twelve hex digits that change with everything in a module that may change a cost.
+    """Return a hash, twelve hex digits, of everything in a module that may change a cost.
 
     The hash covers class, attributes, hooks, configuration, shapes and dtypes of every module, the values of its
     integers, and the source files of classes that no installed package defines.
@@ -351,7 +351,7 @@ def _without_origin(value: Any) -> Any:
 
 
 def _code(kinds: Iterable[type]) -> list[str]:
-    """Return the source of the files that define classes, without comments; installed packages are skipped.
+    """Return the source, without comments, of the files that define classes, except those of installed packages.
 
     For a class without a file, it is the bytecode of its functions.
     """
@@ -393,7 +393,7 @@ def _digest(value: object) -> str:
 
 
 def _named(value: object) -> str:
-    """Return a text for a value that JSON cannot hold, without memory addresses.
+    """Return a text for a value that JSON cannot represent, without memory addresses.
 
     For a class without its own ``__repr__``, it is the name of the class.
     """

@@ -1,4 +1,4 @@
-"""Stages of an encoder-decoder: encode, prefill of one token, and decode with the caches of both stacks."""
+"""Divide an encoder-decoder into stages: encode, prefill of one token, and decode steps with both caches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class FirstRun:
-    """Path of the encoder, and shapes of its result and of the cache, as one run on meta shows them."""
+    """What one run on meta shows of an encoder-decoder: the encoder's path, shapes of its result and of the caches."""
 
     encoder: str
     """Path of the encoder."""
@@ -49,7 +49,7 @@ class FirstRun:
     """Shapes of keys and values [B, heads, positions, width] of each layer, for the positions of the encoder."""
 
     def located(self, path: str, call: int) -> tuple[str, str]:
-        """Return the stage and invocation of a module in the run of the encoder and the first token."""
+        """Return the stage and invocation of a module call in the run of the encoder and the first decoder token."""
         inside = path == self.encoder or path.startswith(f"{self.encoder}.") or (path in self.shared and call == 1)
         stage = "encode" if inside else "prefill"
         return stage, _CALLS[stage]
@@ -94,7 +94,7 @@ def first_run(model: nn.Module, inputs: Mapping[str, Any]) -> FirstRun | None:
 
 
 def _cross_without(model: nn.Module, hidden: torch.Tensor, batch: int) -> tuple[tuple[Shape, Shape], ...] | None:
-    """Return the cross-attention cache of a decoder that gets only the last hidden state."""
+    """Return the cross-attention cache shapes of a decoder that gets only the encoder's last hidden state."""
     from costproof.models.generic.encoder_decoder_wrappers import Handed
 
     given = {"encoder_outputs": Handed(hidden), "decoder_input_ids": ids_on_meta(batch, PROMPT), "use_cache": True}
@@ -108,7 +108,7 @@ def _shapes(layers: Iterable[Any]) -> tuple[tuple[Shape, Shape], ...]:
 
 
 def two_stack_calls(run: Workload, sizes: Mapping[str, int], inputs: tuple[TensorSpec, ...]) -> tuple[Invocation, ...]:
-    """Return the calls of an encoder and its decoder in numbers, without creating tensors.
+    """Return the calls of an encoder and its decoder, with the values of their symbols, without creating tensors.
 
     Args:
         sizes: values of the symbols of the encoder's inputs.
@@ -135,11 +135,14 @@ class TwoStacks:
     first: FirstRun
 
     def invocations(self) -> tuple[Invocation, ...]:
-        """Return the calls, with S encoder positions, if they can be chosen, and P decoder positions."""
+        """Return the stage calls.
+
+        Symbols are S for encoder positions, if the user can choose them, and P for cached tokens.
+        """
         return two_stack_calls(self.workload, self.inputs.values, specs(self.inputs.args.values()))
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
-        """Return the exports of the encoder, the first token, and a step if there is one."""
+        """Return the export jobs of the encoder, of the first decoder token, and of a decode step if there is one."""
         from costproof.models.generic.encoder_decoder_wrappers import CrossStep, FirstToken, encode
 
         batch, part = self.workload.batch, {"part": ""}
@@ -211,7 +214,7 @@ class TwoStacks:
         return tuple(found)
 
     def _long(self, positions: int) -> bool:
-        """Return whether the encoder returns as many positions as it gets, and the number can be chosen."""
+        """Return whether S encoder inputs give S encoder outputs, and S is a size that the user can choose."""
         return self.inputs.values.get("S") == positions
 
     def _handed(self) -> dict[str, torch.Tensor]:
@@ -226,6 +229,6 @@ class TwoStacks:
 
 
 def of_encoder(inputs: Inputs) -> Inputs:
-    """Return the inputs without those of the decoder."""
+    """Return the inputs without the arguments of the decoder (``decoder_…``)."""
     kept = {name: value for name, value in inputs.args.items() if not name.startswith("decoder_")}
     return replace(inputs, args=kept, sizes=tuple(s for s in inputs.sizes if s.argument[0] in kept))

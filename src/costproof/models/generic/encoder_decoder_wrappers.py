@@ -1,4 +1,4 @@
-"""Wrappers around parts of an encoder-decoder that add no operators. Needs torch and transformers to load."""
+"""Wrapper modules for parts of an encoder-decoder; they add no operators. Imports torch and transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from costproof.models.generic.export_wrappers import cache_tensors, signature, t
 
 @dataclass
 class Handed(BaseModelOutput):  # type: ignore[misc]  # transformers has no types
-    """Encoder output; every other attribute that a decoder may read, such as a mask, is ``None``."""
+    """Encoder output passed to a decoder; every attribute that was not set, such as a mask, reads as ``None``."""
 
     pooler_output: torch.Tensor | None = None
     """Output that decoders with some image encoders read instead of the last hidden state."""
@@ -27,14 +27,14 @@ class Handed(BaseModelOutput):  # type: ignore[misc]  # transformers has no type
 
 
 class Encode(nn.Module):
-    """Encoder of a model, which returns the first ``count`` of its tensors."""
+    """Runs the encoder of a model and returns the first ``count`` tensors of its result."""
 
     def __init__(self, part: nn.Module, count: int) -> None:
         super().__init__()
         self.part, self.count = part, count
 
     def called(self, args: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """Return the output of the encoder."""
+        """Return the encoder's tensors for these arguments."""
         return tensors(self.part.get_encoder()(**args))[: self.count]  # type: ignore[operator]
 
 
@@ -50,7 +50,7 @@ def encode(part: nn.Module, names: tuple[str, ...], count: int) -> nn.Module:
 
 
 class FirstToken(nn.Module):
-    """First token of a decoder, on encoder outputs passed under these names."""
+    """Runs the decoder on its first token, with encoder outputs passed under the argument names ``names``."""
 
     def __init__(self, part: nn.Module, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class FirstToken(nn.Module):
 
 
 class CrossStep(nn.Module):
-    """One decode step with cross-attention; it returns the self-attention cache, which has grown."""
+    """Runs one decode step with cross-attention, and returns the self-attention cache, one token longer."""
 
     def __init__(self, part: nn.Module, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class CrossStep(nn.Module):
 
 
 def two_caches(own: Past, cross: Past) -> EncoderDecoderCache:
-    """Return an encoder-decoder cache filled with these keys and values."""
+    """Return an ``EncoderDecoderCache`` filled with these self-attention and cross-attention keys and values."""
     halves = []
     for past in (own, cross):
         half = DynamicCache()

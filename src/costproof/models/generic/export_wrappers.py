@@ -1,4 +1,4 @@
-"""Wrappers around a model that return its tensors from an export without adding operators. Needs torch to load."""
+"""Wrapper modules that return a model's tensors from an export without adding operators. Imports torch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def around(
     *,
     cached: bool = False,
 ) -> Forward:
-    """Return a :class:`Forward` whose signature names the arguments, as an export needs for its symbols.
+    """Return a :class:`Forward` whose signature has these argument names, which an export needs for symbolic sizes.
 
     Args:
         rest: arguments that are not tensors.
@@ -82,7 +82,7 @@ class CacheStep(nn.Module):
 
 
 class StatefulStep(nn.Module):
-    """One decode step on a copy of a cache, filled with states that an export passes in.
+    """Runs one decode step on a copy of a cache whose tensors are passed as arguments of the export.
 
     Args:
         counters: access paths of integers in the cache that grow with it -> their difference from the context length.

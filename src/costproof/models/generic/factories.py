@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Module that is ready to run, with notes about it."""
+    """Module that is ready to run, with its inputs and notes."""
 
     module: nn.Module
     inputs: Mapping[str, Any] | None = None
@@ -28,7 +28,7 @@ class Made:
 
 
 class ModuleMaker(Hashable, Protocol):
-    """Factory of a target's module."""
+    """Protocol of factories that build the module of a generic target."""
 
     @property
     def name(self) -> str:
@@ -36,7 +36,7 @@ class ModuleMaker(Hashable, Protocol):
 
     @property
     def what(self) -> str:
-        """Return a description of the module's origin, such as ``BertForMaskedLM of transformers``."""
+        """Return where the module comes from, such as ``BertForMaskedLM of transformers``."""
 
     @property
     def numbers(self) -> Mapping[str, int]:
@@ -44,7 +44,7 @@ class ModuleMaker(Hashable, Protocol):
 
     @property
     def chooses(self) -> frozenset[str]:
-        """Return the options that :meth:`make` respects: ``dtype``, ``attention``."""
+        """Return which of ``dtype`` and ``attention`` :meth:`make` can set."""
 
     @property
     def stored(self) -> Stored:
@@ -83,7 +83,7 @@ class Cuttable(ModuleMaker, Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Given:
-    """Factory that returns a module object of this process, with the arguments of its call."""
+    """Factory that returns an existing module object of this process, with the arguments of its call."""
 
     name: str
     what: str

@@ -1,4 +1,4 @@
-"""Bound and guard the construction of models from configurations: sizes, repeated warnings, downloads."""
+"""Limit what building a model from a configuration may do: sizes, repeated warnings, downloads."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _MANY: Final = re.compile(r"(num|n)_.*|.*(layer|depth|block|expert|stage).*")
 
 
 def check_keys(data: Mapping[str, Any], path: str) -> None:
-    """Check configuration keys that no configuration class checks, before anything is built from them.
+    """Check the configuration keys that no class of transformers checks, before a model is built from them.
 
     Args:
         path: of the file, for messages.
@@ -73,7 +73,7 @@ _SHOWN: Final = 20
 
 
 def _types(data: Mapping[str, Any]) -> Iterator[CostproofError]:
-    """Yield the problems with the keys that select the class to build."""
+    """Yield errors of the keys that select the class to build, such as ``model_type`` and ``architectures``."""
     kind = data["model_type"]
     if not (0 < len(kind) <= 100 and kind.isprintable()):
         yield _wrong("this is not a model type", "$.model_type", "a short name", kind)
@@ -86,7 +86,7 @@ def _types(data: Mapping[str, Any]) -> Iterator[CostproofError]:
 
 
 def _bounds(path: str, key: str, value: object, levels: int) -> Iterator[CostproofError]:
-    """Yield the values out of bounds at and below a path of the configuration."""
+    """Yield an error for each value out of bounds at or below a path of the configuration."""
     if isinstance(value, bool):
         return
     if isinstance(value, int):
@@ -130,7 +130,7 @@ def _wrong(what: str, where: str, expected: str, got: object = NOT_GIVEN) -> Bad
 
 @dataclass(slots=True)
 class _Built:
-    """Counters of what one thread has built so far."""
+    """Counts the modules and elements that one thread has built, and refuses to build more than the limits."""
 
     data: Mapping[str, Any]
     where: str
@@ -213,12 +213,12 @@ def check_depth(module: nn.Module, data: Mapping[str, Any], where: str) -> None:
 
 
 def _place_of(data: Mapping[str, Any], value: int) -> str | None:
-    """Return the path of the first integer in a configuration that has this value."""
+    """Return the path of the first integer in a configuration that equals ``value``."""
     return next((path for path, _, number in _integers(data) if number == value), None)
 
 
 def _largest(data: Mapping[str, Any]) -> str | None:
-    """Return the path of the largest integer in the configuration of something being built."""
+    """Return the path of the largest integer in a configuration, to name it in an error."""
     found = [(number, path) for path, key, number in _integers(data) if _MANY.fullmatch(key)]
     return max(found)[1] if found else None
 
@@ -236,7 +236,7 @@ _said: set[tuple[str, str]] = set()
 
 
 def _is_new(record: logging.LogRecord) -> bool:
-    """Return whether this process has not yet logged a message."""
+    """Return whether this process logs a message for the first time, as a filter for log handlers."""
     message = (record.name, record.getMessage())
     if message in _said:
         return False
@@ -246,7 +246,7 @@ def _is_new(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def said_once() -> Iterator[None]:
-    """Log each warning of transformers only once per process, for the time of the block."""
+    """Log each distinct warning of transformers only once per process while the block runs."""
     with ExitStack() as undo:
         for handler in logging.getLogger("transformers").handlers:
             if _is_new not in handler.filters:
@@ -263,7 +263,7 @@ _ASKED: Final = ("transformers.dynamic_module_utils", "TIME_OUT_REMOTE_CODE")
 
 @contextmanager
 def unasked(*, builds: bool = True) -> Iterator[None]:
-    """Refuse kernels of the Hub and untrusted remote code without prompting, for the time of the block.
+    """Refuse kernels of the Hub and untrusted remote code without a prompt while the block runs.
 
     Args:
         builds: whether the block may build models, which load the package kernels where that is installed.

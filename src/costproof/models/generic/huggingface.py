@@ -48,7 +48,7 @@ _NOT_OPTIONS: Final = ("model_type", "architectures", "auto_map", "transformers_
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """Factory for one configuration; nothing is downloaded."""
+    """Factory of the class that one configuration names; nothing is downloaded."""
 
     text: str
     """The configuration as JSON."""
@@ -72,7 +72,7 @@ class HuggingFace:
 
     @cached_property
     def name(self) -> str:
-        """Return the model type, or that of the named class if the type has no class."""
+        """Return the model type; for a type without a class in transformers, that of the class that the file names."""
         own = None if self.code is not None else type_of_class(self.data)
         return own or str(self.data["model_type"])
 
@@ -84,11 +84,11 @@ class HuggingFace:
 
     @property
     def numbers(self) -> Mapping[str, int]:
-        """Return the sizes in the configuration."""
+        """Return the sizes in the configuration, by key."""
         return _with_head_width(numbers(self.config().to_dict()))
 
     def first_layers(self, layers: int, *, more: bool = False) -> tuple[HuggingFace, CutModel]:
-        """Return the model truncated to its first layers, and the truncation.
+        """Return the factory of the model truncated to its first layers, and the truncation.
 
         Args:
             more: with one more layer of each kind that is left out.
@@ -119,7 +119,7 @@ class HuggingFace:
 
     @contextmanager
     def _alone(self, *, builds: bool = True) -> Iterator[None]:
-        """Keep libraries off the network and from prompting; remote code is contained, and may use the network.
+        """Keep transformers off the network and from prompting while the block runs; remote code runs contained.
 
         Args:
             builds: whether the block may build models.
@@ -197,14 +197,17 @@ class HuggingFace:
                 if attribute(own.config, "_attn_implementation", None) == attention:
                     return Made(own, notes=notes, waived=self._waived(own))
                 raise BadInput(
-                    "the model does not have this attention", where="--attention", expected="eager", got=attention
+                    "the model does not support this attention implementation",
+                    where="--attention",
+                    expected="eager",
+                    got=attention,
                 ) from error
             raise Incomplete(
                 "transformers cannot build this model on meta", where=self.where, got=first_line(error)
             ) from error
 
     def _waived(self, module: nn.Module) -> dict[str, str]:
-        """Return the keys that affect no cost, with the reason."""
+        """Return the configuration keys that affect no cost, each with the reason."""
         found = unused(self.config(), self.data, module, self.where)
         return found | ({} if self.name == self.data["model_type"] else {"$.model_type": NO_CLASS})
 
@@ -220,7 +223,7 @@ class HuggingFace:
         return made.eval()
 
     def _chosen(self) -> tuple[Any, str, tuple[str, ...]]:
-        """Return the builder of the model, its name in words, and notes on the choice."""
+        """Return a function that builds the model, a description of the class, and notes on how it was chosen."""
         named = [str(n) for n in self.data.get("architectures") or ()]
         if self.code is not None:
             build, name = self._remote(named)
@@ -237,7 +240,7 @@ class HuggingFace:
         return model._from_config, f"{found} of transformers", notes
 
     def _remote(self, named: list[str]) -> tuple[Any, str]:
-        """Return the class in the model's own code that its configuration names first."""
+        """Return the class that the configuration names first in the model's own code, and its description."""
         from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
         places = {k: v for k, v in self.data["auto_map"].items() if k != "AutoConfig" and isinstance(v, str)}
@@ -247,7 +250,7 @@ class HuggingFace:
 
 
 def _make_long_frequencies(model: nn.Module) -> None:
-    """Create the LongRoPE frequencies that the first forward would otherwise create as attributes.
+    """Register the LongRoPE frequencies as a buffer, which the first forward would otherwise set as an attribute.
 
     An export would leave its own tensor in the attribute, which breaks other exports; a buffer is restored.
     """
@@ -303,7 +306,7 @@ def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
     for name, place in data["auto_map"].items() if isinstance(data["auto_map"], dict) else ():
         if "--" in str(place):
             raise BadInput(
-                "this code is not beside the configuration, and nothing is downloaded",
+                "the configuration names code of another repository, and nothing is downloaded",
                 where=f"$.auto_map.{name} in {file}",
                 expected="MODULE.CLASS of a file in the same folder",
                 got=str(place)[:80],
@@ -311,7 +314,7 @@ def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
             )
     if missing:
         raise BadInput(
-            "the code that the configuration names is not there",
+            "the code that the configuration names is missing",
             where=f"$.auto_map in {file}",
             expected=f"a file {missing[0]} beside it",
         )
@@ -333,7 +336,7 @@ def _files_of(data: Mapping[str, Any]) -> set[str]:
 
 
 def _as_built(value: Any) -> Any:
-    """Return a part of a configuration without values that would be fetched, unpickled or run.
+    """Return a configuration value without entries that building would fetch, unpickle or run.
 
     Removed are kernels of the Hub, weights of backbones, and the remote code of parts, for which transformers would
     prompt.
@@ -359,7 +362,7 @@ def _kernels(value: Any, path: str = "$") -> Iterator[tuple[str, str]]:
 
 
 def _kernels_under(key: object, value: Any) -> tuple[str, ...]:
-    """Yield the kernels of the Hub that a key selects, for one part or several by name."""
+    """Return the names of Hub kernels that a configuration key selects, for one part or several."""
     if str(key).strip("_").removesuffix("_internal") not in _KERNELS:
         return ()
     if isinstance(value, dict):
@@ -374,7 +377,7 @@ def _unfetched(place: str, kernel: str) -> str:
 
 
 def _usual_attention(config: Any) -> Any:
-    """Return a configuration without kernel selections, which are refused by name."""
+    """Return the configuration without an attention or expert kernel of the Hub, which is refused elsewhere."""
     parts = (getattr(config, name, None) for name in getattr(config, "sub_configs", {}))
     for part in (config, *(part for part in parts if part is not None)):
         if _kernels_under(_KERNELS[0], getattr(part, "_attn_implementation", None)):
@@ -383,7 +386,7 @@ def _usual_attention(config: Any) -> Any:
 
 
 def _with_floats(value: Any) -> Any:
-    """Return a part of a configuration with ``{"__float__": "Infinity"}`` and the like converted to floats."""
+    """Convert ``{"__float__": "Infinity"}`` and the like inside a configuration value to floats."""
     if isinstance(value, dict):
         if value.keys() == {_FLOAT}:
             return float(value[_FLOAT])
@@ -423,7 +426,7 @@ def _file(path: Path) -> Path:
 
 @lru_cache(maxsize=64)
 def auto_class(config: Hashable) -> Any:
-    """Return the first class that the auto classes have for configurations of this class."""
+    """Return the first model class that the auto classes of transformers map this configuration class to."""
     import transformers
 
     for head in (*(f"AutoModelFor{h}" for h in HEADS), "AutoModel"):
@@ -438,7 +441,7 @@ def auto_class(config: Hashable) -> Any:
 
 
 def _is_base(name: str) -> bool:
-    """Return whether a class is a model without a head by its name, such as ``LlamaModel``."""
+    """Return whether a class name is that of a model without a head, such as ``LlamaModel``."""
     return name.endswith("Model") and "For" not in name and "Head" not in name
 
 
@@ -470,7 +473,7 @@ def numbers(data: Mapping[str, Any], prefix: str = "") -> dict[str, int]:
 
 
 def _with_head_width(config: dict[str, int]) -> dict[str, int]:
-    """Add the head width, which many configurations do not state."""
+    """Add ``head_dim`` = width / heads to the numbers of a configuration that does not state it."""
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if hidden and heads and hidden % heads == 0:
         config.setdefault("head_dim", hidden // heads)

@@ -43,7 +43,7 @@ _SOUNDS: Final = ("input_values", "input_features")
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Keyword arguments of a forward, and their symbolic dimensions."""
+    """Example arguments of a forward by name, and their symbolic dimensions."""
 
     args: Mapping[str, Any]
     sizes: tuple[SymbolicSize, ...]
@@ -55,7 +55,7 @@ class Inputs:
 
 
 def input_choices(case: Case) -> list[tuple[str, ...]]:
-    """Return the sets of arguments with which ``forward`` may be called, the best first.
+    """Return the sets of argument names with which ``forward`` may be called, most complete inputs first.
 
     In order: the default arguments, with and without those that accompany an image; with masks of images and sounds;
     with all other known arguments except a video next to an image; the defaults with sound in place of text, with only
@@ -79,7 +79,7 @@ def input_choices(case: Case) -> list[tuple[str, ...]]:
 
 
 def example_inputs(case: Case, own: Mapping[str, Any] | None = None, names: tuple[str, ...] | None = None) -> Inputs:
-    """Return keyword arguments: the module's own, or those that its signature requires, plus given shapes.
+    """Return example keyword arguments: the module's own, or those its signature requires, with the user's shapes.
 
     In arguments that come with the module, dimension 0 is the batch, and dimension 1 of integers is the sequence.
 
@@ -119,7 +119,7 @@ def _as_declared(example: Example, parameter: inspect.Parameter) -> Example:
 
 
 def symbolic(args: Mapping[str, Any]) -> tuple[SymbolicSize, ...]:
-    """Return the dimensions to keep symbolic: a common batch, and the sequence of integer tensors."""
+    """Return the dimensions to keep symbolic: the common batch, and the length of integer tensors."""
     tensors = {key: value for key, value in args.items() if attribute(value, "dim", int)()}
     if len({int(v.shape[0]) for v in tensors.values()}) != 1:
         return ()
@@ -134,7 +134,7 @@ def symbolic(args: Mapping[str, Any]) -> tuple[SymbolicSize, ...]:
 
 
 def other_dtypes(case: Case) -> tuple[str, ...]:
-    """Return a note on inputs with another dtype than the parameters, which only a real run would refuse."""
+    """Return a note on each input with a dtype that no parameter has; only a real run would refuse it."""
     own = {p.dtype for p in case.module.parameters() if p.is_floating_point()}
     given = {name: e.tensor.dtype for name, e in _given(case).items() if not isinstance(e.tensor, list)}
     return tuple(
@@ -155,7 +155,7 @@ def _given(case: Case) -> dict[str, Example]:
         dtype = attribute(torch, read["dtype"], None) if read and read["dtype"] else None
         if read is None or (read["dtype"] and not isinstance(dtype, torch.dtype)):
             raise BadInput(
-                "this is not an input",
+                "cannot read this shape of an input",
                 where="--input",
                 expected="NAME=SHAPE[:DTYPE], such as x=3x224x224:float32",
                 got=text,
@@ -170,26 +170,26 @@ def _given(case: Case) -> dict[str, Example]:
 
 @makes("past_values")
 def _past(case: Case) -> Example:
-    """Return past values [B, past] with lags, or [B, past, channels] for several series, or transposed."""
+    """Create the past values of a time series: [B, past], [B, past, channels] for several series, or transposed."""
     return Example(case.floats(case.batch, _seen(case), *_channels(case)))
 
 
 @makes("past_observed_mask")
 def _observed(case: Case) -> Example | None:
-    """Return the observation mask of past values, for models with time features."""
+    """Create the observation mask of the past values of a time series, for models with time features."""
     return _past(case) if case.needs("past_time_features") else None
 
 
 @makes("future_values")
 def _future(case: Case) -> Example | None:
-    """Return future values: decoder inputs for models with a decoder, else the target of the loss."""
+    """Create the future values of a time series: decoder inputs, or the target of the loss."""
     if not case.needs("past_time_features"):
         return None
     return Example(case.floats(case.batch, _coming(case), *_channels(case)))
 
 
 def _times(case: Case, future: bool) -> Example | None:
-    """Return time features [B, positions, features]."""
+    """Create the time features of a series, [B, positions, features]."""
     if not case.needs("past_time_features"):
         return None
     positions = _coming(case) if future else _seen(case)
@@ -201,13 +201,13 @@ for _name, _future_ones in {"past_time_features": False, "future_time_features":
 
 
 def _channels(case: Case) -> tuple[int, ...]:
-    """Return the channel dimension of a series, or nothing if it has none."""
+    """Return the channel dimension of a time series as a tuple, empty for a single series."""
     channels = case.number("num_input_channels", "input_size", default=1)
     return (channels,) if channels > 1 or case.turned else ()
 
 
 def _seen(case: Case) -> int:
-    """Return the number of past positions, including the lags that the configuration needs."""
+    """Return the past positions of a time series that the model reads, including the largest lag."""
     context = case.number("context_length", "prediction_length", default=case.length)
     lags: list[int] = attribute(case.config, "lags_sequence", None) or [0]
     return context + max(lags)

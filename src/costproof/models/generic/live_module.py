@@ -32,17 +32,17 @@ _AS_GIVEN: Final = "its own weights"
 
 @dataclass(frozen=True, slots=True)
 class OneCall(GenericTarget):
-    """Target for one call of one module."""
+    """Target for one call of one module object."""
 
     whose: nn.Module | None = None
     """The module of the caller, whose parameters the runs share."""
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """Return an export at the sizes of the call; one with symbols would take twice as long for no gain."""
+        """Return the export at the sizes of the call; symbolic sizes would take twice as long without a benefit."""
         return tuple(replace(job, sizes=()) for job in GenericTarget.export_jobs(self, model, workload))
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
-        """Return the call; parameters are restored afterwards."""
+        """Return the run of the call."""
         found = GenericTarget.runs(self, model, workload)
         if self.whose is None:
             return found
@@ -55,14 +55,9 @@ class OneCall(GenericTarget):
 def at_hand(
     module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: Before | None = None
 ) -> Iterator[OneCall]:
-    """Return the call of a copy that shares the parameters, in evaluation mode, without gradients or modes.
+    """Yield a target for one call of a module, in evaluation mode, without gradients and without torch function modes.
 
-    Args:
-        before: snapshot that its owner restores; by default one is taken and restored at the end of the block.
-
-    Raises:
-        BadInput: it is not a module, or forward does not take these arguments.
-        Incomplete: it cannot be copied.
+    The target's module is a copy that shares the parameters; what the call changes is restored afterwards.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
@@ -132,14 +127,14 @@ def _check(module: Any, given: Any) -> None:
 
 
 def _of_compiled(module: nn.Module, copied: nn.Module, given: dict[str, Any]) -> tuple[str, ...]:
-    """Return a note on how many graphs ``torch.compile`` makes; the module is counted as written."""
+    """Return a note on how many graphs ``torch.compile`` makes of the module, which is counted uncompiled."""
     from costproof.snapshots.module_snapshot import unwritten
 
     return (graphs(own_copy(copied), own_inputs(given), partial(unwritten, module)),) if is_compiled(module) else ()
 
 
 def _options(made: Given) -> RunOptions:
-    """Return the run options: the device of the tensors; meta if a tensor has no values."""
+    """Return the run options of a call: the device of its tensors, or meta if a tensor has no values."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -161,7 +156,7 @@ def is_compiled(module: nn.Module) -> bool:
 def graphs(
     module: nn.Module, inputs: Mapping[str, Any], around: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> str:
-    """Return a sentence on how many graphs a call makes under ``torch.compile``, and why each ends.
+    """Return a sentence on how many graphs ``torch.compile`` makes of a call, and why each graph ends.
 
     The call is run once more, with a backend that does not compile the graphs. Other compiled code is not affected.
 

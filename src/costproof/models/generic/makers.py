@@ -1,4 +1,4 @@
-"""Create example arguments by name on the meta device: texts, images, sounds.
+"""Create example arguments by argument name on the meta device: texts, images, sounds.
 
 The registry below maps argument names to functions that create them. Arguments with a special structure are in
 :mod:`costproof.models.generic.structured`.
@@ -41,7 +41,7 @@ _PARTS: Final = ("vision", "audio", "asr", "encoder", "semantic_model", "text")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Request for example inputs: a module, and the sizes of a run."""
+    """Module and sizes for which example inputs are created."""
 
     module: nn.Module
     batch: int
@@ -67,7 +67,7 @@ class Case:
 
     @property
     def takes(self) -> Mapping[str, inspect.Parameter]:
-        """Return the argument names of ``forward``."""
+        """Return the parameters of ``forward`` by name."""
         return inspect.signature(self.module.forward).parameters
 
     def needs(self, name: str) -> bool:
@@ -77,7 +77,7 @@ class Case:
         return named and found is not None and found.default is found.empty
 
     def number(self, *names: str, default: int) -> int:
-        """Return the first of these keys in the configuration or in that of the part that takes an input."""
+        """Return the first integer among these keys in the configuration or a part of it, else ``default``."""
         inside = [attribute(self.config, f"{part}_config", None) for part in _PARTS]
         deeper = (attribute(one, f"{part}_config", None) for one in inside for part in _PARTS)
         parts = [self.config, *inside, *deeper]
@@ -85,14 +85,14 @@ class Case:
         return next((v for v in found if isinstance(v, int) and not isinstance(v, bool)), default)
 
     def floats(self, *shape: int) -> torch.Tensor:
-        """Return an empty floating-point tensor on meta."""
+        """Return an empty floating-point tensor of this shape on meta."""
         import torch
 
         usual = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
         return torch.empty(shape, dtype=self.dtype or usual, device="meta")
 
     def whole(self, *shape: int) -> torch.Tensor:
-        """Return an integer tensor on meta."""
+        """Return an integer tensor of this shape on meta."""
         import torch
 
         return torch.zeros(shape, dtype=torch.long, device="meta")
@@ -100,7 +100,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Example of one input, and its symbolic dimensions."""
+    """Example value of one argument, and its symbolic dimensions."""
 
     tensor: torch.Tensor | KnownIntegers | list[list[int]]
     symbols: Mapping[int, str] = field(default_factory=lambda: {0: "B"})
@@ -108,7 +108,7 @@ class Example:
 
 
 def known(values: Sequence[int | list[int]]) -> Example:
-    """Return integers with concrete values, which the model reads."""
+    """Return an integer argument with concrete values on meta, for values that the model reads."""
     import torch
 
     from costproof.patches.input_values import KnownIntegers
@@ -122,7 +122,7 @@ MAKERS: Final[dict[str, ExampleMaker]] = {}
 
 
 def makes(*names: str) -> Callable[[ExampleMaker], ExampleMaker]:
-    """Register the creator of the arguments with these names."""
+    """Register a function that creates the arguments with these names."""
 
     def add(maker: ExampleMaker) -> ExampleMaker:
         MAKERS.update(dict.fromkeys(names, maker))
@@ -143,7 +143,7 @@ def _ids(case: Case) -> Example:
 
 @makes("position_ids")
 def _positions_of_images(case: Case) -> Example | None:
-    """Create [axes, B, S] where image patches have rows and columns; servers prepare these in advance."""
+    """Create position ids [axes, B, S] for models whose image patches have row and column positions."""
     if not {"image_grid_thw", "target_sizes"} & case.takes.keys() or "mm_token_type_ids" not in case.takes:
         return None
     text = attribute(case.config, "text_config", case.config)
@@ -224,20 +224,20 @@ def _spectrum(case: Case) -> Example:
 
 
 def _features(case: Case) -> int:
-    """Return the features of one position that the configuration names, or frames per position, or 0."""
+    """Return the features per position that the configuration names (stacked frames x mel bins), or 0."""
     stacked = case.number("num_stacked_frames", default=0) * case.number("num_mel_bins", default=0)
     names = ("input_feat_per_channel", "feature_projection_input_dim", "feature_size", "num_chroma")
     return stacked or case.number(*names, default=0)
 
 
 def _positions(case: Case) -> int:
-    """Return the positions of features: those of required samples, else those of a text."""
+    """Return the number of feature positions: as many as the audio samples give, else the text length."""
     hop = case.number("hop_length", default=0) if case.needs("input_values") else 0
     return SAMPLES // hop if hop else case.length
 
 
 def first_layer(case: Case, modality: str | None = None) -> nn.Module:
-    """Return the first layer that receives numbers rather than ids.
+    """Return the first linear or convolutional layer, which receives numeric inputs such as pixels.
 
     Args:
         modality: ``image`` or ``audio``, for models with a tower for each.
@@ -253,39 +253,39 @@ def first_layer(case: Case, modality: str | None = None) -> nn.Module:
 
 
 def _frames(case: Case) -> int:
-    """Return the frames of a spectrum, or one per text position where each position hears some."""
+    """Return the number of frames of a spectrum, or of the frames that all text positions together take."""
     heard = case.number("audio_length_per_tok", default=0)
     return case.length * heard or 2 * case.number("max_source_positions", default=1500)
 
 
 @makes("input_features_mask", "feature_attention_mask", "audio_mel_mask")
 def _heard(case: Case) -> Example:
-    """Create the mask [B, frames] of a spectrum or [B, S] of features, which determines the audio placeholders."""
+    """Create the audio mask, [B, frames] or [B, S], from which the model counts audio placeholders."""
     length = _positions(case) if _features(case) else _frames(case)
     return known([[1] * length] * case.batch) if "input_ids" in case.takes else Example(case.whole(case.batch, length))
 
 
 @makes(_IN_CHUNKS)
 def _chunks(case: Case) -> Example:
-    """Create [B], the number of samples of each chunk."""
+    """Create the number of audio samples of each chunk, [B]."""
     return known([_CHUNK * case.number("hop_length", default=160)] * case.batch)
 
 
 @makes("audio_input_ids")
 def _codes(case: Case) -> Example:
-    """Create [B, frames, codebooks]."""
+    """Create audio codes [B, frames, codebooks]."""
     return Example(case.whole(case.batch, _CODES, case.number("num_codebooks", default=1)))
 
 
 @makes("padding_mask")
 def _unpadded(case: Case) -> Example | None:
-    """Create the mask [B, samples] of a sound, which determines its placeholders in a text."""
+    """Create the mask [B, samples] of a sound, from which the model counts its placeholders in the text."""
     return known([[1] * SAMPLES] * case.batch) if "input_values" in case.takes and "input_ids" in case.takes else None
 
 
 @makes("image_embeds_position_mask")
 def _where(case: Case) -> Example:
-    """Create [B, S], the positions of an image in a text, one per query."""
+    """Create the mask [B, S] of the text positions that an image takes, one per query."""
     places = min(case.number("latent_query_num", default=1), case.length)
     return known([[1] * places + [0] * (case.length - places)] * case.batch)
 
@@ -302,7 +302,7 @@ def _task(case: Case) -> Example:
 
 @makes("input_values")
 def _wave(case: Case) -> Example | None:
-    """Create [B, samples], one second at 16 kHz, transposed [B, 1, samples], or [B, frames, mel bins]."""
+    """Create a waveform [B, samples] of one second at 16 kHz, [B, 1, samples], or [B, frames, mel bins]."""
     bins, length = case.number("num_mel_bins", default=0), case.number("max_length", default=0)
     one = (1,) if case.turned else ()
     return Example(case.floats(case.batch, *((length, bins) if bins and length else (*one, SAMPLES))))

@@ -1,4 +1,4 @@
-"""Memoize properties of a factory's module per process: caches, towers, defaults, placeholder tokens."""
+"""Memoize, per process, what is known of a factory's module: caches, towers, default inputs, placeholder tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ROWS: Final = (2, 3)
 
 
 def beyond(module: nn.Module, text: Any, cache: object) -> tuple[str, ...]:
-    """Return a note for each way in which the class does more work than the configuration names.
+    """Return a note for each kind of work that the class does beyond its configuration: larger cache, all experts.
 
     Args:
         module: the model, on meta.
@@ -135,14 +135,14 @@ def cache_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind |
 
 
 def why_one_stage(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> tuple[str, ...]:
-    """Return a note on why a module that has a cache has no decode steps."""
+    """Return a note with the reason if a module has a cache but no separate decode stage."""
     found = _cache_or_why(maker, dtype, attention)
     return (f"prefill and decode are one stage: {found}",) if isinstance(found, str) else ()
 
 
 @lru_cache(maxsize=4)
 def beyond_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> tuple[str, ...]:
-    """Return the notes of :func:`beyond` for the module."""
+    """Return the notes of :func:`beyond` on the factory's module."""
     module = made_of(maker, dtype, attention).module
     config = attribute(module, "config", None)
     text = text_config(module) if has_attribute(config, "get_text_config") else config
@@ -164,24 +164,24 @@ def first_run_of(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Selection of the inputs that a module gets."""
+    """Choice of the arguments that a module gets as example inputs."""
 
     names: tuple[str, ...] | None = None
     """Names of the arguments; ``None`` for the default arguments."""
     turned: bool = False
-    """As in :class:`~costproof.models.generic.makers.Case`."""
+    """Whether inputs have the alternative layout: images one after another, frames before mel bins."""
     placed: bool = False
     """Whether the text must contain the placeholder tokens of images or sounds."""
 
     def of(self, case: Case, filled: int | None = None) -> Case:
-        """Return the case for these inputs; placeholders fill the whole text unless a number is given."""
+        """Return the case with this choice; without ``filled``, placeholders fill the whole text."""
         most = case.length if filled is None else filled
         return replace(case, turned=self.turned, filled=most if self.placed else None)
 
 
 @lru_cache(maxsize=4)
 def choice_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> Choice:
-    """Return the first choice of inputs with which the module runs on meta or with ones, else the fullest.
+    """Return the first choice of example inputs with which the module runs, else the one with the most inputs.
 
     More images and sounds take precedence, also if the module then runs only with ones and not on meta.
     """
@@ -225,7 +225,7 @@ def _small(made: Made, choice: Choice, side: int | None = None) -> Case:
 
 @lru_cache(maxsize=8)
 def places_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None, side: int | None) -> int:
-    """Return the text positions that the images or sounds of one element fill, or 0."""
+    """Return how many text positions the image or sound placeholders of one batch element take, or 0."""
     made, choice = made_of(maker, dtype, attention), choice_of(maker, dtype, attention)
     if set(choice.names or ()) <= {"input_ids"}:
         return 0
@@ -249,7 +249,7 @@ def side_of(workload: Workload) -> int | None:
 
 
 def too_short(workload: Workload, filled: int) -> list[BadInput]:
-    """Return a problem if a prompt is shorter than the placeholders of its images or sounds."""
+    """Return an error if a prompt is shorter than the placeholders of its images or sounds."""
     if workload.text_tokens >= filled:
         return []
     what = "the prompt is shorter than the placeholder tokens of its images or sounds"
@@ -258,7 +258,7 @@ def too_short(workload: Workload, filled: int) -> list[BadInput]:
 
 
 def case_of(made: Made, workload: Workload) -> Case:
-    """Return the case for which the inputs of a module are created."""
+    """Return the module and sizes for which example inputs are created."""
     import torch
 
     return Case(
@@ -311,7 +311,7 @@ def _rows(into: torch.Tensor, values: Any) -> int:
 
 
 def places(model: nn.Module, inputs: Mapping[str, Any]) -> int:
-    """Return the positions in all rows of a batch that tower outputs fill, or 0 without towers."""
+    """Return how many positions of all texts in a batch the outputs of towers replace; 0 without towers."""
     ids = inputs.get("input_ids")
     if ids is None or len(inputs) == 1:
         return 0
@@ -322,7 +322,7 @@ def places(model: nn.Module, inputs: Mapping[str, Any]) -> int:
     scatters = (torch.Tensor.masked_scatter, torch.Tensor.masked_scatter_, torch.masked_scatter)
 
     class Recorder(TorchFunctionMode):
-        """Record the rows that are put into a text [B, S, width] where a mask says, without knowing where."""
+        """Records how many rows are scattered into a text tensor [B, S, width], by a mask or by indices."""
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             nonlocal scattered, most

@@ -1,4 +1,4 @@
-"""Target for any module without formulas: its stages are discovered, its inputs given or derived."""
+"""Define the target for any module without formulas: its stages are discovered, its inputs given or derived."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ EXAMPLE: Final = {"batch": 3, "seq_len": 37, "new_tokens": 1}
 
 @dataclass(frozen=True, slots=True)
 class GenericTarget:
-    """Module that is exported and run as it is."""
+    """Target for a module that is exported and run as it is, without closed formulas."""
 
     name: str
     maker: ModuleMaker
@@ -158,7 +158,7 @@ class GenericTarget:
         if wrong:
             where = ", ".join("--" + name.replace("_", "-") for name in wrong)
             expected = ", ".join("--" + s.name.replace("_", "-") for s in SETTINGS if s.name in takes) or "no setting"
-            raise BadInput("this model does not take this setting", where=where, expected=expected)
+            raise BadInput("this setting has no effect on this model", where=where, expected=expected)
         if "new_tokens" in takes:
             steps = given.get("new_tokens", 1)
             room = plain.text_tokens if most is None or "seq_len" in given else min(plain.text_tokens, most - steps)
@@ -175,7 +175,7 @@ class GenericTarget:
         return replace(plain, what=what, arguments=shapes(found.args))
 
     def _images(self, made: Made) -> ImageSize | None:
-        """Return the image size of the processor next to the configuration, clamped to its pixel limits."""
+        """Return the image size that the model's processor produces, if the configuration names none."""
         found = self.maker.stored
         if found.pixels is None or own_side(attribute(made.module, "config", None)) is not None:
             return found.images
@@ -203,7 +203,7 @@ class GenericTarget:
         return made_of(self.maker, None, None).module
 
     def with_values(self, workload: Workload) -> Workload:
-        """Return the workload with the values of the tensors that came with the module.
+        """Return the workload with the values of the user's input tensors, which are reported.
 
         The values are reported even if a run on meta ignores them.
         """
@@ -216,7 +216,7 @@ class GenericTarget:
         return Conventions(attention=workload.attention, dtype=workload.dtype)
 
     def check(self, workload: Workload) -> None:
-        """Check the sizes of a workload, and that it is not longer than the model's positions."""
+        """Check the sizes of a workload, and that it fits into the model's maximum length."""
         found: list[CostproofError] = []
         for what, option, value, least in (
             ("a batch has at least one element", "--batch", workload.batch, 1),
@@ -266,7 +266,7 @@ class GenericTarget:
         return (STAGE,)
 
     def derivable(self, stage: str) -> tuple[GenericTarget, Workload, Mapping[str, int]] | None:
-        """Return the exports at example sizes, none of which is 1."""
+        """Return the target at example sizes, none of which is 1, so that every size can be symbolic in an export."""
         takes = self._takes(self.workload())
         return self, self.workload(None, **{k: v for k, v in EXAMPLE.items() if k in takes}), {}
 
@@ -294,7 +294,7 @@ class GenericTarget:
         return replace(self, maker=maker, options=options, cut=cut, whole=self.maker) if cut.edits else self
 
     def stretched(self) -> tuple[Truncation, GenericTarget, Truncation] | None:
-        """Return the truncation, a deeper truncation of the model, and the truncation of that one."""
+        """Return this truncation, the target truncated to more layers, and the truncation of that one."""
         if self.cut is None or self.options.layers is None or not isinstance(self.whole, Cuttable):
             return None
         maker, cut = self.whole.first_layers(self.options.layers, more=True)
@@ -329,7 +329,7 @@ class GenericTarget:
         return tuple(replace(run, real=partial(self._numbered_run, i, workload)) for i, run in enumerate(found))
 
     def _has_numbers(self, workload: Workload) -> bool:
-        """Return whether a run on meta would drop values of the module or of its inputs."""
+        """Return whether the module or its inputs have values, which a run on meta does not use."""
         from torch._subclasses.fake_tensor import FakeTensor
         from torch.utils._pytree import tree_leaves
 
@@ -339,7 +339,7 @@ class GenericTarget:
         return not self.options.real and bool(known) and not any(isinstance(t, FakeTensor) for t in known)
 
     def _numbered(self, workload: Workload) -> tuple[GenericTarget, nn.Module]:
-        """Return the target and its module with the values that they came with."""
+        """Return the target on the CPU and its module, with the values that the user's tensors have."""
         made = made_of(self.maker, workload.dtype, workload.attention)
         return replace(self, options=replace(self.options, device="cpu")), unwrapped(made.module)
 
@@ -352,7 +352,7 @@ class GenericTarget:
         return target._plan(workload).runs(module)[index]
 
     def _notes(self, workload: Workload) -> tuple[str, ...]:
-        """Return notes on the module and its stages."""
+        """Return notes for the report on the module and its stages."""
         made = made_of(self.maker, workload.dtype, workload.attention)
         whole = made.inputs is None and isinstance(self._plan(workload), Whole)
         why = why_one_stage(self.maker, workload.dtype, workload.attention) if whole else ()
@@ -360,19 +360,19 @@ class GenericTarget:
         return (*made.notes, *self._beyond(workload), *why, *given, *_of_modules(made.module))
 
     def _beyond(self, workload: Workload) -> tuple[str, ...]:
-        """Return notes on work of a class of transformers beyond its configuration."""
+        """Return notes on work that a class of transformers does beyond its configuration."""
         if isinstance(self.maker, Given) or not isinstance(self.maker, Cuttable):
             return ()
         return beyond_of(self.maker, workload.dtype, workload.attention)
 
     def _filled(self, made: Made, dtype: Dtype | None, attention: AttentionKind | None, side: int | None) -> int:
-        """Return the text positions that the images or sounds of one element fill."""
+        """Return how many text positions the image or sound placeholders of one batch element take."""
         if made.inputs is not None or side == TEXT_ALONE:
             return 0
         return places_of(self.maker, dtype, attention, side)
 
     def _built(self, workload: Workload) -> Made:
-        """Return a separate module for each source, on meta unless the run has values."""
+        """Return the module of the factory, a separate one for each source; on meta unless the run has values."""
         made = self.maker.make(workload.dtype, workload.attention)
         if self.options.real or all(t.is_meta for t in (*made.module.parameters(), *made.module.buffers())):
             return replace(made, module=unwrapped(made.module))
@@ -391,7 +391,7 @@ class GenericTarget:
         return Whole(inputs, self._towers(workload))
 
     def _stages(self, made: Made) -> tuple[str, ...]:
-        """Return the stages, which do not depend on the workload."""
+        """Return the names of the stages, which do not depend on the workload."""
         if made.inputs is not None:
             return (STAGE,)
         beside = self._towers().names
@@ -410,7 +410,7 @@ class GenericTarget:
         return example_inputs(self._case(made, workload, choice), own, choice.names)
 
     def _case(self, made: Made, workload: Workload, choice: Choice) -> Case:
-        """Return the case of the inputs, with placeholders at the first positions of a text."""
+        """Return the module and sizes for which inputs are created; placeholders come first in a text."""
         filled = self._filled(made, workload.dtype, workload.attention, side_of(workload)) if choice.placed else 0
         return choice.of(case_of(made, workload), filled)
 
@@ -420,7 +420,7 @@ class GenericTarget:
         return Choice() if made.inputs is not None else choice_of(self.maker, workload.dtype, workload.attention)
 
     def _takes(self, workload: Workload) -> set[str]:
-        """Return the settings that affect a run of this module."""
+        """Return the names of the settings that affect a run of this module."""
         made = made_of(self.maker, workload.dtype, workload.attention)
         plan = self._plan(workload)
         if isinstance(plan, TwoStacks):
@@ -478,6 +478,6 @@ def _of_modules(module: nn.Module) -> tuple[str, ...]:
 
 
 def _with_numbers(args: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments with the values that came with the module, which a run on meta has dropped."""
+    """Return the arguments with the user's values in place of meta tensors of the same shapes."""
     alike = (n for n, value in own.items() if n in args and shapes({n: value}) == shapes({n: args[n]}))
     return {**args, **{name: own[name] for name in alike}}

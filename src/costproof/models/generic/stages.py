@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class StagePlan(Protocol):
-    """Division of a module into stages for one workload."""
+    """Protocol of a division of a module into stages, for one workload."""
 
     def invocations(self) -> tuple[Invocation, ...]:
         """Return the calls, with the values of their symbols."""
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
-        """Return the exports at the sizes of the workload, so that the branches taken there are counted."""
+        """Return the export jobs at the sizes of the workload, so that the branches taken there are counted."""
 
     def runs(self, model: nn.Module) -> tuple[Run, ...]:
         """Return the runs to trace."""
@@ -44,7 +44,7 @@ class Whole:
     towers: Towers = NONE
 
     def invocations(self) -> tuple[Invocation, ...]:
-        """Return one call with the sizes of its inputs, in which towers have their own stages."""
+        """Return one call with the sizes of its inputs; towers are stages of their own."""
         given = specs(self.inputs.args.values())
         return tuple(Invocation(s, STAGE, 1, self.inputs.values, given) for s in (*self.towers.names, STAGE))
 
@@ -70,20 +70,20 @@ class Whole:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Return whether an argument consists of tensors, which are all that an export takes as inputs."""
+    """Return whether an argument consists only of tensors, as inputs of an export must."""
     if isinstance(value, list | tuple):
         return bool(value) and all(map(_is_tensor, value))
     return has_attribute(value, "new_empty")
 
 
 def specs(values: Iterable[Any]) -> tuple[TensorSpec, ...]:
-    """Return shapes and dtypes of the tensors in some arguments."""
+    """Return shapes and dtypes of the tensors among some arguments."""
     tensors = [v for v in values if has_attribute(v, "new_empty")]
     return tuple(TensorSpec(tuple(map(int, v.shape)), str(v.dtype).removeprefix("torch.")) for v in tensors)
 
 
 def free(sizes: Iterable[SymbolicSize], args: Mapping[str, Any]) -> tuple[SymbolicSize, ...]:
-    """Return the sizes that an export can keep symbolic; it specialises a size of 1."""
+    """Return the sizes above 1, which an export can keep symbolic; it specialises a size of 1."""
     found = []
     for size in sizes:
         value: Any = args
@@ -113,7 +113,7 @@ def returns_cache(model: nn.Module, args: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """Plan of a decoder with a cache: the prefill, then steps."""
+    """Stage plan of a decoder with a cache: prefill, then decode steps."""
 
     workload: Workload
     decoder: OwnCache | HeldCache
@@ -122,13 +122,13 @@ class Cached:
     towers: Towers = NONE
 
     def problems(self) -> list[BadInput]:
-        """Return a problem for an empty prompt, or for a window that is passed while the steps run."""
+        """Return an error for an empty prompt, or if decode steps cross the length of a window."""
         if (first := self.workload.text_tokens) < 1:
             return [BadInput("the prompt is empty", where="--seq-len", expected="at least 1", got=first)]
         return self.decoder.problems(self.workload) if self.workload.new_tokens else []
 
     def invocations(self) -> tuple[Invocation, ...]:
-        """Return the prompt and the steps, with the symbols of decoders."""
+        """Return the calls of prefill and decode, with the values of the symbols of decoders."""
         run = self.workload
         common = {"B": run.batch, "b": FLOAT_BYTES[run.dtype]}
         prompt = specs(self.prompt.args.values())
@@ -157,7 +157,7 @@ class Cached:
         return first, replace(step, sizes=free(step.sizes, step.args))
 
     def runs(self, model: nn.Module) -> tuple[Run, ...]:
-        """Return the prefill, and the first, the middle and the last step."""
+        """Return the runs of the prefill and of the first, middle and last decode step."""
         run, decoder = self.workload, self.decoder
         prompt = {**self.prompt.args, "use_cache": True}
         found = [Run("prompt", model, prompt, self.towers.around(decoder.places[0]), elsewhere=True)]

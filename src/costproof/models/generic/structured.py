@@ -1,4 +1,4 @@
-"""Create example arguments with structure: images, or patches with their grids, and inputs of agents and drafts.
+"""Create example arguments with inner structure: patches with their grids, inputs of agents and draft models.
 
 Each maker depends on the other arguments of ``forward``: all inputs for an image in patches use one grid.
 """
@@ -55,7 +55,7 @@ def _pixels(case: Case) -> Example | None:
 
 
 def _turned(case: Case) -> tuple[int, ...]:
-    """Return the patch sizes in the order of the patch layer, or the sizes of one token for a linear layer."""
+    """Return the shape of one patch as the patch convolution takes it, or of one token for a linear layer."""
     volume, side = _volume(case), _patch(case)
     if len(_first_weight(case).shape) > 2 or volume % side**2:
         return tuple(_first_weight(case).shape[1:])
@@ -63,7 +63,7 @@ def _turned(case: Case) -> tuple[int, ...]:
 
 
 def _in_rows(case: Case) -> bool:
-    """Return whether each image is a row of patches."""
+    """Return whether each image is passed as one row of flattened patches."""
     from torch import nn
 
     shaped = "spatial_shapes" in case.takes or case.needs("pixel_position_ids")
@@ -71,7 +71,7 @@ def _in_rows(case: Case) -> bool:
 
 
 def _packed(case: Case) -> bool:
-    """Return whether images are concatenated, with a grid for each."""
+    """Return whether the patches of all images are concatenated, with a grid for each image."""
     return any(name in case.takes for name in _GRIDS)
 
 
@@ -92,7 +92,7 @@ def _most_tiles(case: Case) -> int:
 
 
 def _compares(case: Case) -> bool:
-    """Return whether a model of transformers matches keypoints of two images."""
+    """Return whether the model matches keypoints of two images."""
     auto = attribute(sys.modules.get("transformers"), "AutoModelForKeypointMatching", None)
     return auto is not None and type(case.config) in auto._model_mapping
 
@@ -116,7 +116,7 @@ def _states(case: Case) -> Example | None:
 
 @makes("query_embeds")
 def _queries(case: Case) -> Example:
-    """Create [B, queries, width]."""
+    """Create learned-query inputs [B, queries, width]."""
     return Example(
         case.floats(case.batch, case.number("num_query_tokens", default=32), case.number("hidden_size", default=1))
     )
@@ -124,14 +124,14 @@ def _queries(case: Case) -> Example:
 
 @makes("encoder_hidden_states")
 def _attended(case: Case) -> Example | None:
-    """Create [B, S, encoder width], for a part with cross-attention queries."""
+    """Create encoder states [B, S, encoder width] for a part whose queries attend to them."""
     if not case.needs("query_embeds"):
         return None
     return Example(case.floats(case.batch, case.length, case.number("encoder_hidden_size", "hidden_size", default=1)))
 
 
 def _moments(case: Case, size: str) -> Example | None:
-    """Create [B, S, size of one step], for a model of episodes."""
+    """Create [B, S, size of one step], the steps of an episode for a decision model."""
     if "states" not in case.takes:
         return None
     return Example(case.floats(case.batch, case.length, case.number(size, default=1)), {0: "B", 1: "S"})
@@ -143,7 +143,7 @@ for _name, _size in {"states": "state_dim", "actions": "act_dim", "rewards": "",
 
 @makes("state")
 def _state(case: Case) -> Example | None:
-    """Create [B, state size], for a robot policy."""
+    """Create the state of a robot [B, state size], for a policy model."""
     width = case.number("max_state_dim", default=0)
     return Example(case.floats(case.batch, width)) if width else None
 
@@ -157,19 +157,19 @@ def _noise(case: Case) -> Example | None:
 
 @makes("timestep")
 def _time(case: Case) -> Example | None:
-    """Create [B], the denoising time."""
+    """Create the denoising time, [B]."""
     return Example(case.floats(case.batch)) if "state" in case.takes and "noise" in case.takes else None
 
 
 @makes("noise_embeds")
 def _block(case: Case) -> Example:
-    """Create [B, draft tokens, width]."""
+    """Create the embeddings of a block of draft tokens, [B, draft tokens, width]."""
     return Example(case.floats(case.batch, case.number("block_size", default=1), case.number("hidden_size", default=1)))
 
 
 @makes("context_hidden_states")
 def _drafted_on(case: Case) -> Example:
-    """Create [B, S, concatenated widths of the layers that a draft model reads]."""
+    """Create target-model states [B, S, widths of the chosen layers together], which a draft model reads."""
     layers = len(attribute(case.config, "target_layer_ids", ()))
     width = layers * case.number("hidden_size", default=1)
     return Example(case.floats(case.batch, case.length, width), {0: "B", 1: "S"})
@@ -183,19 +183,19 @@ def _times(case: Case) -> Example | None:
 
 @makes("grid_thw", "image_grid_thw")
 def _grids(case: Case) -> Example | None:
-    """Create the frames, rows and columns of patches of each image."""
+    """Create the grid of each image: frames, rows and columns of patches."""
     return known([[1, *_grid(case)]] * case.batch) if _packed(case) else None
 
 
 @makes("image_grid_hw")
 def _planes(case: Case) -> Example:
-    """Create the rows and columns of patches of each image."""
+    """Create the grid of each image: rows and columns of patches."""
     return known([list(_grid(case))] * case.batch)
 
 
 @makes("image_sizes")
 def _sizes(case: Case) -> Example | None:
-    """Create the height and the width of each image."""
+    """Create the height and width of each image in pixels."""
     if "pixel_values" not in case.takes:
         return None
     # What cuts images into tiles takes numbers as they are.
@@ -224,19 +224,19 @@ def _ratios(case: Case) -> Example:
 
 @makes("spatial_shapes", "target_sizes")
 def _shapes(case: Case) -> Example:
-    """Create the rows and columns of patches of each image."""
+    """Create the grid of each image, rows and columns of patches, for arguments named as shapes."""
     return known([list(_grid(case))] * case.batch)
 
 
 @makes("merge_sizes", "image_merge_sizes")
 def _merged(case: Case) -> Example:
-    """Create the patches per side of a token of each image."""
+    """Create, for each image, how many patches per side are merged into a token."""
     return known([_merge(case)] * case.batch)
 
 
 @makes("pixel_attention_mask")
 def _seen(case: Case) -> Example | None:
-    """Create a mask: [B, patches] of images in rows of patches, or [B, images]."""
+    """Create an image mask: [B, patches] where images are rows of patches, else [B, images]."""
     if "state" in case.takes:
         return Example(case.whole(case.batch, 1))
     if "tile_fine_mask" in case.takes and case.turned:
@@ -250,7 +250,7 @@ def _seen(case: Case) -> Example | None:
 
 @makes("flattened_patches")
 def _flattened(case: Case) -> Example:
-    """Create [B, patches, row, column and elements of one patch]."""
+    """Create flattened patches [B, patches, 2 + elements], each preceded by its row and column."""
     return Example(case.floats(case.batch, _count(case), 2 + _volume(case)), {})
 
 
@@ -262,12 +262,12 @@ def _places(case: Case) -> Example | None:
 
 @makes("image_attention_mask")
 def _looked_at(case: Case) -> Example | None:
-    """Create [B, S, images], the mask of images that each position attends to."""
+    """Create the mask [B, S, images] of the images that each text position attends to."""
     return Example(case.whole(case.batch, case.length, 1), {0: "B", 1: "S"}) if case.turned else None
 
 
 def _boxed(case: Case, width: str) -> Example | None:
-    """Create [B, boxes, values per box], if the configuration says how many values a box has."""
+    """Create bounding boxes [B, boxes, values per box], if the configuration states the values per box."""
     found = case.number(width, default=0)
     return Example(case.floats(case.batch, _BOXES, found)) if found else None
 
@@ -277,7 +277,7 @@ for _name, _width in {"visual_feats": "visual_feat_dim", "visual_pos": "visual_p
 
 
 def _grid(case: Case) -> tuple[int, int]:
-    """Return rows and columns of patches, each a multiple of the merge size."""
+    """Return the rows and columns of patches of an image, each a multiple of the merge size."""
     patch, merge = _patch(case), _merge(case)
     height, width = sides(case)
     return -(-height // (patch * merge)) * merge, -(-width // (patch * merge)) * merge

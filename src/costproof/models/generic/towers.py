@@ -19,7 +19,7 @@ IDS: Final = "input_ids"
 
 @dataclass(frozen=True, slots=True)
 class Towers:
-    """Modules that are separate stages, in the order in which they run."""
+    """Towers and projectors of a model that are stages of their own, in the order in which they run."""
 
     stages: Mapping[str, str]
     """Path of a tower or projector, or of a list of several -> its stage."""
@@ -29,7 +29,7 @@ class Towers:
         return next((s for p, s in self.stages.items() if path == p or path.startswith(f"{p}.")), None)
 
     def around(self, locate: Locate) -> Locate:
-        """Return a locator that places modules of towers in their stages and delegates the others."""
+        """Return a locator that maps modules of towers to their stages, and passes all others to ``locate``."""
 
         def located(path: str, call: int) -> tuple[str, str]:
             stage, invocation = locate(path, call)
@@ -76,7 +76,7 @@ def _parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _outermost(paths: Iterable[str], called: Iterable[str]) -> dict[str, None]:
-    """Return the modules that no other one contains; a list is represented by its members."""
+    """Return the paths that no other path contains; a list that is never called is represented by its members."""
     known, lone = set(called), dict.fromkeys(paths)
     found: dict[str, None] = {}
     for path in lone:
@@ -95,7 +95,7 @@ def _named(paths: Iterable[str]) -> Towers:
 
 @contextmanager
 def _reached(model: nn.Module) -> Iterator[dict[str, None]]:
-    """Record the paths of the modules that are called in the block, in order."""
+    """Record, in order, the paths of the modules that are called while the block runs."""
     found: dict[str, None] = {}
 
     def noting(path: str) -> Any:

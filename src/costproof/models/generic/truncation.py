@@ -1,4 +1,4 @@
-"""Truncate a configuration to fewer layers, and determine which layers the remaining ones represent."""
+"""Truncate a configuration to fewer layers, and count the layers that each remaining one represents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LayerSignature = tuple[Hashable, frozenset[tuple[Hashable, Hashable]]]
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """List of layers that run one after another."""
+    """Stack of layers in a module, such as a ``ModuleList`` that runs in order, with the kind of each layer."""
 
     path: str
     """Path of the ``ModuleList`` of layers."""
@@ -39,7 +39,7 @@ class Stack:
     """Attributes in which layers store their own index: (path in the layer, attribute)."""
 
     def begins(self, whole: Stack) -> bool:
-        """Return whether the layers equal the first ones of another stack, apart from the number of layers."""
+        """Return whether the kinds of these layers equal those of the first layers of ``whole``."""
         return all(
             mine == other or (mine[0] == other[0] and self._counted(dict(mine[1]), dict(other[1]), len(whole.kinds)))
             for mine, other in zip(self.kinds, whole.kinds, strict=False)
@@ -57,16 +57,19 @@ class Stack:
 
     @property
     def least(self) -> int:
-        """Return the least number of first layers that includes every kind."""
+        """Return the least number of first layers that includes one of every kind."""
         return max(self.kinds.index(kind) for kind in self.kinds) + 1
 
     def more(self, kept: int) -> int:
-        """Return the least number of layers beyond ``kept`` that adds one of every omitted kind."""
+        """Return the least number of layers, beyond ``kept``, with one of every kind that ``kept`` layers omit."""
         out = self.kinds[kept:]
         return kept + max((out.index(kind) + 1 for kind in out), default=0)
 
     def times(self, kept: int) -> tuple[int, ...]:
-        """Return how many layers each of the first ``kept`` represents; the last of a kind also the omitted ones."""
+        """Return how many layers of the whole stack each of the first ``kept`` layers represents.
+
+        The last remaining layer of a kind represents itself and all omitted layers of that kind.
+        """
         out = Counter(self.kinds[kept:])
         first = self.kinds[:kept]
         return tuple(1 + (0 if kind in first[i + 1 :] else out[kind]) for i, kind in enumerate(first))
@@ -89,7 +92,7 @@ def stacks(module: nn.Module, like: Mapping[str, Stack] | None = None) -> tuple[
 
 
 def elsewhere(module: nn.Module, found: Sequence[Stack]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the parameters outside these stacks of layers."""
+    """Return the shapes, by name, of the parameters outside of these stacks of layers."""
     inside = tuple(f"{s.path}." for s in found)
     return {n: tuple(p.shape) for n, p in module.named_parameters() if not n.startswith(inside)}
 
@@ -113,7 +116,10 @@ def _shape(layer: nn.Module) -> Hashable:
 
 
 def _choices(module: nn.Module) -> Iterator[tuple[str, Hashable]]:
-    """Return the plain attributes of a module; dropout rates, which may grow with depth, only as zero or not."""
+    """Yield the plain attributes of a module, which decide its kind.
+
+    Dropout rates, which may grow with depth, are reduced to whether they are zero.
+    """
     for name, value in vars(module).items():
         if not name.startswith("_") and name != "training" and (known := plain(value)) is not None:
             rate = isinstance(value, float) and any(
@@ -123,7 +129,7 @@ def _choices(module: nn.Module) -> Iterator[tuple[str, Hashable]]:
 
 
 def plain(value: Any) -> Hashable:
-    """Return a value that may affect a layer in comparable form, or ``None``."""
+    """Return an attribute value in a form that can be compared between layers; ``None`` if it is not plain data."""
     if isinstance(value, bool | int | float | str):
         return type(value).__name__, value
     if isinstance(value, tuple | list):
@@ -134,7 +140,7 @@ def plain(value: Any) -> Hashable:
 
 
 def _numbers(values: Sequence[tuple[int, Hashable]]) -> bool:
-    """Return whether an attribute is the layer's own index, or follows from it.
+    """Return whether an attribute is the layer's index or a linear function of it.
 
     Fractions that differ in every layer count as such; their effect shows when more layers are counted.
     """
@@ -158,7 +164,7 @@ Edits = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class CutModel:
-    """Factory and truncation of a model's first layers."""
+    """Configuration changes that truncate a model to its first layers, with the resulting truncation."""
 
     edits: Edits
     """Changed values of the configuration; empty if all layers remain."""
@@ -170,7 +176,7 @@ class CutModel:
 def first_layers(
     config: Callable[[], Any], build: Callable[[Edits], nn.Module], layers: int, *, more: bool = False
 ) -> CutModel:
-    """Return a configuration with the first layers of every stack, as many as needed to have all kinds.
+    """Return the configuration changes that keep the first layers of every stack, enough to have all kinds.
 
     Stacks without a key for their length are not truncated, nor those of which more than half would remain.
 
@@ -254,14 +260,14 @@ def _counts(config: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
 
 
 def _alone(config: Any, key: str, most: int, kept: int) -> dict[str, Any]:
-    """Return an edit of the key only."""
+    """Return the changes that set only the key for the number of layers."""
     place, name = _place(config, key)
     value = getattr(place, name)
     return {key: kept if isinstance(value, int) else tuple(value[:kept])}
 
 
 def _edits(config: Any, key: str, most: int, kept: int) -> dict[str, Any]:
-    """Return an edit of the key and of the per-layer lists of its configuration."""
+    """Return the changes that set the number of layers and shorten the per-layer lists next to that key."""
     place, name = _place(config, key)
     prefix = key.removesuffix(name)
     found: dict[str, Any] = {key: kept}
@@ -274,13 +280,13 @@ def _edits(config: Any, key: str, most: int, kept: int) -> dict[str, Any]:
 
 
 def _each(name: str, value: Any, most: int) -> bool:
-    """Return whether a value has one entry per layer of a stack; a text only if it is a pattern such as ``M-M*``."""
+    """Return whether a configuration value has one entry per layer, as a list or a pattern such as ``M-M*``."""
     listed = isinstance(value, list | tuple) or (isinstance(value, str) and "pattern" in name)
     return listed and len(value) == most and not name.startswith("_")
 
 
 def _some(name: str, value: Any, most: int) -> bool:
-    """Return whether a value lists layer indices of a stack, in any order."""
+    """Return whether a configuration value is a list of layer indices of a stack, in any order."""
     listed = isinstance(value, list | tuple) and len(value) > 0 and all(type(v) is int and v >= 0 for v in value)
     if not (listed and len({*value}) == len(value) and _PLACES.search(name)):
         return False
@@ -289,7 +295,7 @@ def _some(name: str, value: Any, most: int) -> bool:
 
 
 def _as_configured(stack: Stack, config: Any, key: str) -> Stack:
-    """Return the stack with per-layer configuration values as part of the kinds of its layers."""
+    """Return the stack with the per-layer values of the configuration added to the kinds of its layers."""
     place, _ = _place(config, key)
     most = len(stack.kinds)
     said: dict[str, Sequence[Hashable]] = {}
@@ -310,7 +316,7 @@ def _counted_by(
     build: Callable[[Edits], nn.Module],
     known: Mapping[str, Stack],
 ) -> list[Stack]:
-    """Return the stacks that a key shortens, found by trial."""
+    """Return the stacks whose length a configuration key sets, found by building with a smaller value."""
     for kept in dict.fromkeys((1, most - 1)):
         with suppress(Incomplete, BadInput):
             now = {s.path: len(s.kinds) for s in stacks(build(tuple(edits(config, key, most, kept).items())))}
@@ -319,22 +325,22 @@ def _counted_by(
 
 
 def _alike(key: str, other: str, config: Any) -> bool:
-    """Return whether two keys of one configuration have the same number."""
+    """Return whether two keys of the same configuration object have equal values."""
     (place, name), (beside, second) = _place(config, key), _place(config, other)
     return place is beside and getattr(place, name) == getattr(beside, second)
 
 
 def _begins(known: Mapping[str, Stack], now: Sequence[Stack]) -> None:
-    """Check that a truncated model consists of the first layers of the whole one.
+    """Check that the stacks of a truncated model are the first layers of those of the whole model.
 
     Raises:
         BadInput: it does not.
     """
     if missing := sorted(known.keys() - {s.path for s in now}):
-        raise _refused(f"fewer layers leave no {missing[0]}")
+        raise _refused(f"with fewer layers, the model has no {missing[0]}")
     for stack in now:
         if not stack.begins(known[stack.path]):
-            raise _refused(f"with fewer layers, those of {stack.path} are others")
+            raise _refused(f"with fewer layers, the layers that remain in {stack.path} change")
 
 
 def _stretch(whole: nn.Module, known: Mapping[str, Stack], cut: nn.Module) -> Truncation:
@@ -346,10 +352,15 @@ def _stretch(whole: nn.Module, known: Mapping[str, Stack], cut: nn.Module) -> Tr
     now = {s.path: s for s in stacks(cut)}
     was, rest = (elsewhere(m, tuple(known.values())) for m in (whole, cut))
     if other := sorted(name for name in was.keys() | rest.keys() if was.get(name) != rest.get(name)):
-        raise _refused(f"with fewer layers, {other[0]} is another")
+        raise _refused(f"with fewer layers, {other[0]} changes its shape")
     times = ((path, s.times(len(now[path].kinds))) for path, s in known.items() if len(s.kinds) > len(now[path].kinds))
     return Truncation(sum(p.numel() for p in whole.parameters()), tuple(times))
 
 
 def _refused(why: str) -> BadInput:
-    return BadInput("this model cannot be cut", where="--layers", got=why, fix="fewer layers in its configuration")
+    return BadInput(
+        "this model cannot be cut to fewer layers",
+        where="--layers",
+        got=why,
+        fix="leave out --layers, or set fewer layers in the configuration",
+    )

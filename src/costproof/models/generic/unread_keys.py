@@ -68,7 +68,7 @@ def unused(config: Any, data: Mapping[str, Any], module: nn.Module, where: str) 
 def _unused(
     config: Any, data: Mapping[str, Any], path: str, read: _Reads
 ) -> Iterator[tuple[str, str, Any, str, str | None]]:
-    """Yield path, key, value, reason, and the path of a part that has the key with another value."""
+    """Yield (path, key, value, reason, path of a part that has the key with another value) of each unused key."""
     from transformers import PretrainedConfig
 
     kind = str(getattr(config, "model_type", ""))
@@ -92,7 +92,7 @@ def _unused(
 
 
 def _read_below(parts: Mapping[str, Any], key: str, value: object) -> str | None:
-    """Return the first part that reads a key, if no part that reads it has this value."""
+    """Return the name of the first part that reads a key, unless a part that reads it has this value."""
     decoder_first = sorted(parts.items(), key=lambda item: "text" not in item[0])
     found = [(name, part) for name, part in decoder_first if key in _fields(part)]
     values = [vars(part).get(type(part).attribute_map.get(key, key)) for _, part in found]
@@ -107,7 +107,7 @@ def _fields(config: Any) -> frozenset[str]:
 
 
 def _dead(config: Any, data: Mapping[str, Any], read: frozenset[str]) -> frozenset[str]:
-    """Return the configuration fields that a file changes and that no code reads under any of their names.
+    """Return the fields that a file changes from the default and that no code reads, under any alias.
 
     Args:
         read: names that the code of the model and of the configuration reads.
@@ -123,7 +123,7 @@ def _dead(config: Any, data: Mapping[str, Any], read: frozenset[str]) -> frozens
 
 @dataclass(frozen=True, slots=True)
 class _Reads:
-    """Names that the code of a set of modules reads."""
+    """Names of configuration keys and attributes that the code of a set of modules reads."""
 
     keys: frozenset[str] = frozenset()
     """Attributes read from configuration objects: ``config.x``, ``getattr(config, "x", 0)``."""
@@ -167,7 +167,7 @@ def _names(module: str) -> _Reads:
 
 
 def _text(call: ast.Call, function: str, place: int) -> str | None:
-    """Return the string constant at a position of a call's arguments."""
+    """Return the string constant at position ``place`` in a call of ``function``; else ``None``."""
     given = call.args[place] if place < len(call.args) and _last_name(call.func) == function else None
     return given.value if isinstance(given, ast.Constant) and isinstance(given.value, str) else None
 

@@ -1,1 +1,1 @@
-"""Base classes, formulas and proof domains of models of images and text: a vision tower, a projector, a decoder."""
+"""Base classes, formulas and proof domains of image-text models: a vision tower, a projector and a decoder."""

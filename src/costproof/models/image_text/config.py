@@ -1,4 +1,4 @@
-"""Configurations of models of images and text: each part is read by the configuration class of its family."""
+"""Configurations of image-text models; the configuration class of each part's family reads that part."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ P = TypeVar("P", bound=NativeConfig)
 
 @dataclass(frozen=True, slots=True)
 class ImageTextConfig(NativeConfig):
-    """A vision tower, a decoder, and the id of the placeholder token of image features."""
+    """Configuration of a vision tower and a decoder, with the id of the image placeholder token."""
 
     vision: EncoderConfig
     text: DecoderConfig
@@ -56,7 +56,7 @@ class ImageTextConfig(NativeConfig):
 
     @classmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
-        """Return the configuration in the parsed content of a file."""
+        """Parse the JSON value of a configuration file; append every error to ``problems``."""
         top = Section(data, "$", problems)
         top.waive(cls.unused_keys)
         top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)
@@ -79,20 +79,20 @@ class ImageTextConfig(NativeConfig):
         found = [_within(key, problem) for key, part in parts.items() for problem in part.contradictions()]
         if self.image_token >= self.text.vocab:
             expected = f"an id below the vocabulary's {self.text.vocab}"
-            what = "the token of an image has no row in the table"
+            what = "the id of the image token is not in the vocabulary"
             found.append(BadInput(what, where="$.image_token_index", expected=expected, got=self.image_token))
         return found
 
 
 def is_of(whole: Mapping[str, Any], key: str, kind: NativeConfig | type[NativeConfig]) -> bool:
-    """Return whether the ``model_type`` of a part is ``kind``, missing, or that of the whole, as in older files."""
+    """Return whether a part has the model type ``kind``, none, or that of the whole model, as in older files."""
     given = whole.get(key)
     stated = given.get("model_type") if isinstance(given, dict) else None
     return stated in (None, kind.model_type, whole.get("model_type"))
 
 
 def read_part(top: Section, key: str, kind: type[P], given: object) -> tuple[P, tuple[tuple[str, str], ...]]:
-    """Return the configuration of a part, and its waived keys with their paths in the file.
+    """Read the configuration of a part; return it, and its waived keys with their paths in the file.
 
     Args:
         key: of its section; empty if its keys are at the top level.
@@ -113,7 +113,7 @@ def read_part(top: Section, key: str, kind: type[P], given: object) -> tuple[P, 
 
 
 def _within(key: str, problem: CostproofError) -> CostproofError:
-    """Return an error of a part with its path in the file of the whole model."""
+    """Return an error of a part with its path extended to the file of the whole model."""
     if key and problem.where is not None and problem.where.startswith("$"):
         problem.where = f"$.{key}{problem.where[1:]}"
     return problem

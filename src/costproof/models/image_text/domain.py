@@ -1,4 +1,4 @@
-"""The domain of a proof about a model of images and text: prompts with and without images, random configurations."""
+"""The domain of a proof about an image-text model: prompts with and without images, random configurations."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ PATCHES_AND_TEXT: Final = Parameters(
 
 
 def domain(default: Workload) -> Domain:
-    """Return the domain: the default run, eager attention with several images, and text only."""
+    """Return the domain of the proof: the default workload, eager attention with several images, and text only."""
     several = replace(with_images(default, 2), name="images, eager, last logits", new_tokens=4)
     several = replace(several, dtype="float32", attention="eager", logits="last")
     return Domain((default, several, replace(with_images(default, 0), name="text")), IMAGES_AND_TEXT)
 
 
 def domain_in_patches(default: Workload, step: int) -> Domain:
-    """Return the domain of a tower on patches, with images of two sizes, for which the exports are valid.
+    """Return the domain of a proof about a model with a tower on patches: images of two sizes, and text only.
 
     Args:
         step: side of a token in pixels.

@@ -1,4 +1,4 @@
-"""Closed formulas of models of images and text: towers, the features in the prompt, and the decoder."""
+"""Closed formulas of image-text models: towers, insertion of image features into the prompt, decoder."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def image_text_ledger(
         return (ModulePart("model", (glue,)), *text(call))
 
     def border_of(call: StackCall) -> Size:
-        """Add the features that enter the prefill, and the concatenated ones that it returns."""
+        """Return the activation bytes at the decoder's boundary, including image features in the prefill."""
         given = (1 + returned) * features * width if seen and call.past == 0 else 0
         return logits_and_masks(workload, call) + given * call.item_bytes
 

@@ -1,4 +1,4 @@
-"""Images of a workload, and where the parts of a model of images and text are and in which stage they run."""
+"""Read images from a workload, and map the modules of an image-text model to stages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def images_of(workload: Workload) -> int:
 
 
 def with_images(workload: Workload, count: int, side: int = 0) -> Workload:
-    """Return the workload with ``count`` images in each prompt; ``side`` in pixels if the size is a setting."""
+    """Return the workload with ``count`` images in each prompt, of ``side`` pixels if the size is a setting."""
     if not count:
         return replace(workload, inputs={}, what="text only")
     size = f" of {side} x {side}" if side else ""
@@ -51,23 +51,23 @@ SYMBOLS: Final[dict[str, SymbolDoc]] = {
 
 @dataclass(frozen=True, slots=True)
 class StagePaths:
-    """Module paths of the vision stages; all other modules belong to the decoder."""
+    """Module paths of the vision stages; all other modules belong to prefill and decode."""
 
     stage_at: Mapping[str, str]
     """Module path -> stage; a path precedes those of the modules that contain it."""
 
     def stage(self, path: str, decoder: str = "prefill") -> str:
-        """Return the stage of a module; modules of the decoder and the root belong to the stage ``decoder``."""
+        """Return the stage of a module: a vision stage by its path, else ``decoder``."""
         around = (stage for part, stage in self.stage_at.items() if path == part or path.startswith(part + "."))
         return next(around, decoder)
 
     def stages(self, path: str, steps: int = 1) -> tuple[str, ...]:
-        """Return the stages in which a module runs, in order, for a run with ``steps`` decode steps."""
+        """Return the stages in which a module runs, in order, given the number of decode steps."""
         found = (self.stage(path), self.stage(path, "decode"))
         return tuple(dict.fromkeys(found if steps else found[:1]))
 
     def locators(self, *calls: str) -> tuple[Locate, Locate]:
-        """Return functions that locate modules in the prefill and in a decode step.
+        """Return two functions, for the prefill and for a decode step, from a module call to (stage, invocation).
 
         Args:
             calls: invocations of a tower, in the order of its calls.
@@ -92,7 +92,7 @@ class ModelLayout:
     inner: tuple[str, ...] = ()
     """Modules of transformers that define the class of the decoder, if it comes from another family."""
     masks: tuple[str, ...] = ()
-    """As in :class:`~costproof.models.decoding.decoder.Decoder`."""
+    """Keys of the masks that the decoder takes as a dict; empty if it takes a single mask."""
 
     def decoder_for(self, call: str) -> Decoder:
         """Return the calling convention of the class; ``call`` is the invocation of the towers."""

@@ -1,4 +1,4 @@
-"""Thin modules around parts of a model, for exports; they add no operators.
+"""Wrapper modules for exports of parts of a model; they add no operators. Imports torch and transformers.
 
 Importing this module imports torch and transformers.
 """
@@ -64,7 +64,7 @@ class PatchTower(nn.Module):
 
 
 class PromptGlue(nn.Module):
-    """Runs the operators of the model between projector and decoder: token embedding, and scatter of image features.
+    """Runs the operators between projector and decoder: token embedding, and scatter of image features.
 
     Args:
         part: the module that holds towers and decoder.
@@ -84,7 +84,7 @@ class PromptGlue(nn.Module):
 
 
 class EchoDecoder(nn.Module):
-    """Replaces a decoder: keeps its token embedding and returns its input embeddings."""
+    """Stand-in for a decoder that keeps the token embedding and returns its input embeddings."""
 
     def __init__(self, embed_tokens: nn.Module) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def without_children(module: nn.Module, replacements: dict[str, nn.Module]) -> n
 
 
 class SymbolicSideSam(PartModule):
-    """Runs SAM with a symbolic side of the views."""
+    """Runs SAM on views whose side is symbolic."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with symbolic_int():
@@ -113,7 +113,7 @@ class SymbolicSideSam(PartModule):
 
 
 class ClipOnFeatures(PartModule):
-    """Runs CLIP of the remote code on given features; it reads only the number of its pixels."""
+    """Runs CLIP of the remote code on given features; of the pixels it reads only the number of images."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.part(x, x)
@@ -134,7 +134,7 @@ class VisionProjector(nn.Module):
 
 
 class PageGlue(nn.Module):
-    """Runs the operators between projector and decoder: token embedding, newlines, separator and scatter.
+    """Runs the operators between projector and decoder for a page: embedding, newlines, separator, scatter.
 
     Args:
         part: the module that holds towers and decoder.
@@ -164,7 +164,7 @@ class PageGlue(nn.Module):
 
 
 class EchoTower(nn.Module):
-    """Replaces a tower: returns its input as the last hidden state."""
+    """Stand-in for a tower that returns its input as the last hidden state."""
 
     def forward(self, x: torch.Tensor, **kwargs: Any) -> BaseModelOutput:
         return BaseModelOutput(last_hidden_state=x)

@@ -61,7 +61,7 @@ class ImageTextTarget(Native[C]):
     @property
     @abstractmethod
     def layout(self) -> ModelLayout:
-        """Return where the parts of the model are."""
+        """Return the module paths of towers, projector and decoder in the class."""
 
     @abstractmethod
     def image_tokens(self, workload: Workload) -> int:
@@ -69,11 +69,11 @@ class ImageTextTarget(Native[C]):
 
     @abstractmethod
     def tower_invocations(self, workload: Workload, count: int) -> tuple[Invocation, ...]:
-        """Return the invocations of the towers on ``count`` images; the prefill also gets the symbols of the first."""
+        """Return the stage calls of the towers on ``count`` images, whose symbols the prefill also gets."""
 
     @abstractmethod
     def tower_jobs(self, model: nn.Module, workload: Workload, count: int | None) -> tuple[ExportJob, ...]:
-        """Return the jobs of the towers on ``count`` images; ``None`` for a symbolic number, if the class allows it."""
+        """Return the export jobs of the towers on ``count`` images, or on a symbolic number of them if ``None``."""
 
     @abstractmethod
     def image_inputs(self, workload: Workload, count: int) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class ImageTextTarget(Native[C]):
 
     @abstractmethod
     def least_layers(self) -> int:
-        """Return the number of layers below which the tower cannot be cut."""
+        """Return the least number of tower layers after a truncation."""
 
     def random_image_inputs(self, model: nn.Module, workload: Workload, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return :meth:`image_inputs` with seeded values.
@@ -97,7 +97,7 @@ class ImageTextTarget(Native[C]):
     @classmethod
     @abstractmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[ImageTextTarget[Any], dict[str, bool]]:
-        """Return a target with a random small configuration, and feature -> whether the configuration has it.
+        """Draw a random small configuration; return its target, and feature -> whether the configuration has it.
 
         Args:
             p: values of the parameters of :meth:`domain`.
@@ -106,7 +106,7 @@ class ImageTextTarget(Native[C]):
 
     @classmethod
     def from_normalised(cls, text: str) -> Self:
-        """Return the target with a configuration from a certificate."""
+        """Return the target with a configuration in the normalised form that a certificate contains."""
         data, default = json.loads(text), cls.default()
         nested = {key: type(getattr(default.config, key))(**data[key]) for key in ("vision", "text")}
         config: Any = type(default.config)(**{**data, **nested})
@@ -114,7 +114,7 @@ class ImageTextTarget(Native[C]):
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
-        """Return whether the formulas describe the parts of a configuration, and its cache."""
+        """Return whether the formulas describe the parts of a configuration and the cache that it leads to."""
         default, text = cls.default().config, config.get(TEXT)
         kinds = all(is_of(config, key, part) for key, part in ((VISION, default.vision), (TEXT, default.text)))
         return kinds and default.text.caches_as(text if isinstance(text, dict) else {})
@@ -134,7 +134,7 @@ class ImageTextTarget(Native[C]):
         )
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
-        """Return the configuration with the first layers of decoder and tower, and the truncation."""
+        """Return the configuration with the first layers of decoder and tower, and a note on the cut."""
         vision, text = self.config.vision, self.config.text
         _, words = layers_cut("decoder", layers, 1, text.layers)
         cut = {"decoder layers": words} if words else {}
@@ -165,7 +165,10 @@ class ImageTextTarget(Native[C]):
         return workload
 
     def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """Return the workload with its images; replace ``seq_len`` in ``given`` by the text tokens that it leaves."""
+        """Return the workload with its image settings.
+
+        Convert ``seq_len`` in ``given`` to the remaining text tokens.
+        """
         started = self.with_images_given(workload, given, found)
         length = given.pop("seq_len", None)
         if length is not None and not found:
@@ -202,7 +205,7 @@ class ImageTextTarget(Native[C]):
         return self.layout.decoder_for(CALL)
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
-        """Return the model on the meta device, without the check of image tokens against features."""
+        """Return the model on the meta device, with the check of image tokens against features disabled."""
         replaced, inner = no_image_check(), self.layout.inner
         return build(*self.native(), dtype=workload.dtype, attention=workload.attention, replaced=replaced, inner=inner)
 
@@ -229,7 +232,7 @@ class ImageTextTarget(Native[C]):
         return (*towers, *jobs)
 
     def _glue(self, model: nn.Module, workload: Workload) -> ExportJob:
-        """Return the job of embedding and scatter; its sizes are concrete, because the features are a list."""
+        """Return the job of token embedding and scatter of image features, at the concrete sizes of the workload."""
         from costproof.models.image_text import modules
 
         layout, text = self.layout, self.config.text
@@ -266,7 +269,7 @@ class ImageTextTarget(Native[C]):
         return runs.real_runs(model, workload, decoder, kwargs)
 
     def _ids(self, workload: Workload, shape: torch.Tensor) -> torch.Tensor:
-        """Return random ids [B, S]: image tokens at the places of each image, with a text token between images."""
+        """Return random token ids [B, S] with the placeholder tokens of each image, and a text token between images."""
         token, count = self.config.image_token, self.image_tokens(workload)
         ids = runs.drawn_ids(self.config.text.vocab - 1, tuple(shape.shape), self.options.seed)
         ids += ids >= token  # any token but the image token
@@ -288,7 +291,7 @@ class ImageTextTarget(Native[C]):
 
     @staticmethod
     def drawn_text(p: Mapping[str, int], workload: Workload) -> Workload:
-        """Return a workload with the text and the logits of a draw."""
+        """Return a workload with the drawn text length and the drawn choice of logits."""
         return replace(workload, text_tokens=p["text_tokens"], logits="last" if p["last"] else "all")
 
 
@@ -304,5 +307,5 @@ def tower_job(stage: str, path: str, module: nn.Module, sized: bool, **args: tor
 
 
 def random_input(name: str, shape: torch.Tensor, seed: int, device: torch.device) -> torch.Tensor:
-    """Return normal values that depend on the seed and the name of the input."""
+    """Return a random normal tensor that depends on the seed and the name of the input."""
     return random_normal(shape.shape, seed, name, device, shape.dtype)

@@ -1,1 +1,1 @@
-"""Mistakes that are common in published numbers of single families, as effects that `costproof check` looks for."""
+"""Known mistakes in published numbers of single families, as effects on terms that ``costproof check`` tries."""

@@ -1,4 +1,4 @@
-"""Mistakes in cost models of DeepSeek-OCR's vision towers and of the modules that join them to the decoder."""
+"""Known mistakes in cost models of DeepSeek-OCR's vision towers, projector and image tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from costproof.claims.terms import ClaimTerm
 
 _STRIDE: Final = 2
 _MERGED: Final = _STRIDE**4
-"""Number of patches that two convolutions of stride 2 merge to one feature."""
+"""Number of patches, 4 x 4, that two convolutions of stride 2 merge to one feature."""
 
 
 def _windowed(term: ClaimTerm) -> bool:
@@ -79,14 +79,14 @@ def _floored(expr: sympy.Expr) -> sympy.Expr:
 
 
 def _padded_once(expr: sympy.Expr) -> sympy.Expr:
-    """Round up only one of the two equal factors: a view has as many windows along one side as along the other."""
+    """Replace ``ceiling(x)²`` by ``ceiling(x) x``: the mistake of padding to whole windows along one side only."""
     return expr.replace(
         lambda e: e.is_Pow and isinstance(e.base, sympy.ceiling) and e.exp == 2, lambda e: e.base * e.base.args[0]
     )
 
 
 def _without_class(expr: sympy.Expr) -> sympy.Expr:
-    """Subtract one token wherever tokens are counted as features + 1."""
+    """Subtract one token wherever a formula counts features + 1: the mistake of omitting the class token."""
     tokens = [
         a for a in expr.atoms(sympy.Add)
         if a.has(sympy.Symbol("H", integer=True, positive=True)) and a.as_coeff_Add()[0] == 1

@@ -22,7 +22,7 @@ _IN_BLOCKS: Final = "a matrix of a layer has a scale for every block of 128 x 12
 
 
 def _with_one_more(name: str, what: str, *more: TermChange, metrics: frozenset[Metric]) -> MistakeSeries:
-    """Return the mistake of counting one more layer with experts, with the given further changes."""
+    """Return the mistake of counting the next-token layer as one more layer with experts, with further changes."""
 
     def rows(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
         dense = {id(t) for t in dense_terms(terms)}
@@ -35,14 +35,14 @@ def _with_one_more(name: str, what: str, *more: TermChange, metrics: frozenset[M
 
 
 def _head_and_projection(term: ClaimTerm) -> Fraction:
-    """Return the FLOPs of two output projections and a 2 h x h projection, relative to one output projection."""
+    """Return the FLOPs of two output projections and a 2h x h projection, relative to one output projection."""
     v = term.values
     tokens, mapped = (v["S"], v["L"]) if "S" in v else (1, 1)
     return 2 + Fraction(2 * v["text_hidden"] * tokens, v["text_vocab"] * mapped)
 
 
 def _scales(term: ClaimTerm) -> Fraction | None:
-    """Return the number of scales per element of a matrix of a layer; ``None`` without scales."""
+    """Return the number of quantisation scales per matrix element of a term; ``None`` for a term without scales."""
     if not term.counted or not term.within("layer") or term.norm or term.part == "router":
         return None
     v = {name.removeprefix("text_"): value for name, value in term.values.items()}

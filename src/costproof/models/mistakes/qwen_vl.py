@@ -1,4 +1,4 @@
-"""Mistakes in cost models of the vision towers of Qwen2.5-VL and Qwen3-VL, besides those made with every model."""
+"""Known mistakes in cost models of Qwen2.5-VL's and Qwen3-VL's vision towers, besides the general ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _merger(term: ClaimTerm) -> bool:
 
 
 def _on_patches(merged: Callable[[ClaimTerm], Fraction]) -> TermChange:
-    """Return the change that mergers work on every patch, of which ``merged`` make one token."""
+    """Return the mistake that the patch merger runs on every patch; ``merged`` gives the patches per token."""
     return TermChange(lambda t: _merger(t) and t.owner == "linear", merged)
 
 
@@ -32,7 +32,10 @@ def _windowed(term: ClaimTerm) -> bool:
 
 
 def _of_pixels(term: ClaimTerm) -> Fraction | None:
-    """Return attention of each patch to as many patches as a window has pixels, relative to its real cost."""
+    """Return the cost of attention to as many patches as a window has pixels, relative to the real one.
+
+    Else ``None``.
+    """
     v = term.values
     if not term.scores:
         return None

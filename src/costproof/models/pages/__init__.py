@@ -1,1 +1,1 @@
-"""Common code of models that read page images: page geometry, workloads, SAM, the decoder, exports and runs."""
+"""Common code of models that read images of pages: geometry, workloads, SAM, decoder, exports and runs."""

@@ -1,4 +1,4 @@
-"""Configurations that models of pages share: SAM, the decoder, the reading of native files, and contradictions."""
+"""Configurations that page models share: SAM, the decoder, and how native files are read and checked."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ UNKNOWN_ACTIVATION: Final = "only this activation is described by the formulas"
 
 
 class EqualHeads:
-    """Attention heads of equal width."""
+    """Base of configurations whose attention heads have equal width."""
 
     __slots__ = ()
     hidden: int
@@ -116,7 +116,7 @@ class SamConfig(EqualHeads):
 
     @property
     def channels(self) -> int:
-        """Return the number of channels of a page."""
+        """Return the number of colour channels of a page image."""
         return CHANNELS
 
     @property
@@ -127,18 +127,18 @@ class SamConfig(EqualHeads):
 
 @dataclass(frozen=True, slots=True)
 class DrawnSam(SamConfig):
-    """SAM on pages with any number of channels, which no file can describe."""
+    """SAM with any number of input channels, a configuration that no file can state."""
 
     colours: int = CHANNELS
 
     @property
     def channels(self) -> int:
-        """Return the number of channels of a page."""
+        """Return the drawn number of channels."""
         return self.colours
 
     @classmethod
     def of(cls, p: Mapping[str, int], rng: Random, layers: int, width: int) -> Self:
-        """Return a SAM of drawn sizes, with a random choice of the layers with global attention.
+        """Draw a SAM configuration: sizes from ``p``, and a random choice of the layers with global attention.
 
         Args:
             p: values of the drawn parameters.
@@ -184,7 +184,7 @@ class PageDecoderConfig(EqualHeads):
 
 
 def drawn_decoder(p: Mapping[str, int], rng: Random, layers: int) -> dict[str, Any]:
-    """Return the fields of a decoder of drawn sizes that do not depend on the kernel of its experts."""
+    """Return the drawn fields of a decoder, except those whose size depends on the kernel of its experts."""
     return {
         "layers": layers,
         "dense_layers": rng.randint(0, layers),
@@ -280,7 +280,7 @@ class PageConfig(NativeConfig):
         }
 
     def in_file(self) -> Self:
-        """Return the configuration with pages of three channels, as all files have them."""
+        """Return the configuration with three-channel pages, since no file states another number."""
         whole: Any = self
         sam = SamConfig(**{f.name: getattr(self.sam, f.name) for f in fields(SamConfig)})
         found: Self = replace(whole, sam=sam)
@@ -419,7 +419,7 @@ def _rope(section: Section) -> float:
 
 
 def read_downsample(section: Section, *default: tuple[int, int]) -> tuple[int, int]:
-    """Return the widths of the two convolutions after SAM; without ``default`` the key is required."""
+    """Read the output widths of the two convolutions after SAM; without ``default`` the key is required."""
     widths = section.integers("downsample_channels", *default)
     if len(widths) == 2:
         return widths[0], widths[1]

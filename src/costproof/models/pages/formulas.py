@@ -1,4 +1,4 @@
-"""Closed formulas that models of pages share: the SAM encoder, and a decoder whose first layers are dense."""
+"""Closed formulas that page models share: the SAM encoder, and a decoder with dense first layers."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from costproof.ledger.workload import AttentionKind, ExpertKernel, Logits
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One call of the vision towers, and the branches that they take in it."""
+    """One call of the vision towers, and which branches they take in it."""
 
     invocation: str
-    """Its invocation: ``global`` or ``crops``."""
+    """Name of its invocation in ledgers: ``global`` or ``crops``."""
     sam_resampled: bool
     """Whether the position table of SAM is resampled, because it has another grid than this view."""
     clip_resampled: bool
@@ -47,7 +47,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class PageStructure:
-    """The structure of a model and of a run that formulas depend on; every size is a symbol.
+    """Facts about a model and a run that decide which terms formulas have; every size is a symbol.
 
     The default is the published DeepSeek-OCR on a prompt without a page.
     """
@@ -84,7 +84,7 @@ def windows_per_side(grid: Size, window: Size) -> Size:
 
 @layer
 class WindowPartition:
-    """Pads [views, grid, grid, width] to whole windows of window² tokens and cuts it up.
+    """Padding of [views, grid, grid, width] to whole windows of window² tokens, and the cut into windows.
 
     Along each side there are ceiling(grid / window) windows, so the attention that follows works on
     views x ceiling(grid / window)² windows of window² tokens: the padding is computed like the rest.
@@ -249,7 +249,7 @@ def _sam_layer(structure: PageStructure, view: View, i: int) -> tuple[ModulePart
 def page_decoder_parts(
     structure: PageStructure, call: StackCall, positions: Size, glue: Layer
 ) -> tuple[ModulePart, ...]:
-    """Return all parts of one call, from the root to the output projection.
+    """Return all parts of the decoder in one call, from the root to the output projection.
 
     Args:
         positions: number of positions per sequence that get logits.

@@ -1,4 +1,4 @@
-"""Inputs, runs and export jobs of native models that read pages."""
+"""Build inputs, runs and export jobs of native page models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EMBEDDING: Final = "model.language_model.embed_tokens"
 
 @dataclass(frozen=True, slots=True)
 class PageReader:
-    """Interface of a transformers class that reads pages: its inputs, runs, and glue between projector and decoder."""
+    """Description of a page model's class in transformers: its inputs, runs, and layout of image tokens."""
 
     decoder: Decoder
     tokens: Callable[[Page | None, int], int]
@@ -45,7 +45,7 @@ class PageReader:
         return self.tokens(page_of(workload), stride(model)) + workload.text_tokens
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """Return the export jobs: each vision stage at each view size, the glue, the prefill and a decode step."""
+        """Return the export jobs: vision stages at each view size, image-token layout, prefill and decode step."""
         jobs = [j for side, calls in sides(workload).items() for j in self.vision(model, workload, side, calls, VIEWS)]
         # The embedding belongs to the glue, which writes the vision tokens into its result.
         embeds = bool(workload.inputs)
@@ -103,7 +103,7 @@ class PageReader:
         return kwargs
 
     def glue_job(self, model: nn.Module, workload: Workload) -> ExportJob:
-        """Return the job of the operators between projector and decoder; concrete, because they loop over images."""
+        """Return the job that inserts image tokens into the prompt, at concrete sizes since it loops over images."""
         from costproof.models.image_text import modules
 
         page = page_of(workload)
@@ -142,7 +142,7 @@ def vision_job(
 
 
 def vision_inputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int | tuple[int, ...]]:
-    """Return the images of a forward, and the crops of each with their grid; empty without images."""
+    """Return the number of images in a forward, the crops of each, and the crop grids; empty without images."""
     views = kwargs.get("pixel_values")
     if views is None:
         return {}
@@ -151,7 +151,7 @@ def vision_inputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 def images_in(crops: Sequence[int], grids: Sequence[Sequence[int]]) -> dict[str, int | tuple[int, ...]]:
-    """Return, for example, ``{"images": 2, "crops": (4, 4), "columns": (2, 4), "rows": (2, 1)}``; 0 without crops.
+    """Return the image fields of a callgraph event, such as ``{"images": 2, "crops": (4, 4), "columns": (2, 4), …}``.
 
     Args:
         crops: number of crops of each image.

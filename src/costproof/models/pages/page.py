@@ -1,4 +1,4 @@
-"""The geometry of a page image, the page of a workload, and the crop grid that the real preprocessing chooses."""
+"""Geometry of a page image, the page of a workload, and the crop grid that the real preprocessing chooses."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def page_of(workload: Workload) -> Page | None:
 
 
 def prefill_name(workload: Workload) -> str:
-    """Return the name of the run of the prefill."""
+    """Return the name of the prefill's run: ``page``, or ``prompt`` for text only."""
     return "page" if workload.inputs else "prompt"
 
 
 def with_page(workload: Workload, page: Page | None, **changes: Any) -> Workload:
-    """Return the workload with another page, or without one, and other changes."""
+    """Return the workload with this page, or with text only for ``None``, and with other changed fields."""
     if page is None:
         return replace(workload, inputs={}, what="text only", **changes)
     inputs = {"base_size": page.base_size, "image_size": page.image_size}
@@ -64,12 +64,12 @@ def with_page(workload: Workload, page: Page | None, **changes: Any) -> Workload
 
 
 def page_workload(name: str, page: Page | None, text_tokens: int, *more: Any, **settings: Any) -> Workload:
-    """Return a :class:`Workload` with a page; ``more`` are its fields after ``text_tokens``."""
+    """Return a workload with this page; ``more`` are the further fields of :class:`Workload` in order."""
     return with_page(Workload(name, text_tokens, *more, **settings), page)
 
 
 def views(workload: Workload) -> tuple[tuple[str, int, int], ...]:
-    """Return (invocation, number, side in pixels) of the views, the global one first as in the native model."""
+    """Return (invocation, number, side in pixels) of each kind of view, the global one first."""
     page = page_of(workload)
     if page is None:
         return ()
@@ -78,7 +78,7 @@ def views(workload: Workload) -> tuple[tuple[str, int, int], ...]:
 
 
 def sides(workload: Workload) -> dict[int, tuple[str, ...]]:
-    """Return side of a view in pixels -> the invocations whose views have it."""
+    """Return side of a view in pixels -> the invocations with views of that side."""
     found: dict[int, tuple[str, ...]] = {}
     for call, _, side in views(workload):
         found[side] = (*found.get(side, ()), call)
@@ -152,7 +152,7 @@ def image_sides(path: Path) -> tuple[int, int]:
 
 
 def _exif_behind_pixels(path: Path) -> bytes:
-    """Return the EXIF data after the pixels of a PNG; Pillow would decode all pixels to find it."""
+    """Return the EXIF data that follow the pixels of a PNG file, without decoding the pixels."""
     with path.open("rb") as file:
         file.seek(8)
         for _ in range(_MOST_CHUNKS):

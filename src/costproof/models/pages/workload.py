@@ -50,7 +50,7 @@ PAGE_SETTINGS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PagePreset:
-    """A named workload: sizes of the views, crop grid, and text tokens."""
+    """Named workload of a page model: view sizes, crop grid, and text tokens."""
 
     what: str
     page: Page | None
@@ -76,7 +76,7 @@ class PageModes:
     most_crops: int = MAX_CROPS
 
     def named(self) -> tuple[NamedWorkload, ...]:
-        """Return the presets with their token counts at 64 pixels per feature, as published."""
+        """Return the presets with their published token counts, at 64 pixels per feature."""
         return tuple(
             NamedWorkload(
                 name,
@@ -88,7 +88,7 @@ class PageModes:
         )
 
     def find(self, name: str) -> tuple[str, PagePreset, str | None]:
-        """Return the name without its grid, its preset, and the grid after the colon if there is one.
+        """Split ``gundam:3x2``; return the preset's name, the preset, and the grid or ``None``.
 
         Raises:
             BadInput: there is no such preset, or it takes no grid.
@@ -97,7 +97,12 @@ class PageModes:
         preset = self.presets[common.known_preset(head, self.presets)]
         if colon and not (preset.page and preset.page.grid):
             cut = next(n for n, p in self.presets.items() if p.page and p.page.grid)
-            raise BadInput("this mode has no crops", where=f"--preset {head}", got=tail[:80], fix=f"choose {cut}:2x3")
+            raise BadInput(
+                "this preset has no crops, so it takes no grid",
+                where=f"--preset {head}",
+                got=tail[:80],
+                fix=f"choose {cut}:2x3",
+            )
         return head, preset, tail if colon else None
 
 
@@ -164,7 +169,7 @@ def preset_workload(
 
 
 def _name(unchanged: Workload, workload: Workload) -> str:
-    """Return the name of the preset if the workload differs from it at most in its grid, otherwise ``custom``."""
+    """Return the preset's name if at most the crop grid differs from the preset, else ``custom``."""
     if workload == unchanged:
         return workload.name
     usual, page = page_of(unchanged), page_of(workload)
@@ -182,7 +187,7 @@ def _with_grid(
     modes: PageModes,
     problems: list[CostproofError],
 ) -> Page:
-    """Return the page with the given grid, or with the grid that the preprocessing chooses for an image."""
+    """Return the page with the given crop grid, or with the grid that preprocessing chooses for an image file."""
     try:
         if grid is not None:
             return replace(page, grid=parse_grid(grid))
@@ -212,7 +217,7 @@ def parse_grid(grid: str | tuple[int, int]) -> tuple[int, int]:
 def _with_length(
     config: PageConfig, workload: Workload, length: int, modes: PageModes, problems: list[CostproofError]
 ) -> Workload:
-    """Return the workload with the text tokens that extend the prompt to ``length`` tokens."""
+    """Return the workload with as many text tokens as extend the prompt to ``length`` tokens."""
     page = page_of(workload)
     problems += page_problems(page, config.sam.stride, modes) if page else []
     if problems:
@@ -256,7 +261,7 @@ def page_run_problems(config: PageConfig, workload: Workload, modes: PageModes) 
 
 
 def page_problems(page: Page, stride: int, modes: PageModes) -> list[CostproofError]:
-    """Return an error for each problem of a page's geometry, for a model with ``stride`` pixels per feature."""
+    """Return an error for each invalid size or grid of a page, for a model with ``stride`` pixels per feature."""
     found: list[CostproofError] = []
     # SAM's patches and its two stride-2 convolutions divide each side by the stride; any other
     # size runs too, with cut pixels and rounded maps, but the closed formulas do not describe it.
@@ -325,7 +330,7 @@ def page_invocations(
 
 
 def page_structure(config: PageConfig, workload: Workload, *, remote: bool = False) -> PageStructure:
-    """Return the concrete structure that the formulas of this run depend on.
+    """Return the facts about model and run that decide which terms formulas have.
 
     A position table is resampled when it was trained for another grid than the view's
     (``interpolate_pos_encoding`` of both towers).

@@ -59,7 +59,7 @@ def _qkv(op: OpCall) -> tuple[Value, Value, Value]:
 
 @operator_rule(*SDPA)
 def sdpa(op: OpCall) -> OpCost:
-    """(.., H_q, S_q, D) x (.., H_kv, S_k, D) x (.., H_kv, S_k, D_v); H_kv may divide H_q."""
+    """Count sdpa on (.., H_q, S_q, D) x (.., H_kv, S_k, D) x (.., H_kv, S_k, D_v); H_kv may divide H_q."""
     query, key, value = _qkv(op)
     if misfit := mask_misfit(op):
         raise Uncountable(misfit)
@@ -106,7 +106,7 @@ def mask_misfit(op: OpCall, *, at_sizes: bool = False) -> str:
     "torch_attn._varlen_attn_out",
 )
 def kernel_of_torch(op: OpCall) -> OpCost:
-    """(B, S, H, D), for cuDNN (B, H, S, D); or packed rows (T, H, D), (1, T, H, D) for the efficient kernel.
+    """Count torch's fused kernels on (B, S, H, D), for cuDNN (B, H, S, D), or on packed rows (T, H, D).
 
     Packed rows are exact for one sequence, and for sequences that all have the maximum length.
     """
@@ -161,7 +161,10 @@ _GRADIENTS: Final = (
 
 @operator_rule(*_GRADIENTS)
 def gradients(op: OpCall) -> OpCost:
-    """Unknown: only inference is counted. The bound is QKᵀ and four gradients: 2 * B*H_q*S_q*S_k * (3 D + 2 D_v)."""
+    """Report as unknown: only inference is counted.
+
+    Bound: QKᵀ and four gradients, 2 * B*H_q*S_q*S_k * (3 D + 2 D_v).
+    """
     query, key, value = _named(op, "query"), _named(op, "key"), _named(op, "value")
     why = "a backward pass: only inference is counted"
     if query is None or key is None or value is None or len(query.shape) != 4 or _named(op, "cu_seqlens_q"):
@@ -209,20 +212,20 @@ def is_flash(name: str) -> bool:
 
 @operator_rule(*FIXED)
 def fixed_length(op: OpCall) -> OpCost:
-    """(B, S_q, H_q, D) with (B, S_k, H_kv, D): 2*B*H_q*S_q*S_k*(D + D_v)."""
+    """Count 2*B*H_q*S_q*S_k*(D + D_v) FLOPs for (B, S_q, H_q, D) with (B, S_k, H_kv, D)."""
     query, key, value = tensor(op, "q", 0), tensor(op, "k", 1), tensor(op, "v", 2)
     return _fixed(op, query, key.shape[1], value)
 
 
 @operator_rule(*PACKED)
 def variable_length(op: OpCall) -> OpCost:
-    """(rows, H, D) packed: exact for one sequence, and for sequences that all have the maximum length."""
+    """Count packed rows (rows, H, D): exact for one sequence, and for sequences that all have the maximum length."""
     return _packed(op, tensor(op, "q", 0), tensor(op, "k", 1), tensor(op, "v", 2))
 
 
 @operator_rule(*CACHED)
 def with_cache(op: OpCall) -> OpCost:
-    """(B, S_q, H_q, D) with a cache (B, S_cache, H_kv, D); S_k is the filled length, new keys included.
+    """Count (B, S_q, H_q, D) with a cache (B, S_cache, H_kv, D); S_k is the filled length, new keys included.
 
     If the filled length is a tensor, it is unknown, and the whole cache is the bound.
     """
@@ -245,9 +248,9 @@ def with_cache(op: OpCall) -> OpCost:
 
 @operator_rule(*GENERAL)
 def third_version(op: OpCall) -> OpCost:
-    """One operator for (B, S, H, D), packed rows and caches; a second query q_v adds 2*B*H_q*S_q*S_k*D_v."""
+    """Count FlashAttention 3: (B, S, H, D), packed rows and caches; a second query q_v adds 2*B*H_q*S_q*S_k*D_v."""
     if not op.names:
-        raise Uncountable("an operator with many optional tensors, and none of them named")
+        raise Uncountable("an attention operator whose optional tensors are not named in the graph")
     query, key, value = tensor(op, "q", 0), tensor(op, "k", 1), tensor(op, "v", 2)
     if _named(op, "page_table", "kv_batch_idx"):
         raise Uncountable("a paged cache: the lengths are in a tensor's values")
@@ -262,7 +265,7 @@ def third_version(op: OpCall) -> OpCost:
 
 @operator_rule(*BACKWARD)
 def backward(op: OpCall) -> OpCost:
-    """Unknown: only inference is counted. The bound is five products; the forward pass has two."""
+    """Report as unknown: only inference is counted. The bound is five products; the forward pass has two."""
     query, key = _named(op, "q"), _named(op, "k")
     if query is None or key is None or len(query.shape) != 4:
         raise Uncountable("a backward pass: only inference is counted")

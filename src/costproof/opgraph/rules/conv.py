@@ -17,21 +17,21 @@ from costproof.opgraph.rules.sizes import numel, prod, total
 
 @operator_rule("conv1d", "conv2d", "conv3d")
 def convolution(op: OpCall) -> OpCost:
-    """2 * outputs * (C_in/groups * kernel); weight (C_out, C_in/groups, *kernel), bias not counted separately."""
+    """Count 2 * outputs * (C_in/groups * kernel) FLOPs; weight (C_out, C_in/groups, *kernel); bias not counted."""
     weight = tensor(op, "weight", 1)
     return _cost(op, weight, out_elements(op), *weight.shape[1:])
 
 
 @operator_rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 def transposed_convolution(op: OpCall) -> OpCost:
-    """2 * inputs * (C_out/groups * kernel); weight (C_in, C_out/groups, *kernel)."""
+    """Count 2 * inputs * (C_out/groups * kernel) FLOPs; weight (C_in, C_out/groups, *kernel)."""
     weight = tensor(op, "weight", 1)
     return _cost(op, weight, numel(tensor(op, "input", 0)), *weight.shape[1:])
 
 
 @operator_rule("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution")
 def general_convolution(op: OpCall) -> OpCost:
-    """As ``conv2d``; as ``conv_transpose2d`` if ``transposed`` is set."""
+    """Count as ``conv2d``; as ``conv_transpose2d`` if ``transposed`` is set."""
     return transposed_convolution(op) if attr(op, "transposed", default=False) else convolution(op)
 
 
@@ -48,7 +48,7 @@ _DEFAULTS: Final = (("stride", 1), ("padding", 0), ("dilation", 1))
 
 
 def _needed_taps(op: OpCall, kernel: tuple[Any, ...]) -> list[int] | None:
-    """Return the minimum of products per result in each direction; ``None`` if a result may need no product."""
+    """Return the fewest products that a result needs in each dimension; ``None`` if it may need none."""
     if not all(isinstance(size, int) for size in kernel):
         return None
     needed = []

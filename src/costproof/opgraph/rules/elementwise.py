@@ -93,23 +93,23 @@ register_counts(
 
 @vector_rule("add", "sub", "rsub")
 def add(op: OpCall) -> Size:
-    """1 per output element, complex 2; a scale ``alpha`` other than 1 adds a multiplication."""
+    """Count 1 per output element, 2 if complex; a scale ``alpha`` other than 1 adds a multiplication."""
     scale = scaling(op, attr(op, "alpha", default=1))
     if scale and is_complex(op) and complex_operands(op) < 2:
-        raise Uncountable("complex addition with a scale of what may be real")
+        raise Uncountable("a complex addition with a scale, whose operands may be real")
     return prod((addition(op) + scale, out_elements(op)))
 
 
 @vector_rule("mul")
 def mul(op: OpCall) -> Size:
-    """1 per output element; complex by complex 6, complex by real 2."""
+    """Count 1 per output element; 6 for complex by complex, 2 for complex by real."""
     factors = complex_operands(op) + isinstance(attr(op, "other"), complex)
     return prod((multiplication(op, factors), out_elements(op)))
 
 
 @vector_rule("diff")
 def diff(op: OpCall) -> Size:
-    """1 per result of every pass (subtract), complex 2; each pass has one result fewer than the one before.
+    """Count 1 per result of every pass (subtract), 2 if complex; each pass has one result fewer than the one before.
 
     If the last of n passes has m results, the first has m + n - 1: n m + n (n - 1)/2 together.
     """
@@ -124,49 +124,49 @@ def diff(op: OpCall) -> Size:
 
 @vector_rule("polar")
 def polar(op: OpCall) -> Size:
-    """4 per complex output element: cos, sin, two multiplications."""
+    """Count 4 per complex output element: cos, sin, two multiplications."""
     return prod((4, out_elements(op)))
 
 
 @vector_rule("abs")
 def absolute(op: OpCall) -> Size:
-    """1 per output element; complex 4: two squares, add, root."""
+    """Count 1 per output element; 4 if complex: two squares, an addition, a root."""
     return prod((4 if op.tensors[0].dtype.startswith("complex") else 1, out_elements(op)))
 
 
 @vector_rule("angle")
 def angle(op: OpCall) -> Size:
-    """1 per output element."""
+    """Count 1 per output element."""
     return out_elements(op)
 
 
 @vector_rule("neg")
 def neg(op: OpCall) -> Size:
-    """1 per output element; complex 2."""
+    """Count 1 per output element; 2 if complex."""
     return prod((addition(op), out_elements(op)))
 
 
 @vector_rule("addcmul", "addcdiv")
 def addcmul(op: OpCall) -> Size:
-    """Multiply (or divide) and add: 2 per output element, 3 with a ``value`` other than 1."""
+    """Count 2 per output element (multiply or divide, and add), 3 with a ``value`` other than 1."""
     return per_element(op, 2 if attr(op, "value", default=1) == 1 else 3)
 
 
 @operator_rule(*_COMPARE)
 def compare(op: OpCall) -> OpCost:
-    """1 per output element where an argument is floating point."""
+    """Count 1 per output element if an argument is floating point."""
     return OpCost(vector=out_elements(op) if reads_floats(op) else 0)
 
 
 @operator_rule(*_LOGIC)
 def logic(op: OpCall) -> OpCost:
-    """0: bits and truth values are not FLOPs."""
+    """Count 0: operations on bits and truth values are not FLOPs."""
     return OpCost()
 
 
 @operator_rule("isin")
 def isin(op: OpCall) -> OpCost:
-    """0 for integers; unknown for floating-point numbers, whose number of comparisons depends on the data."""
+    """Count 0 for integers; unknown for floating-point numbers, whose number of comparisons depends on the data."""
     if reads_floats(op):
         raise Uncountable("a search for floating-point numbers has no documented count")
     return OpCost()
@@ -204,19 +204,19 @@ register_counts(
 
 @vector_rule("gelu")
 def gelu(op: OpCall) -> Size:
-    """5 per element with erf (x*0.5*(1+erf(x/sqrt 2))), 8 with tanh (0.5x*(1+tanh(c*(x+a*x^3))))."""
+    """Count 5 per element with erf (x*0.5*(1+erf(x/sqrt 2))), 8 with tanh (0.5x*(1+tanh(c*(x+a*x^3))))."""
     return per_element(op, 8 if attr(op, "approximate", default="none") == "tanh" else 5)
 
 
 @operator_rule("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout")
 def dropout(op: OpCall) -> OpCost:
-    """0 in inference, an alias; 2 per element in training: mask, scale."""
+    """Count 0 in inference, where it is an alias; 2 per element in training: mask, scale."""
     return _dropout(op, training=attr(op, "training", "train", default=False))
 
 
 @operator_rule("native_dropout")
 def native_dropout(op: OpCall) -> OpCost:
-    """As dropout, but training is the default."""
+    """Count as dropout, but training is the default."""
     return _dropout(op, training=attr(op, "train", default=True))
 
 
@@ -239,18 +239,18 @@ def _draw_cost(op: OpCall, reads: tuple[Value, ...], each: int) -> OpCost:
 
 @operator_rule("bernoulli")
 def bernoulli(op: OpCall) -> OpCost:
-    """1 per output element if probabilities are a tensor: the draw is compared with them; else 0."""
+    """Count 1 per output element if probabilities are a tensor: the draw is compared with them; else 0."""
     apart = len(op.tensors) > 1 or attr(op, "p") is not None or overwrites(op)
     return _draw_cost(op, op.tensors[1:] if apart else op.tensors, 1)
 
 
 @operator_rule("normal")
 def normal(op: OpCall) -> OpCost:
-    """Mean + deviation * draw: 2 per output element if deviations are a tensor, 1 if only the means are."""
+    """Count mean + deviation * draw: 2 per output element if deviations are a tensor, 1 if only the means are."""
     return _draw_cost(op, () if overwrites(op) else op.tensors, 2 if len(op.tensors) > 1 or "std" in op.names else 1)
 
 
 @operator_rule("poisson", "binomial", "_standard_gamma", "_sample_dirichlet")
 def draw(op: OpCall) -> OpCost:
-    """0: random draws with the parameters in a tensor."""
+    """Count 0: random draws with their parameters in a tensor."""
     return _draw_cost(op, op.tensors, 0)

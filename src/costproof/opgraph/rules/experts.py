@@ -23,7 +23,7 @@ from costproof.opgraph.rules.sizes import numel, prod, smaller, total
 EXPERT_LINEAR: Final = "expert_linear"
 EXPERT_MATRIX: Final = "expert_matrix"
 _ROWS: Final = "rows"
-"""Option of ``expert_matrix``: number of rows multiplied by the matrix."""
+"""Option of the operator ``expert_matrix``: number of rows that are multiplied by an expert's matrix."""
 _PRODUCTS: Final = frozenset({"linear", "matmul", "mm"})
 _SEARCHES: Final = frozenset({"argwhere", "nonzero", "nonzero_numpy", "where"})
 """Return indices into one tensor, as many as the data determines; ``where`` of three tensors is not a search."""
@@ -40,7 +40,7 @@ def matrices_read(stack: Value, rows: Size) -> PartialRead:
 
 @operator_rule("_grouped_mm", "_scaled_grouped_mm")
 def grouped_mm(op: OpCall) -> OpCost:
-    """2 * elements of the first operand * N: every row meets the matrix of only one group.
+    """Count 2 * elements of the first operand * N FLOPs: every row meets the matrix of only one group.
 
     (M, K) x (G, K, N), rows grouped: 2*M*K*N. (G, M, K) x (G, K, N): 2*G*M*K*N. (M, K) x (K, N), K grouped:
     2*M*K*N. (G, M, K) x (K, N), columns grouped: 2*M*K*N.
@@ -60,20 +60,20 @@ def grouped_mm(op: OpCall) -> OpCost:
 
 @operator_rule(EXPERT_LINEAR)
 def expert_linear(op: OpCall) -> OpCost:
-    """One group of a loop over experts, (M, K) x (K, N): 2*M*K*N; ``expert_matrix`` reads the matrix."""
+    """Count one group of a loop over experts, (M, K) x (K, N): 2*M*K*N FLOPs; ``expert_matrix`` reads the matrix."""
     rows, _, *bias = op.tensors
     return OpCost(flops=prod((mac(op), out_elements(op), rows.shape[-1])), role="matmul", reads=(rows, *bias))
 
 
 @operator_rule(EXPERT_MATRIX)
 def expert_matrix(op: OpCall) -> OpCost:
-    """0 FLOP: one matrix of a stack is read for the rows that it multiplies."""
+    """Count 0: one matrix of a stack is read for the rows that it multiplies."""
     return OpCost(role="lookup", partial=(matrices_read(op.tensors[0], op.attrs[_ROWS]),), aliases=op.tensors)
 
 
 @operator_rule("transformers.grouped_mm_fallback")
 def grouped_mm_fallback(op: OpCall) -> OpCost:
-    """2*M*K*N for a loop over the groups of (M, K) x (G, K, N), as the fused kernel."""
+    """Count 2*M*K*N FLOPs for a loop over the groups of (M, K) x (G, K, N), as for the fused kernel."""
     rows, stack = tensor(op, "input", 0), tensor(op, "weight", 1)
     read = (matrices_read(stack, rows.shape[0]),)
     return OpCost(flops=prod((mac(op), *rows.shape, stack.shape[-1])), role="matmul", partial=read)

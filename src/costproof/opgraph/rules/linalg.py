@@ -69,35 +69,35 @@ def _two_sweeps(n: Size) -> Size:
 
 @vector_rule("linalg_solve_triangular", "triangular_solve")
 def solve_triangular(op: OpCall) -> Size:
-    """n^2 per right-hand side, n fewer where the diagonal is 1."""
+    """Count n^2 per right-hand side, n fewer if the diagonal is 1."""
     n, _ = _square(op, "A", 1) if "A" in op.names else _square(op, "self")
     return prod((total((n, -1)) if attr(op, "unitriangular", default=False) else n, out_elements(op)))
 
 
 @vector_rule("linalg_solve", "linalg_solve_ex", "_linalg_solve_ex")
 def solve(op: OpCall) -> Size:
-    """LU of every matrix, then n(2n-1) per right-hand side."""
+    """Count an LU factorization of every matrix, then n(2n-1) per right-hand side."""
     n, matrices = _square(op, "A")
     return total((prod((_lu(n), matrices)), prod((_two_sweeps(n), out_elements(op)))))
 
 
 @vector_rule("linalg_inv", "linalg_inv_ex", "inverse")
 def inverse(op: OpCall) -> Size:
-    """LU, then n(2n-1) for each of n right-hand sides."""
+    """Count an LU factorization, then n(2n-1) for each of n right-hand sides."""
     n, matrices = _square(op, "A")
     return prod((total((_lu(n), prod((n, n, _two_sweeps(n))))), matrices))
 
 
 @vector_rule("linalg_lu_factor", "linalg_lu_factor_ex")
 def lu_factor(op: OpCall) -> Size:
-    """n(n-1)(4n+1)/6 per matrix."""
+    """Count n(n-1)(4n+1)/6 per n x n matrix."""
     n, matrices = _square(op, "A")
     return prod((_lu(n), matrices))
 
 
 @vector_rule("linalg_det", "_linalg_det", "det")
 def determinant(op: OpCall) -> Size:
-    """LU of every matrix, and the product of its diagonal, n - 1."""
+    """Count an LU factorization of every matrix, and the product of its diagonal, n - 1."""
     n, matrices = _square(op, "A")
     # An empty matrix has no diagonal; a symbol is at least 1.
     return 0 if n == 0 else prod((total((_lu(n), n, -1)), matrices))
@@ -105,7 +105,7 @@ def determinant(op: OpCall) -> Size:
 
 @vector_rule("linalg_cholesky", "linalg_cholesky_ex", "cholesky")
 def cholesky(op: OpCall) -> Size:
-    """n(n+1)(2n+1)/6 per matrix."""
+    """Count n(n+1)(2n+1)/6 per n x n matrix."""
     n, matrices = _square(op, "self")
     return prod((_sixth(n, total((n, 1)), total((prod((2, n)), 1))), matrices))
 
@@ -136,13 +136,13 @@ def _require_real(op: OpCall) -> None:
 
 @vector_rule("norm", "linalg_vector_norm", "frobenius_norm")
 def vector_norm(op: OpCall) -> Size:
-    """2 per input element (square, add) and a root per result for the 2-norm; other orders 2 or 3 per input element."""
+    """Count 2 per input element (square, add) and a root per result for the 2-norm; other orders 2 or 3 per element."""
     return _norm(op)
 
 
 @vector_rule("linalg_norm", "linalg_matrix_norm")
 def linalg_norm(op: OpCall) -> Size:
-    """As ``vector_norm``; the only matrix norm is Frobenius, the 2-norm of all elements."""
+    """Count as ``vector_norm``; the only matrix norm is Frobenius, the 2-norm of all elements."""
     order, dims = attr(op, "ord"), attr(op, "dim")
     sides = len(op.tensors[0].shape) if dims is None else 1 if isinstance(dims, int) else len(dims)
     of_matrices = canonical(op.name) == "linalg_matrix_norm" or sides == 2
@@ -153,21 +153,21 @@ def linalg_norm(op: OpCall) -> Size:
 
 @vector_rule("norm_except_dim")
 def norm_except_dim(op: OpCall) -> Size:
-    """As ``vector_norm``, for each slice."""
+    """Count as ``vector_norm``, for each slice."""
     _require_real(op)
     return norm_flops(attr(op, "pow", default=2), numel(op.tensors[0]), out_elements(op))
 
 
 @vector_rule("_weight_norm", "_weight_norm_interface")
 def weight_norm(op: OpCall) -> Size:
-    """g v / |v|: 3 per element of v (square, add, multiply), 2 per element of g (a root, a division)."""
+    """Count g v / |v|: 3 per element of v (square, add, multiply), 2 per element of g (a root, a division)."""
     _require_real(op)
     return total((prod((3, numel(tensor(op, "v", 0)))), prod((2, numel(tensor(op, "g", 1))))))
 
 
 @vector_rule("dist")
 def dist(op: OpCall) -> Size:
-    """1 per element (subtract), and the norm of the difference."""
+    """Count 1 per element (subtract), and the norm of the difference."""
     _require_real(op)
     pairs = broadcast(op.tensors[0].shape, op.tensors[1].shape)
     return total((prod(pairs), norm_flops(attr(op, "p", default=2), prod(pairs), 1)))
@@ -175,7 +175,7 @@ def dist(op: OpCall) -> Size:
 
 @vector_rule("pairwise_distance")
 def pairwise_distance(op: OpCall) -> Size:
-    """|x - y + eps|: subtract and add, 2 per element, and a norm."""
+    """Count |x - y + eps|: 2 per element (subtract, add), and a norm."""
     _require_real(op)
     pairs = prod(broadcast(op.tensors[0].shape, op.tensors[1].shape))
     return total((prod((2, pairs)), norm_flops(attr(op, "p", default=2), pairs, out_elements(op))))
@@ -183,28 +183,28 @@ def pairwise_distance(op: OpCall) -> Size:
 
 @vector_rule("cosine_similarity")
 def cosine_similarity(op: OpCall) -> Size:
-    """x.y / (max(|x|, eps) max(|y|, eps)): three sums of products, 6 per pair of elements, and 6 per result."""
+    """Count x.y / (max(|x|, eps) max(|y|, eps)): three sums of products, 6 per pair of elements, and 6 per result."""
     pairs = prod(broadcast(op.tensors[0].shape, op.tensors[1].shape))
     return prod((6, total((pairs, out_elements(op)))))
 
 
 @vector_rule("cdist", "_cdist_forward", "_euclidean_dist")
 def cdist(op: OpCall) -> Size:
-    """1 per element (subtract) and a norm for each pair of rows, also where torch uses a matrix product."""
+    """Count 1 per element (subtract) and a norm for each pair of rows, also where torch uses a matrix product."""
     pairs = prod((out_elements(op), tensor(op, "x1", 0).shape[-1]))
     return total((pairs, norm_flops(attr(op, "p", default=2), pairs, out_elements(op))))
 
 
 @vector_rule("pdist", "_pdist_forward")
 def pdist(op: OpCall) -> Size:
-    """1 per element (subtract) and a norm for each unordered pair of rows."""
+    """Count 1 per element (subtract) and a norm for each unordered pair of rows."""
     pairs = prod((out_elements(op), tensor(op, "input", 0).shape[-1]))
     return total((pairs, norm_flops(attr(op, "p", default=2), pairs, out_elements(op))))
 
 
 _KINDS: Final = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 _UNCHANGED: Final = -1
-"""Value of a length argument that keeps the length of the input."""
+"""Value of a length argument that means the length of the input."""
 
 
 def transform_flops(shape: Sequence[Size], dims: Sequence[int], *, real: bool) -> Size:
@@ -220,7 +220,7 @@ def transform_flops(shape: Sequence[Size], dims: Sequence[int], *, real: bool) -
 
 @operator_rule(*(f"fft_{kind}{dims}" for kind in _KINDS for dims in ("", "2", "n")), "_fft_c2c", "_fft_r2c", "_fft_c2r")
 def transform(op: OpCall) -> OpCost:
-    """5 n log2 n per transform of n complex numbers, half of it if one side is real; vector work."""
+    """Count 5 n log2 n per transform of n complex numbers, half of it if one side is real, as vector work."""
     before, after = tensor(op, "self", 0), result(op)
     real = before.dtype.startswith("complex") != after.dtype.startswith("complex")
     # The real side has all n numbers, the complex side half of them. A given length is that of the real side.
@@ -247,7 +247,7 @@ def _dims(op: OpCall, rank: int) -> tuple[list[int], Sequence[Size] | None]:
 
 @operator_rule("stft")
 def stft(op: OpCall) -> OpCost:
-    """As ``fft`` for every frame, and 1 per element of a frame for the window."""
+    """Count as ``fft`` for every frame, and 1 per element of a frame for the window."""
     signal, after = tensor(op, "self", 0), result(op)
     if not after.dtype.startswith("complex"):
         raise Uncountable("a transform of frames that returns pairs of real numbers")
@@ -262,11 +262,11 @@ def stft(op: OpCall) -> OpCost:
 
 @operator_rule("fft_fftshift", "fft_ifftshift")
 def shift(op: OpCall) -> OpCost:
-    """0 FLOP: elements change places."""
+    """Count 0: elements change places."""
     return OpCost(role="move")
 
 
 @operator_rule("fft_fftfreq", "fft_rfftfreq", "hann_window", "hamming_window", "blackman_window", "bartlett_window")
 def frequencies(op: OpCall) -> OpCost:
-    """0: a tensor is created without reading one."""
+    """Count 0: a tensor of frequencies is created without reading one."""
     return OpCost(role="factory", reads=())

@@ -40,13 +40,13 @@ def _rows(table: Value, op: OpCall) -> PartialRead:
 
 @operator_rule("embedding")
 def embedding(op: OpCall) -> OpCost:
-    """0 FLOP; reads one row of the table per index."""
+    """Count 0 FLOPs; one row of the table is read per index."""
     return OpCost(role="lookup", partial=(_rows(_table(op), op),))
 
 
 @operator_rule("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
 def embedding_bag(op: OpCall) -> OpCost:
-    """Rows are looked up and reduced: 1 per element looked up, 2 with per-sample weights."""
+    """Count 1 per element looked up (add), 2 with per-sample weights: rows are looked up and reduced."""
     table = _table(op)
     indices = op.names.get("indices") or op.names.get("input") or next(t for t in op.tensors if not t.floating)
     looked_up = prod((numel(indices), table.shape[-1]))
@@ -57,7 +57,7 @@ def embedding_bag(op: OpCall) -> OpCost:
 
 @operator_rule("index", "index_select", "gather", "take", "take_along_dim")
 def index(op: OpCall) -> OpCost:
-    """0 FLOP; reads as many elements as the result has; each matrix of a stack at most once.
+    """Count 0 FLOPs; as many elements are read as the result has, but each matrix of a stack at most once.
 
     A mask selects a number of elements that depends on its values, so the whole tensor counts as read.
     """
@@ -74,18 +74,18 @@ def index(op: OpCall) -> OpCost:
 
 @operator_rule("getitem")
 def getitem(op: OpCall) -> OpCost:
-    """0 FLOP: a look-up with index tensors; a view with slices, numbers and ``None``."""
+    """Count 0 FLOPs: a look-up with index tensors; a view with slices, numbers and ``None``."""
     return index(op) if len(op.tensors) > 1 or attr(op, "tensor_index") else OpCost(role="alias")
 
 
 @operator_rule("masked_select", "nonzero", "argwhere", "nonzero_static")
 def masked_select(op: OpCall) -> OpCost:
-    """0 FLOP: elements are picked."""
+    """Count 0 FLOPs: elements are picked by a mask."""
     return OpCost(role="lookup")
 
 
 _MULTIPLY: Final = ("prod", "multiply")
-"""Values of ``reduce`` that multiply."""
+"""Values of the argument ``reduce`` with which a scatter multiplies."""
 
 
 def _write_cost(op: OpCall, elements: Size, each: int) -> OpCost:
@@ -96,13 +96,13 @@ def _write_cost(op: OpCall, elements: Size, each: int) -> OpCost:
 @operator_rule("masked_scatter", "index_copy", "index_fill", "select_scatter", "slice_scatter", "diagonal_scatter",
                "as_strided_scatter", "masked_fill")  # fmt: skip
 def write(op: OpCall) -> OpCost:
-    """0 FLOP: elements overwrite others."""
+    """Count 0 FLOPs: elements overwrite others."""
     return OpCost(role="move")
 
 
 @operator_rule("scatter", "scatter_reduce")
 def scatter(op: OpCall) -> OpCost:
-    """0 FLOP: elements overwrite others; with ``reduce`` 1 per index, complex 2, or 6 for a product.
+    """Count 0 FLOPs: elements overwrite others; with ``reduce`` 1 per index, complex 2, or 6 for a product.
 
     The source is read at as many elements as there are indices. The division of a mean is not counted separately.
     """
@@ -117,7 +117,10 @@ def scatter(op: OpCall) -> OpCost:
 
 @operator_rule("setitem")
 def setitem(op: OpCall) -> OpCost:
-    """0 FLOP: elements overwrite others at index tensors or lists; with slices and numbers, a copy into a view."""
+    """Count 0 FLOPs: elements overwrite others at index tensors or lists.
+
+    With slices and numbers, a copy into a view.
+    """
     key = attr(op, "key")
     listed = isinstance(key, list) and any(isinstance(part, list) for part in key)
     return write(op) if listed or not all(t.floating for t in op.tensors[1:]) else copy(op)
@@ -125,19 +128,19 @@ def setitem(op: OpCall) -> OpCost:
 
 @operator_rule("scatter_add")
 def scatter_add(op: OpCall) -> OpCost:
-    """1 per index (add), complex 2."""
+    """Count 1 per index (add), 2 if complex."""
     return _write_cost(op, numel(tensor(op, "index", 1)), addition(op))
 
 
 @operator_rule("index_add")
 def index_add(op: OpCall) -> OpCost:
-    """1 per element of the source (add), 2 with a scale ``alpha`` other than 1; complex as in ``add``."""
+    """Count 1 per element of the source (add), 2 with a scale ``alpha`` other than 1; complex as in ``add``."""
     return _write_cost(op, numel(tensor(op, "source", 2)), addition(op) + scaling(op, attr(op, "alpha", default=1)))
 
 
 @operator_rule("index_reduce")
 def index_reduce(op: OpCall) -> OpCost:
-    """1 per element of the source; the division of a mean is not counted separately."""
+    """Count 1 per element of the source; the division of a mean is not counted separately."""
     if is_complex(op):
         raise Uncountable("complex arithmetic without a documented count")
     return _write_cost(op, numel(tensor(op, "source", 2)), 1)
@@ -145,20 +148,20 @@ def index_reduce(op: OpCall) -> OpCost:
 
 @operator_rule("put")
 def put(op: OpCall) -> OpCost:
-    """0 FLOP; with ``accumulate`` 1 per index, complex 2."""
+    """Count 0 FLOPs; with ``accumulate`` 1 per index, 2 if complex."""
     added = attr(op, "accumulate", default=False)
     return _write_cost(op, numel(tensor(op, "index", 1)), addition(op)) if added else OpCost(role="move")
 
 
 @operator_rule("fold", "col2im")
 def fold(op: OpCall) -> OpCost:
-    """1 per element of the columns, which are added at their windows; complex 2."""
+    """Count 1 per element of the columns, which are added at their windows; 2 if complex."""
     return _write_cost(op, numel(op.tensors[0]), addition(op))
 
 
 @operator_rule("index_put")
 def index_put(op: OpCall) -> OpCost:
-    """0 FLOP; with ``accumulate`` 1 per element written, complex 2."""
+    """Count 0 FLOPs; with ``accumulate`` 1 per element written, 2 if complex."""
     if not attr(op, "accumulate", default=False) or not computes(op):
         return OpCost(role="move")
     return _write_cost(op, _indexed_elements(op), addition(op))
@@ -187,4 +190,4 @@ def _indexed_elements(op: OpCall) -> Size:
     rows = there.index(True)
     if len(indices) == 1 and len(values.shape) == len(rest) + 1 and values.shape[rows] != 1:
         return prod((values.shape[rows], *rest))
-    raise Uncountable("which elements a mask names is in its values")
+    raise Uncountable("how many elements a mask selects depends on its values")

@@ -61,43 +61,46 @@ def _inner(value: Value) -> Size:
 
 @operator_rule("linear")
 def linear(op: OpCall) -> OpCost:
-    """2 * outputs * in_features; weight (out_features, in_features)."""
+    """Count 2 * outputs * in_features FLOPs; weight (out_features, in_features)."""
     return _product(op, out_elements(op), _inner(tensor(op, "weight", 1)))
 
 
 @operator_rule("mm", "bmm", "mv", "dot", "vdot", "inner", "matmul", "_int_mm")
 def matmul(op: OpCall) -> OpCost:
-    """2 * outputs * K, K the last dimension of the first operand, for every rank and broadcast."""
+    """Count 2 * outputs * K FLOPs, K the last dimension of the first operand, for every rank and broadcast."""
     return _product(op, out_elements(op), _inner(op.tensors[0]))
 
 
 @operator_rule("rmatmul")
 def rmatmul(op: OpCall) -> OpCost:
-    """``a.__rmatmul__(b)`` is ``b @ a``: K is the last dimension of the second argument."""
+    """Count ``a.__rmatmul__(b)`` as ``b @ a``: K is the last dimension of the second argument."""
     return _product(op, out_elements(op), _inner(tensor(op, "other", 1)))
 
 
 @operator_rule("addmm", "addmv", "baddbmm", "_addmm_activation")
 def addmm(op: OpCall) -> OpCost:
-    """2 * outputs * K of the product; the added tensor, alpha and beta are part of the operator."""
+    """Count 2 * outputs * K FLOPs of the product; the added tensor, alpha and beta are part of the operator."""
     return _product(op, out_elements(op), _inner(op.tensors[1]))
 
 
 @operator_rule("addbmm")
 def addbmm(op: OpCall) -> OpCost:
-    """(b, n, k) x (b, k, m) summed over b: 2 * b*n*k*m."""
+    """Count 2 * b*n*k*m FLOPs for (b, n, k) x (b, k, m) summed over b."""
     return _product(op, prod(op.tensors[1].shape), _inner(op.tensors[2]))
 
 
 @operator_rule("_scaled_mm", "_weight_int8pack_mm", "_weight_int4pack_mm")
 def quantized(op: OpCall) -> OpCost:
-    """2 * outputs * K, K the last dimension of the first operand; scales are part of the operator."""
+    """Count 2 * outputs * K FLOPs, K the last dimension of the first operand; scales are part of the operator."""
     return OpCost(flops=prod((2, out_elements(op), _inner(op.tensors[0]))), role="matmul")
 
 
 @operator_rule("sparse.mm", "_sparse_mm", "_sparse_addmm", "_sparse_sparse_matmul", "hspmm", "sspaddmm")
 def sparse_product(op: OpCall) -> OpCost:
-    """2 * nonzero elements * columns, if the graph has their number; else unknown, with the dense product as bound."""
+    """Count 2 * nonzero elements * columns FLOPs, if their number is known.
+
+    Else unknown, bounded by the dense product.
+    """
     first, known = op.tensors[1 if "add" in op.name else 0], attr(op, NONZERO)
     if known is not None:
         return _product(op, known, result(op).shape[1] if len(result(op).shape) > 1 else 1)
@@ -107,7 +110,7 @@ def sparse_product(op: OpCall) -> OpCost:
 
 @operator_rule("bilinear")
 def bilinear(op: OpCall) -> OpCost:
-    """x W y for every output: the products of x with W, then with y: 2 * rows * out * (in_1 * in_2 + in_2)."""
+    """Count x W y for every output: products of x with W, then with y, 2 * rows * out * (in_1 * in_2 + in_2) FLOPs."""
     x, weight = tensor(op, "input1", 0), tensor(op, "weight", 2)
     out, first, second = weight.shape
     return OpCost(flops=prod((mac(op), *x.shape[:-1], out, second, total((first, 1)))), role="matmul")
@@ -115,13 +118,13 @@ def bilinear(op: OpCall) -> OpCost:
 
 @vector_rule("outer", "kron")
 def outer(op: OpCall) -> Size:
-    """One multiplication per output element: nothing is accumulated, so it is vector work; complex 6, by real 2."""
+    """Count one multiplication per output element, as vector work since nothing is summed; complex 6, by real 2."""
     return prod((multiplication(op, complex_operands(op)), out_elements(op)))
 
 
 @vector_rule("addr")
 def addr(op: OpCall) -> Size:
-    """Outer product and addition: 2 per output element, 1 more for each scale other than 1; complex 6 and 2.
+    """Count an outer product and addition: 2 per output element, 1 more for each scale other than 1; complex 6 and 2.
 
     With a ``beta`` of 0 nothing is added.
     """
@@ -134,7 +137,7 @@ def addr(op: OpCall) -> Size:
 
 @operator_rule("tensordot")
 def tensordot(op: OpCall) -> OpCost:
-    """2 * outputs * product of the contracted dimensions (``dims``: a count, or two lists).
+    """Count 2 * outputs * product of the contracted dimensions (``dims``: a count, or two lists) FLOPs.
 
     As in torch: if a contracted dimension is 1 in only one of the tensors, the other tensor is summed over it first
     (vector work, 1 per element; complex 2).
@@ -164,7 +167,7 @@ def _contracted(op: OpCall) -> tuple[Sequence[int], Sequence[int]]:
 
 @operator_rule("einsum")
 def einsum(op: OpCall) -> OpCost:
-    """Pairwise contraction, in the order of ``path`` or left to right; one pair costs 2 * product of its index sizes.
+    """Count pairwise contractions in the order of ``path``, or left to right; each is 2 * product of its index sizes.
 
     As in torch: an index that occurs in only one operand and not in the result is summed out of that operand first
     (vector work, 1 per element; complex 2). Indices of size 1 are dropped from an operand. With three or more operands
@@ -252,7 +255,7 @@ def _parse(equation: str, operands: tuple[Value, ...]) -> tuple[list[list[str]],
 
 @operator_rule("linalg_multi_dot", "chain_matmul")
 def multi_dot(op: OpCall) -> OpCost:
-    """2 * the multiply-accumulates of the best order, which torch uses.
+    """Count 2 * the multiply-accumulates of the best order of the products, which torch uses.
 
     Rows and columns a_0 .. a_n; the best of factors i to j is the least of best(i, k) + best(k + 1, j) + the product
     of the two halves (Cormen et al., Introduction to Algorithms, matrix-chain multiplication).
@@ -264,7 +267,7 @@ def multi_dot(op: OpCall) -> OpCost:
     ends = [first[1], *(shape[1] for shape in shapes[1:-1])]
     known = [size for size in sizes if isinstance(size, int)]
     if len(known) < len(sizes) or ends != sizes[1:-1]:
-        raise Uncountable("which order is best depends on sizes")
+        raise Uncountable("the best order of the products depends on symbolic sizes")
     best = {(i, i): 0 for i in range(len(shapes))}
     for length in range(1, len(shapes)):
         for i in range(len(shapes) - length):
@@ -275,7 +278,7 @@ def multi_dot(op: OpCall) -> OpCost:
 
 @operator_rule("matrix_power", "linalg_matrix_power")
 def matrix_power(op: OpCall) -> OpCost:
-    """By repeated squaring: a product for each squaring, and one for each further set bit of the exponent."""
+    """Count repeated squaring: a product for each squaring, and one for each further set bit of the exponent."""
     power, shape = attr(op, "n", "exponent"), op.tensors[0].shape
     if not isinstance(power, int) or power < 0:
         raise Uncountable("a power that is not a whole number from 0")
@@ -289,7 +292,7 @@ _CELLS: Final = {"lstm": (4, 13, 2), "gru": (3, 11, 1), "rnn_tanh": (1, 2, 1), "
 
 @operator_rule(*_CELLS, *(f"{name}_cell" for name in _CELLS))
 def recurrent(op: OpCall) -> OpCost:
-    """2 * rows * elements of every weight matrix; per row and hidden unit LSTM 13, GRU 11, RNN 2 vector FLOPs."""
+    """Count 2 * rows * elements of every weight matrix; per row and hidden unit LSTM 13, GRU 11, RNN 2 vector FLOPs."""
     gates, each, states = _CELLS[canonical(op.name).removesuffix("_cell")]
     if attr(op, "train", default=False) and attr(op, "dropout", default=0.0):
         raise Uncountable("a recurrent layer with dropout in training")
@@ -313,11 +316,11 @@ def _input_matrices(matrices: Sequence[Value], state: Sequence[Value]) -> Sequen
     """
     group = 3 if len(state) == 2 and state[0].shape[-1] != state[1].shape[-1] else 2
     if not matrices or len(matrices) % group:
-        raise Uncountable("weights of a recurrent layer that come in no groups")
+        raise Uncountable("the weights of a recurrent layer do not form whole groups")
     return matrices[::group]
 
 
 @operator_rule("_pack_padded_sequence", "_pad_packed_sequence")
 def pack(op: OpCall) -> OpCost:
-    """0 FLOP: rows are copied."""
+    """Count 0 FLOPs: rows are copied."""
     return OpCost(role="move")

@@ -24,7 +24,7 @@ from costproof.opgraph.rules.registry import operator_rule
     "unsqueeze_copy", "squeeze_copy", "transpose_copy", "t_copy", "unbind_copy", "_remove_batch_dim",
 )  # fmt: skip
 def view(op: OpCall) -> OpCost:
-    """0: the argument in another shape or order.
+    """Count 0: the argument in another shape or order.
 
     ``identity`` is TorchLens's name for a module that returns its argument. ``_remove_batch_dim`` repeats a result that
     ``torch.vmap`` computed without its batch; a result with the batch is called ``vmap``.
@@ -38,13 +38,13 @@ def view(op: OpCall) -> OpCost:
     "_autocast_to_reduced_precision", "detach", "requires_grad", "data",
 )  # fmt: skip
 def cast(op: OpCall) -> OpCost:
-    """0: the argument in another dtype or on another device; the cast fuses into a neighbor."""
+    """Count 0: the argument in another dtype or on another device; the cast fuses into a neighbor."""
     return OpCost(role="alias")
 
 
 @operator_rule("broadcast_tensors")
 def broadcast_tensors(op: OpCall) -> OpCost:
-    """0: each output is a view of its own argument."""
+    """Count 0: each output is a view of its own argument."""
     return OpCost(role="alias", aliases=op.tensors)
 
 
@@ -56,13 +56,13 @@ def broadcast_tensors(op: OpCall) -> OpCost:
     "cartesian_prod", "combinations", "diag", "diag_embed", "diagflat", "complex",
 )  # fmt: skip
 def move(op: OpCall) -> OpCost:
-    """0 FLOP: elements are copied into a new tensor."""
+    """Count 0 FLOPs: elements are copied into a new tensor."""
     return OpCost(role="move")
 
 
 @operator_rule("cat")
 def cat(op: OpCall) -> OpCost:
-    """0 FLOP: a copy; if all other tensors are empty, an alias of the one that is not."""
+    """Count 0 FLOPs: a copy; if all other tensors are empty, an alias of the one that is not."""
     filled = [t for t in op.tensors if 0 not in t.shape]
     if len(filled) == 1 and len(op.tensors) > 1:
         return OpCost(role="alias", aliases=(filled[0],) * len(op.outputs))
@@ -71,13 +71,13 @@ def cat(op: OpCall) -> OpCost:
 
 @operator_rule("copy")
 def copy(op: OpCall) -> OpCost:
-    """0 FLOP: the second tensor overwrites the first, which may be a view."""
+    """Count 0 FLOPs: the second tensor overwrites the first, which may be a view."""
     return OpCost(role="move", reads=op.tensors[1:], aliases=op.tensors[:1] * len(op.outputs))
 
 
 @operator_rule("unfold")
 def unfold(op: OpCall) -> OpCost:
-    """``Tensor.unfold`` is a view; ``torch.nn.functional.unfold`` (with a kernel size) copies patches."""
+    """Count 0: ``Tensor.unfold`` is a view; ``torch.nn.functional.unfold`` (with a kernel size) copies patches."""
     return OpCost(role="move" if "kernel_size" in op.attrs else "alias")
 
 
@@ -90,13 +90,13 @@ def unfold(op: OpCall) -> OpCost:
     "exponential", "efficientzerotensor", "_efficientzerotensor",
 )  # fmt: skip
 def factory(op: OpCall) -> OpCost:
-    """0: a tensor is created without reading one; ``*_like`` uses only the shape."""
+    """Count 0: a tensor is created without reading one; ``*_like`` uses only the shape."""
     return OpCost(role="factory", reads=())
 
 
 @operator_rule("fill", "zero")
 def fill(op: OpCall) -> OpCost:
-    """0: a tensor is created without reading one; in place it overwrites its argument, as a copy does."""
+    """Count 0: a tensor is created without reading one; in place it overwrites its argument, as a copy does."""
     return OpCost(role="factory", reads=(), aliases=op.tensors[:1] * len(op.outputs) if overwrites(op) else None)
 
 
@@ -109,13 +109,13 @@ def fill(op: OpCall) -> OpCost:
     "is_pinned", "pin_memory", "manual_seed", "_set_grad_enabled", "_log_api_usage_once",
 )  # fmt: skip
 def free(op: OpCall) -> OpCost:
-    """0: metadata, assertions, and values returned to Python."""
+    """Count 0: metadata, assertions, and values returned to Python."""
     return OpCost(role="free", reads=())
 
 
 @operator_rule("vmap")
 def vmap(op: OpCall) -> OpCost:
-    """0 for indices and masks; other operators inside ``torch.vmap`` are unknown."""
+    """Count 0 for indices and masks; other operators inside ``torch.vmap`` are unknown."""
     if any(v.floating for v in op.outputs):
         raise Uncountable("what torch.vmap runs over a batch is not counted")
     return OpCost(role="move")
@@ -123,7 +123,7 @@ def vmap(op: OpCall) -> OpCost:
 
 @operator_rule("none")
 def unseen(op: OpCall) -> OpCost:
-    """0 for indices and masks; other tensors whose operator TorchLens did not see are unknown."""
+    """Count 0 for indices and masks; other tensors whose operator TorchLens did not see are unknown."""
     if any(v.floating for v in op.outputs):
         raise Uncountable("TorchLens did not see which operator made this tensor")
     return OpCost(role="free", reads=())

@@ -54,7 +54,7 @@ _COUNTS: Final = {
     "std_mean": (4, 1, "mean, subtract, square, mean; per result a root"),
 }
 _PRODUCTS: Final = ("prod", "cumprod")
-"""Reductions that multiply."""
+"""Reductions that multiply elements, such as ``prod``."""
 
 
 def _reduction(op: OpCall, per_input: int, per_output: int, step: Callable[[OpCall], int]) -> Size:
@@ -75,38 +75,38 @@ for _name, (_input, _output, _what) in _COUNTS.items():
 
 @vector_rule("trace")
 def trace(op: OpCall) -> Size:
-    """1 per element of the diagonal: add."""
+    """Count 1 per element of the diagonal (add)."""
     return prod((addition(op), smaller(*tensor(op, "self", 0).shape)))
 
 
 @vector_rule("max", "min")
 def extremum(op: OpCall) -> Size:
-    """1 per input element; of two tensors, 1 per output element."""
+    """Count 1 per input element; of two tensors, 1 per output element."""
     return out_elements(op) if len(op.tensors) > 1 else numel(op.tensors[0])
 
 
 @operator_rule("any", "all", "_is_all_true", "_is_any_true", "count_nonzero")
 def predicates(op: OpCall) -> OpCost:
-    """1 per input element if it is floating point (compare with 0); booleans and their number are bookkeeping."""
+    """Count 1 per input element if it is floating point (compare with 0); booleans and their number are bookkeeping."""
     return OpCost(vector=numel(op.tensors[0]) if reads_floats(op) else 0, role="move")
 
 
 @operator_rule("allclose", "equal")
 def equality(op: OpCall) -> OpCost:
-    """1 per pair of elements if one is floating point (compare)."""
+    """Count 1 per pair of elements if one is floating point (compare)."""
     pairs = prod(broadcast(op.tensors[0].shape, op.tensors[1].shape))
     return OpCost(vector=pairs if reads_floats(op) else 0, role="move")
 
 
 @operator_rule("bincount")
 def bincount(op: OpCall) -> OpCost:
-    """1 per weight (add); 0 without weights, when integers are counted."""
+    """Count 1 per weight (add); 0 without weights, when integers are counted."""
     return OpCost(vector=numel(op.tensors[0]) if computes(op) else 0, role="move")
 
 
 @operator_rule("histc")
 def histogram(op: OpCall) -> OpCost:
-    """5 per input element: compare with both ends, subtract, multiply, add; 2 more if no range is given.
+    """Count 5 per input element: compare with both ends, subtract, multiply, add; 2 more if no range is given.
 
     The range is then found from the smallest and the largest element. 0 for integers, see :func:`counted_integers`.
     """
@@ -117,7 +117,7 @@ def histogram(op: OpCall) -> OpCost:
 
 @graph_transform
 def counted_integers(graph: Graph) -> Graph:
-    """Let ``histc`` read the integers that were cast to floating point for it.
+    """Return the graph in which ``histc`` reads integers directly instead of their cast to floating point.
 
     Its kernel for processors takes no integers, that for GPUs does: the same work is counted the same on both.
     """
@@ -178,19 +178,19 @@ def _norm_flops(elements: Size, per_element: int, rows: Size) -> Size:
 
 @vector_rule("layer_norm", "native_layer_norm")
 def layer_norm(op: OpCall) -> Size:
-    """5 per element, 1 more each for a scale and a shift, 2 per row."""
+    """Count 5 per element, 1 more each for a scale and a shift, 2 per row."""
     return _norm_flops(numel(tensor(op, "input", 0)), 5 + _affine(op), _rows(op))
 
 
 @vector_rule("rms_norm", "_fused_rms_norm")
 def rms_norm(op: OpCall) -> Size:
-    """3 per element, 1 more for a scale, 2 per row."""
+    """Count 3 per element, 1 more for a scale, 2 per row."""
     return _norm_flops(numel(tensor(op, "input", 0)), 3 + min(_affine(op), 1), _rows(op))
 
 
 @vector_rule("group_norm", "native_group_norm")
 def group_norm(op: OpCall) -> Size:
-    """As layer norm, with N * groups rows."""
+    """Count as layer norm, with N * groups rows."""
     groups = attr(op, "num_groups", "group", "groups")
     if groups is None:
         raise Uncountable("a group norm without its number of groups")
@@ -200,7 +200,7 @@ def group_norm(op: OpCall) -> Size:
 
 @vector_rule("instance_norm")
 def instance_norm(op: OpCall) -> Size:
-    """As layer norm, with N * C rows; with stored statistics 3 per element fewer, as batch norm."""
+    """Count as layer norm, with N * C rows; with stored statistics 3 per element fewer, as batch norm."""
     data = tensor(op, "input", 0)
     made = 3 if attr(op, "use_input_stats", default=True) else 0
     return _norm_flops(numel(data), 2 + made + _affine(op), prod(data.shape[:2]))
@@ -211,7 +211,7 @@ def instance_norm(op: OpCall) -> Size:
     _TRAINS, "_batch_norm_no_update", "cudnn_batch_norm",
 )  # fmt: skip
 def batch_norm(op: OpCall) -> Size:
-    """With stored statistics 2 per element (subtract, normalize), 1 more each for a scale and a shift, 2 per channel.
+    """Count 2 per element with stored statistics, 1 more each for a scale and a shift, 2 per channel.
 
     In training the statistics are computed first: 3 more per element.
     """
@@ -228,14 +228,14 @@ def batch_norm(op: OpCall) -> Size:
     "unique", "_unique", "_unique2", "unique_consecutive", "unique_dim", "multinomial",
 )  # fmt: skip
 def select(op: OpCall) -> OpCost:
-    """1 per input element if the input is floating point."""
+    """Count 1 per input element if the input is floating point."""
     data = op.tensors[0]
     return OpCost(vector=numel(data) if data.floating else 0)
 
 
 @operator_rule("searchsorted", "bucketize")
 def search(op: OpCall) -> OpCost:
-    """1 per value and bit of the number of boundaries (binary search); 0 for integers."""
+    """Count 1 per value and bit of the number of boundaries (binary search); 0 for integers."""
     boundaries = op.names.get("sorted_sequence") or op.names.get("boundaries")
     if boundaries is None or not isinstance(boundaries.shape[-1], int):
         raise Uncountable("a search in a sequence whose length is a symbol")
@@ -245,7 +245,7 @@ def search(op: OpCall) -> OpCost:
 
 @operator_rule("mse_loss", "l1_loss")
 def elementwise_loss(op: OpCall) -> OpCost:
-    """2 per element: subtract, and square or absolute value; 1 more for a sum or mean."""
+    """Count 2 per element: subtract, and square or absolute value; 1 more for a sum or mean."""
     given, target = tensor(op, "input", 0), tensor(op, "target", 1)
     if complex_operands(op) or given.shape != target.shape or "weight" in op.names or len(op.tensors) > 2:
         raise Uncountable("a loss of complex numbers, of several shapes, or with weights")
@@ -255,7 +255,7 @@ def elementwise_loss(op: OpCall) -> OpCost:
 
 @operator_rule("cross_entropy", "cross_entropy_loss")
 def cross_entropy(op: OpCall) -> OpCost:
-    """For class indices: 6 per element (a log-softmax); 1 per row for a sum or mean."""
+    """Count 6 per element (a log-softmax) for class indices; 1 per row for a sum or mean."""
     given, target = tensor(op, "input", 0), tensor(op, "target", 1)
     if target.floating or len(op.tensors) > 2 or attr(op, "label_smoothing", default=0.0) != 0:
         raise Uncountable("a loss with probabilities, with weights of classes, or with smoothed labels")

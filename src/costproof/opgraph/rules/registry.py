@@ -31,7 +31,7 @@ RuleFunction = Callable[[OpCall], OpCost]
 _ROOM: Final = __name__.rpartition(".")[0] + "."
 
 GraphTransform = Callable[[Graph], Graph]
-"""Rewrites a graph; keeps the order of execution."""
+"""Function that rewrites a graph and keeps the order of execution."""
 
 _BUILT_IN: Final = {
     "matmul": "matrix products, recurrent layers",

@@ -26,7 +26,7 @@ _WITH_INDICES = tuple(f"max_pool{d}d_with_indices" for d in (1, 2, 3))
 
 @vector_rule(*_NAMES, *_WITH_INDICES)
 def pool(op: OpCall) -> Size:
-    """Kernel taps x outputs: an addition or a comparison each; taps on padding count."""
+    """Count kernel taps x outputs: an addition or a comparison each; taps on padding count."""
     kernel: Any = attr(op, "kernel_size")
     if kernel is None:
         raise Uncountable("a pooling without its kernel_size")
@@ -38,7 +38,7 @@ def pool(op: OpCall) -> Size:
 
 @vector_rule(*(f"adaptive_{kind}" for kind in (*_NAMES, *_WITH_INDICES)))
 def adaptive(op: OpCall) -> Size:
-    """Taps x outputs; bin i of n over a length m reads floor(i*m/n) to ceil((i+1)*m/n)."""
+    """Count taps x outputs; bin i of n over a length m reads floor(i*m/n) to ceil((i+1)*m/n)."""
     before, after = tensor(op, "input", 0).shape, result(op).shape
     return prod(_taps(m, n) for m, n in zip(before, after, strict=True))
 
@@ -84,7 +84,7 @@ for _name, _mode in _KERNELS.items():
 
 @operator_rule("interpolate", "upsample")
 def interpolate(op: OpCall) -> OpCost:
-    """By ``mode``: taps multiplications and taps-1 additions per output element; ``area`` is adaptive pooling."""
+    """Count by ``mode``: taps multiplications and taps-1 additions per output element; ``area`` is adaptive pooling."""
     mode = attr(op, "mode", default="nearest")
     if mode == "area":
         return adaptive(op)
@@ -97,7 +97,7 @@ def interpolate(op: OpCall) -> OpCost:
     "grid_sampler", "grid_sampler_2d", "grid_sampler_3d", "cudnn_grid_sampler", "_grid_sampler_2d_cpu_fallback"
 )
 def grid_sampler(op: OpCall) -> OpCost:
-    """Interpolation at positions in a tensor: taps multiplications and taps-1 additions per output element."""
+    """Count interpolation at positions in a tensor: taps multiplications and taps-1 additions per output element."""
     modes = ("bilinear", "nearest", "bicubic")
     mode = modes[attr(op, "interpolation_mode", default=0)]
     # ``bilinear`` means trilinear for volumes.
@@ -107,5 +107,5 @@ def grid_sampler(op: OpCall) -> OpCost:
 
 @operator_rule("affine_grid_generator")
 def affine_grid(op: OpCall) -> OpCost:
-    """2 * results * (dimensions + 1): a product of every position (x, y, 1) with the matrix."""
+    """Count 2 * results * (dimensions + 1) FLOPs: a product of every position (x, y, 1) with the matrix."""
     return OpCost(flops=prod((2, out_elements(op), tensor(op, "theta", 0).shape[-1])), role="matmul")

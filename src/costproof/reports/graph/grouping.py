@@ -17,7 +17,7 @@ from costproof.views.module_tree import pattern
 
 
 def group(graph: CallGraph) -> GraphView:
-    """Group a callgraph. Every module that ran is in exactly one node, so sums over nodes are exact.
+    """Group a callgraph into families. Every module that ran is in exactly one node, so sums over nodes are exact.
 
     Families are found caller by caller, outermost first; a module that several callers share belongs to the one
     nearest to the root.
@@ -63,7 +63,7 @@ def group(graph: CallGraph) -> GraphView:
 def _callees(
     structure: CallStructure, members: Sequence[str], home: Mapping[str, int]
 ) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Return the families among the callees of a family, each with its instances and loops."""
+    """Return the families among the modules that a family calls, each as its instances and its loops."""
     inside = frozenset(members)
     slots: dict[Slot, dict[str, list[str]]] = defaultdict(dict)
     when: dict[Slot, int] = {}
@@ -95,7 +95,7 @@ def _callees(
 
 
 def _slot_flow(structure: CallStructure, slots: Mapping[Slot, Mapping[str, Sequence[str]]]) -> dict[Slot, set[Slot]]:
-    """Return which slot feeds which: by data flow, or else by matching shapes in the order of calls."""
+    """Return slot -> the slots that it feeds, by data flow, or else by matching shapes in call order."""
     place = {c: slot for slot, callees in slots.items() for cs in callees.values() for c in cs}
     found: dict[Slot, set[Slot]] = defaultdict(set)
     last: dict[Hashable, str] = {}
@@ -112,7 +112,7 @@ def _slot_flow(structure: CallStructure, slots: Mapping[Slot, Mapping[str, Seque
 
 
 def _repeats(structure: CallStructure, instances: Sequence[str]) -> tuple[str, ...]:
-    """Return the loop over calls of one instance within one call of its caller."""
+    """Return the loop, if any, of repeated calls of an instance within one call of its caller."""
     calls = ((caller, path) for path in instances for caller in structure.callers.get(path, ()))
     spans = [n for call in calls for n in structure.per_call.get(call, ())]
     return (_loop("parfor", spans),) if max(spans, default=1) > 1 else ()
@@ -140,7 +140,7 @@ Slot = tuple[str, Hashable]
 
 @dataclass(frozen=True)
 class Sibling:
-    """A module that a caller calls, with its position among the caller's other callees."""
+    """A module that a caller calls, with its position among the modules that this caller calls."""
 
     slot: Slot
     kind: Hashable
@@ -149,12 +149,12 @@ class Sibling:
 
     @cached_property
     def mask(self) -> Mask:
-        """Return the name without its numbers."""
+        """Return the module's name with its numbers replaced."""
         return unnumbered(self.slot[0])
 
     @property
     def where(self) -> str:
-        """Return the path of the holder: modules of different holders share a family only if they are numbered."""
+        """Return the path of the module that holds it. Only numbered modules of different holders share a family."""
         return self.slot[0].rpartition(".")[0]
 
 
@@ -204,7 +204,7 @@ class _FlowOrder:
     """Reachability and levels of siblings in the data flow between them."""
 
     def __init__(self, forward: Mapping[Slot, Sequence[Slot]]) -> None:
-        """Take slot -> slots that read what it made, all of them later in the mapping."""
+        """Compute both from slot -> slots that read its output; readers come later in the mapping."""
         self.forward = forward
         self.reach: dict[Slot, frozenset[Slot]] = {}
         for name in reversed(list(forward)):
@@ -226,7 +226,7 @@ _Found = Iterator[tuple[FamilyKind, list[Sibling]]]
 
 
 def _repeated_families(alike: list[Sibling], order: _FlowOrder) -> _Found:
-    """Yield families of siblings of one kind: numbered ones first, then those with unique names."""
+    """Yield families of siblings of one kind: numbered ones first, then those with individual names."""
     lone: list[Sibling] = []
     for numbered in _grouped_by(alike, lambda s: s.mask).values():
         for members in _components(numbered, order):
@@ -241,7 +241,7 @@ def _repeated_families(alike: list[Sibling], order: _FlowOrder) -> _Found:
 
 
 def _named(siblings: list[Sibling], order: _FlowOrder) -> _Found:
-    """Yield families of like siblings without a common number: one level first, then chains of direct neighbors.
+    """Yield families of siblings of one kind with individual names: parallel ones first, then direct chains.
 
     Levels come first: a query, key and value projection are three of a kind, though each also feeds the like
     projection after the attention.
@@ -264,7 +264,7 @@ def _named(siblings: list[Sibling], order: _FlowOrder) -> _Found:
 
 
 def _by_level(members: list[Sibling], order: _FlowOrder) -> _Found:
-    """Yield families of members that branch: a level with several is a ``parfor``, a chain of single ones a ``for``."""
+    """Yield families of members that branch: several on one level are a ``parfor``, a chain is a ``for``."""
     run: list[Sibling] = []
     for _, same in sorted(_grouped_by(members, lambda s: order.level[s.slot]).items()):
         if run and (len(same) > 1 or not order.feeds(run[-1], same[0])):
@@ -279,7 +279,7 @@ def _by_level(members: list[Sibling], order: _FlowOrder) -> _Found:
 
 
 def _components(members: list[Sibling], order: _FlowOrder) -> list[list[Sibling]]:
-    """Return members joined wherever one reaches another; isolated members form one group."""
+    """Return groups of members in which one reaches another through data flow; isolated members are one group."""
     joined: list[list[Sibling]] = []
     for sibling in members:
         linked = [c for c in joined if any(order.linked(sibling, m) for m in c)]

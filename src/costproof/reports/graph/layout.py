@@ -25,7 +25,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Positions of nodes and bends, in pixels from the top left."""
+    """Positions of nodes and of arrow bends, in pixels from the top left."""
 
     x: tuple[int, ...]
     y: tuple[int, ...]
@@ -131,7 +131,7 @@ def _ranks(count: int, arrows: Sequence[Pair]) -> list[int]:
 
 
 def _late(ranks: Sequence[int], arrows: Sequence[Pair]) -> list[int]:
-    """Push each node down to the rank just above its first successor."""
+    """Return the ranks with each node moved to the rank just before its first successor."""
     after: dict[int, list[int]] = {}
     for a, b in arrows:
         after.setdefault(a, []).append(b)
@@ -144,7 +144,7 @@ def _late(ranks: Sequence[int], arrows: Sequence[Pair]) -> list[int]:
 def _with_bends(
     count: int, arrows: Sequence[Pair], ranks: Sequence[int]
 ) -> tuple[list[list[int]], list[Pair], dict[Pair, tuple[int, ...]]]:
-    """Return the ranks with a bend node in every rank that an arrow passes, in the order of a depth-first walk."""
+    """Return the ranks with an added bend node in every rank that a long arrow passes."""
     new = count
     segments: list[Pair] = []
     chains: dict[Pair, tuple[int, ...]] = {}
@@ -198,7 +198,7 @@ def _fewest_crossings(rows: list[list[int]], segments: Sequence[Pair]) -> list[l
 
 
 def _by_barycenter(row: list[int], around: Mapping[int, Sequence[int]]) -> list[int]:
-    """Sort a rank by the mean position of neighbors; nodes without neighbors follow their predecessor."""
+    """Sort a rank by the mean position of neighbours; a node without neighbours follows its predecessor."""
     keys: dict[int, float] = {}
     last = -1.0
     for node in row:
@@ -211,7 +211,7 @@ def _by_barycenter(row: list[int], around: Mapping[int, Sequence[int]]) -> list[
 def _straighten(
     rows: Sequence[Sequence[int]], segments: Sequence[Pair], heights: Mapping[int, int]
 ) -> dict[int, float]:
-    """Return the center of every node: near the mean of its neighbors, in order, at least a gap apart."""
+    """Return each node's centre: near the mean of its neighbours, in order, and at least a gap apart."""
     around: dict[int, list[int]] = {i: [] for row in rows for i in row}
     for a, b in segments:
         around[a].append(b)

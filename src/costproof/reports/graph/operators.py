@@ -23,7 +23,7 @@ from costproof.views.numbers import exact, first_names, human, share
 MOST: Final = 2_000
 """Maximum number of boxes: larger pictures are unreadable, and their layout takes minutes."""
 _SHAPES: Final = 2
-"""Tensors that a box names; the tooltip has all."""
+"""Maximum number of tensors whose shapes a box names; the tooltip has all."""
 _LEGEND: Final = (
     "a box: operator, module, what it returns, FLOPs with their share · × N: the same in N equal layers"
     " · arrows: data · orange: share of the FLOPs"
@@ -32,7 +32,7 @@ _LEGEND: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Operator(Node):
-    """A box for an operator, or for the same operator of several equal layers."""
+    """A box in a picture of operators, for one operator or for the same operator of several equal layers."""
 
     vector: int | None = 0
     """Vector FLOPs; ``None`` is unknown."""
@@ -70,7 +70,7 @@ class Operator(Node):
 
 
 def operator_view(found: Sequence[OperatorListing], *, unrolled: bool = False) -> GraphView:
-    """Return the graph of the operators of some listings, with their share of the FLOPs of all of them.
+    """Return the picture of the operators in some listings, each with its share of their FLOPs.
 
     Args:
         unrolled: draw every operator. Otherwise equal layers are drawn once, and an operator that does no work, such as
@@ -105,7 +105,7 @@ def operator_view(found: Sequence[OperatorListing], *, unrolled: bool = False) -
 
 
 def _boxes(lines: Sequence[OperatorLine], unrolled: bool) -> Iterator[tuple[int, ...]]:
-    """Yield the indices of lines that are drawn as one box, in the order of their first line."""
+    """Yield, for each box, the indices of the listing lines that it shows, in the order of the first line."""
     alike: dict[object, list[range]] = {}
     at = 0
     for path, some_ in layers(lines):
@@ -120,7 +120,7 @@ def _boxes(lines: Sequence[OperatorLine], unrolled: bool) -> Iterator[tuple[int,
 
 
 def _feeds(lines: Sequence[OperatorLine], drawn: Collection[int]) -> Iterator[tuple[int, int]]:
-    """Yield (producer, consumer) pairs of drawn lines, also through lines that are not drawn."""
+    """Yield (producer, consumer) pairs of drawn lines; lines that are not drawn are passed through."""
     made: dict[str, tuple[int, ...]] = {}
     for i, line in enumerate(lines):
         sources = tuple(dict.fromkeys(place for name in line.reads for place in made.get(name, ())))
@@ -160,7 +160,7 @@ def _note(one: OperatorListing, drawn: int) -> str:
 
 
 def operators_page(view: GraphView) -> Document:
-    """Return the page of a view of operators: the picture, and a table of its boxes, linked with each other."""
+    """Return the page of an operator graph: the picture, and a table of its boxes, linked with each other."""
     linked = replace(view, nodes=tuple(replace(n, link=f"#of-{n.id}") for n in view.nodes), notes=())
     label = "Operators, scrollable"
     framed = h("div", Html(inline(linked)), class_="graph", tabindex=0, role="region", aria_label=label)

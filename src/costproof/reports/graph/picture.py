@@ -1,4 +1,4 @@
-"""Define the picture of a callgraph: boxes, arrows and labels; write it as DOT for Graphviz and as Mermaid."""
+"""Define the picture of a callgraph (boxes, arrows, labels), and write it as DOT and as Mermaid."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from costproof.views.module_tree import natural
 from costproof.views.numbers import exact, first_names, human, share
 
 _ORDER: Final = 12
-"""Paths that a tooltip names."""
+"""Maximum number of module paths that a tooltip names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A family of modules drawn as one box. A view adds the costs from the ledgers."""
+    """A family of modules, drawn as one box with the costs from the ledgers."""
 
     id: str
     """``n0``, ``n1`` …: the same for one capture and prefix, whatever else is chosen."""
@@ -57,7 +57,7 @@ class Node:
 
     @property
     def ran(self) -> bool:
-        """Return whether any of the instances ran."""
+        """Return whether any instance of the family ran."""
         return self.not_executed < len(self.instances)
 
     @property
@@ -72,7 +72,7 @@ class Node:
 
     @property
     def figures(self) -> str:
-        """Return calls, parameters, FLOPs and bytes moved in one line; zeros are left out."""
+        """Return calls, parameters, FLOPs and bytes moved in one line, without zeros."""
         params = [f"{human(self.params)} params"] if self.params or (self.params is None and self.ran) else []
         if not self.ran:
             return " · ".join(["not executed", *params])
@@ -86,23 +86,23 @@ class Node:
 
     @property
     def work(self) -> list[str]:
-        """Return the FLOPs with their share, unless they are zero, and the number of experts."""
+        """Return the FLOPs with their share, and the number of experts; nothing for zero FLOPs."""
         part = f" ({self.share})" if self.share else ""
         return [*([human(self.flops, "FLOP") + part] if self.flops != 0 else []), *filter(None, [self.experts])]
 
     @property
     def share(self) -> str:
-        """Return the share of all FLOPs: ``35.3 %``; empty if unknown, all of them, or below one in a thousand."""
+        """Return the share of all FLOPs: ``35.3 %``; empty if unknown, 100 % or below 0.1 %."""
         known = self.flops is not None and self.whole is not None
         return share(self.flops, self.whole) if known and self.whole != self.flops and self.part_of(1000) else ""
 
     def part_of(self, length: int) -> int:
-        """Return the share of the FLOPs on a bar of this length, rounded down; 0 if unknown."""
+        """Return the length of the FLOPs' share on a bar of ``length`` units, rounded down; 0 if unknown."""
         return length * self.flops // self.whole if self.flops and self.whole else 0
 
     @property
     def tooltip(self) -> list[str]:
-        """Return all known facts, line by line."""
+        """Return all known facts about the family, one per line."""
         ran = f", {self.not_executed} not executed" if self.not_executed else ""
         series = any(loop.startswith("for") for loop in self.loops)
         # Paths as they feed each other, where that is not the order of their names.
@@ -128,7 +128,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An arrow between two nodes by id."""
+    """An arrow between two nodes, which it names by id."""
 
     source: str
     target: str
@@ -158,17 +158,17 @@ class GraphView:
     """Whether it is read from top to bottom and its arrows are data, all in :attr:`calls`: a program of operators."""
 
     def said(self, edge: Edge) -> str:
-        """Return the meaning of an arrow of :attr:`calls`."""
+        """Return the text that explains a call arrow, such as its number of calls."""
         return f"feeds, {plural(edge.count, 'pair')} of operators" if self.down else plural(edge.count, "call")
 
     @property
     def head(self) -> tuple[str, ...]:
-        """Return the lines below the title."""
+        """Return the lines below the title of the picture."""
         return (*self.about, *self.notes)
 
     @property
     def counted(self) -> frozenset[Edge]:
-        """Return the arrows of :attr:`calls` whose count differs from the number of calls of their target."""
+        """Return the call arrows with a count of their own: it differs from the number of calls of their target."""
         if self.down:
             times = {n.id: n.calls for n in self.nodes}
             return frozenset(e for e in self.calls if e.count != times[e.target])

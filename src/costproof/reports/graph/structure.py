@@ -1,4 +1,4 @@
-"""Derive facts about modules from a callgraph: kinds, calls per call of a caller, modules that never ran."""
+"""Derive facts about modules from a callgraph: kinds, calls within one call of a caller, modules that never ran."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CallStructure:
 
     @cached_property
     def order(self) -> dict[str, int]:
-        """Return module -> position of its first call; the order of the file if there are no events."""
+        """Return module -> position of its first call, or its position in the file if there are no events."""
         entered = (e.name for e in self.graph.events if e.event == "enter")
         rest = sorted((*self.graph.call_counts, *self.graph.module_types), key=natural)
         return {path: i for i, path in enumerate(dict.fromkeys((*entered, *rest)))}
@@ -38,7 +38,7 @@ class CallStructure:
 
     @cached_property
     def callers(self) -> dict[str, frozenset[str]]:
-        """Return module -> callers; a module that never ran gets those of its list neighbors, or its holder."""
+        """Return module -> the modules that call it; for one that never ran, the callers of its list neighbours."""
         found: dict[str, set[str]] = defaultdict(set)
         for caller, callee in self.edges:
             found[callee].add(caller)
@@ -49,7 +49,7 @@ class CallStructure:
 
     @cached_property
     def callees(self) -> dict[str, tuple[str, ...]]:
-        """Return caller -> callees, those that never ran last."""
+        """Return module -> the modules that it calls; those that never ran come last."""
         found: dict[str, list[str]] = defaultdict(list)
         for caller, callee in (*self.edges, *((a, path) for path in self.idle for a in sorted(self.callers[path]))):
             found[caller].append(callee)
@@ -57,7 +57,7 @@ class CallStructure:
 
     @cached_property
     def flow(self) -> dict[str, dict[str, int]]:
-        """Return producer -> consumer -> how often the consumer reads its output."""
+        """Return producer -> consumer -> how often the consumer reads the producer's output."""
         found: dict[str, dict[str, int]] = defaultdict(dict)
         for (a, b), count in arrows(self.graph.data_edges, self.order).items():
             found[a][b] = count
@@ -65,7 +65,7 @@ class CallStructure:
 
     @cached_property
     def idle(self) -> dict[str, bool]:
-        """Return module that never ran, with nothing inside that ran -> whether its holder (lists skipped) ran.
+        """Return, for each outermost module in which nothing ran, whether the module that holds it ran.
 
         Those of which that is so stand first; outermost first among the others.
         """
@@ -85,7 +85,7 @@ class CallStructure:
 
     @cached_property
     def per_call(self) -> dict[tuple[str, str], set[int]]:
-        """Return (caller, callee) -> numbers of calls within one call of the caller.
+        """Return (caller, callee) -> the numbers of calls within one call of the caller.
 
         From the events; where they do not cover every call, from the counts, as evenly as they divide.
         """
@@ -102,13 +102,13 @@ class CallStructure:
 
     @cached_property
     def roots(self) -> tuple[str, ...]:
-        """Return the modules that ran and that no other module called."""
+        """Return the modules that ran without being called by another module."""
         called = {b for a, b in self.edges if a != b}
         return tuple(p for p in sorted(self.graph.call_counts, key=lambda p: self.order[p]) if p not in called)
 
     @cached_property
     def likeness(self) -> dict[str, int]:
-        """Return module -> number of its kind: equal for equal class, settings, and kinds of the modules inside.
+        """Return module -> number of its kind; modules of equal class, settings and inner modules have one kind.
 
         Counts of calls do not matter, so that an expert which no token reached is like the others. Neither do
         floats (rates, scales), nor settings that only number the module (``layer_idx``).
@@ -132,7 +132,7 @@ class CallStructure:
 
     @cached_property
     def _numbering(self) -> dict[Mask, frozenset[str]]:
-        """Return masked path -> settings whose value follows a number in the path at a fixed distance."""
+        """Return path without numbers -> settings that follow a number in the path, such as ``layer_idx``."""
         by_mask: dict[Mask, list[str]] = defaultdict(list)
         for path in self.graph.constructor_params:
             by_mask[unnumbered(path)].append(path)
@@ -148,18 +148,18 @@ class CallStructure:
         return found
 
     def _holder(self, path: str) -> str:
-        """Return the nearest module around a path that ran, or that is drawn although it did not."""
+        """Return the nearest enclosing module that is drawn."""
         return next((p for p in _ancestors(path)[1:] if p in self.graph.call_counts or p in self.idle), "(root)")
 
     def fits(self, a: str, b: str) -> bool:
-        """Return whether an output of the first call of ``a`` has the shape of an input of the first call of ``b``."""
+        """Return whether an output of the first call of ``a`` has the shape of an input of that of ``b``."""
         gave = {v.shape for v in self.graph.output_metadata.get(a, ()) if isinstance(v, TensorAt)}
         took = {v.shape for v in self.graph.input_metadata.get(b, ()) if isinstance(v, TensorAt)}
         return bool(gave & took)
 
 
 class RecordedCall(NamedTuple):
-    """One call of a module, reconstructed from the events."""
+    """One module call, reconstructed from the events of a callgraph."""
 
     module: str
     callees: Counter[str]
@@ -185,12 +185,12 @@ def recorded_calls(events: Iterable[Event]) -> Iterator[RecordedCall]:
 
 
 def unnumbered(path: str) -> Mask:
-    """Return the path without its numbers."""
+    """Return a module path with its numbers replaced."""
     return template(path)[0]
 
 
 def inside(graph: CallGraph, prefix: str) -> CallGraph:
-    """Return the part of a callgraph at and below a path."""
+    """Return the part of a callgraph at and below a module path."""
     kept = {p for p in (*graph.module_types, *graph.call_counts) if below(p, prefix)}
 
     def both(edges: Mapping[str, int]) -> dict[str, int]:
@@ -227,12 +227,12 @@ def _counts(values: Sequence[object], numbers: list[tuple[int, ...]]) -> bool:
 
 
 def _place(path: str) -> tuple[str, Mask]:
-    """Return the path of a module's holder, and its name there without the number."""
+    """Return the path of the module that holds this one, and its own name without numbers."""
     above, _, name = path.rpartition(".")
     return above, unnumbered(name)
 
 
 def _ancestors(path: str) -> list[str]:
-    """Return the path itself and the paths of all modules around it."""
+    """Return the path and the paths of all enclosing modules."""
     parts = path.split(".")
     return [".".join(parts[:i]) for i in range(len(parts), 0, -1)]

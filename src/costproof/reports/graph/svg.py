@@ -1,4 +1,4 @@
-"""Draw a view as SVG: one file, no script, no font, no tool needed."""
+"""Draw a picture as a single SVG file, without scripts, fonts or external tools."""
 
 from __future__ import annotations
 
@@ -42,39 +42,39 @@ _STYLE: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Level of detail of a picture. This one shows class, path and all figures."""
+    """Level of detail of a picture: boxes show class, path and all figures."""
 
     gap: int = COLUMN_GAP
     height: int = 56
     """Height of a box in pixels."""
 
     def title(self, node: Node) -> str:
-        """Return the first line of a box, after its repetition."""
+        """Return the first line of a box, which follows its repetition."""
         return shorten(plain(node.class_name), 40)
 
     def path(self, node: Node) -> str:
-        """Return the second line; empty for none."""
+        """Return the second line of a box; empty for none."""
         return shorten(plain(node.pattern), 44)
 
     def figures(self, node: Node) -> str:
-        """Return the last line."""
+        """Return the last line of a box."""
         return node.figures
 
 
 class Brief(Look):
-    """Level of detail of a slide: the end of the path, and the work."""
+    """Level of detail of a slide: boxes show the end of the path and the work."""
 
     def title(self, node: Node) -> str:
-        """Return the first line of a box, after its repetition."""
+        """Return the first line of a box, which follows its repetition."""
         *before, last = plain(node.pattern).split(".")
         return shorten(".".join([*before[-1:], last]) if last[:1] in "[0123456789" else last, 22)
 
     def path(self, node: Node) -> str:
-        """Return the second line; empty for none."""
+        """Return the second line of a box; empty for none."""
         return ""
 
     def figures(self, node: Node) -> str:
-        """Return the last line."""
+        """Return the last line of a box."""
         return " · ".join(node.work)
 
 
@@ -122,12 +122,12 @@ _SLIDE: Final = (1024, 576)
 """A slide of 1280 x 720 shows this 1.25 times as large: the smallest letters, of 10 pixels, have 12.5 there."""
 _SLIDE_LOOK: Final = Brief(gap=36, height=42)
 _NOTE: Final = 140
-"""Characters of a line above the boxes of a slide."""
+"""Maximum number of characters of a line of notes above the boxes of a slide."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Lines of SVG, and the width and height that they occupy in pixels."""
+    """Lines of SVG, and the width and height in pixels that they take."""
 
     lines: list[str]
     width: int
@@ -135,7 +135,7 @@ class Drawing:
 
 
 def drawing(view: GraphView, look: Look, kept: Collection[str] | None = None) -> Drawing:
-    """Return title, boxes, arrows and legend with the size they take.
+    """Return the drawing of title, boxes, arrows and legend.
 
     Args:
         kept: ids of the boxes that are drawn; all unless given.
@@ -223,7 +223,7 @@ def _box(node: Node, x: int, y: int, width: int, look: Look) -> list[str]:
 
 
 def _xml(text: str) -> str:
-    """Escape text for XML; characters that XML 1.0 cannot hold are made visible."""
+    """Escape text for XML; characters that XML 1.0 forbids become visible escapes."""
     lines = (plain(line) for line in text.split("\n"))
     return escape("\n".join("".join("\ufffd" if c in "\ufffe\uffff" else c for c in line) for line in lines))
 
@@ -235,7 +235,7 @@ LANE: Final = 10
 def call_arrow(
     edge: Edge, ends: Pair, sizes: list[Pair], placed: Layout, *, labelled: bool, lane: int, said: str
 ) -> str:
-    """Return a solid arrow, along which the boxes are ranked.
+    """Return the SVG of a call arrow, drawn solid along the ranks of the layout.
 
     Args:
         ends: places of its two boxes.
@@ -283,7 +283,7 @@ def call_arrow(
 
 
 def flow_arrow(edge: Edge, ends: Pair, sizes: list[Pair], placed: Layout) -> str:
-    """Return a dashed arrow, which the layout does not know."""
+    """Return the SVG of a data arrow, drawn dashed; the layout does not consider it."""
     a, b = ends
     top, bottom = placed.y[a], placed.y[b]
     if placed.x[a] != placed.x[b]:
@@ -304,7 +304,7 @@ def flow_arrow(edge: Edge, ends: Pair, sizes: list[Pair], placed: Layout) -> str
 
 
 def _between(a: int, b: int, placed: Layout) -> bool:
-    """Return whether another box of the column lies between two."""
+    """Return whether another box in the same column lies between two boxes."""
     return any(x == placed.x[a] and placed.y[a] < y < placed.y[b] for x, y in zip(placed.x, placed.y, strict=True))
 
 
@@ -321,4 +321,4 @@ def _arrow_head(name: str, colour: str) -> str:
 
 
 _ARROW_HEADS: Final = (_arrow_head("call-head", "#98a5b3"), _arrow_head("flow-head", "#c2410c"))
-"""Definitions that both refer to."""
+"""SVG definitions of the arrow heads that calls and data flow refer to."""

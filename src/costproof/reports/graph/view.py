@@ -1,4 +1,4 @@
-"""Select the part of a grouped callgraph to show, and add the numbers of the ledgers."""
+"""Select which part of a grouped callgraph a picture shows, and add costs from the ledgers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SOURCES: Final = DEFAULT_SOURCES[::-1]
 
 @dataclass(frozen=True)
 class ModuleNumbers:
-    """Costs of the modules of a callgraph, over all stages or one; ``None`` is unknown."""
+    """Costs of modules of a callgraph, over all stages or over one; ``None`` is unknown."""
 
     modules: frozenset[str]
     """Modules with cost nodes in these stages."""
@@ -59,7 +59,7 @@ class ModuleNumbers:
         return found
 
     def inside(self, metric: Metric, instances: Sequence[str]) -> int | None:
-        """Return the sum of a metric over modules and everything inside them; None if unknown."""
+        """Return the sum of a metric over modules and all modules inside them; ``None`` if a term is unknown."""
         if metric not in self.own:
             return None
         chosen = set(instances)
@@ -67,19 +67,22 @@ class ModuleNumbers:
         return exact_sum([*(self._inside[metric].get(p, 0) for p in outer), *self._borne(metric, outer)])
 
     def owns_work(self, instances: Sequence[str]) -> bool:
-        """Return whether the modules themselves do matmul-like work. Unknown work counts as work."""
+        """Return whether these modules do matrix products or the like themselves; unknown work counts as work."""
         if "flops" not in self.own:
             return False
         own = self.own["flops"]
         return exact_sum([*(own.get(p, 0) for p in instances), *self._borne("flops", set(instances))]) != 0
 
     def calls(self, instances: Sequence[str], traced: int | None) -> int | None:
-        """Return the calls at the workload, or those of the trace (maybe fewer decode steps) if no source has any."""
+        """Return the calls at the workload, or, if no source has them, those traced (maybe of fewer decode steps)."""
         known = self.own.get("calls", {})
         return exact_sum(known.get(p, 0) for p in instances) if any(p in known for p in instances) else traced
 
     def _borne(self, metric: Metric, modules: set[str]) -> list[int | None]:
-        """Return the costs that module lists carry for these modules: all, or None if only some of a list are here."""
+        """Return the costs that lists of modules own for these modules.
+
+        ``None`` for a list of which only a part is given.
+        """
         own = self.own[metric]
         bare = modules - self._inside[metric].keys()
         lists = {above for p in bare for above in list(_upwards(p))[1:] if above in self.drawn and above in own}
@@ -109,7 +112,7 @@ def module_numbers(
 
 
 def _experts(ledgers: Sequence[Ledger], symbols: Mapping[str, int] | None) -> dict[str, str]:
-    """Return the routed experts of modules as text, E and k from the ratio of their parameter formulas."""
+    """Return module -> text on its routed experts, such as ``8 of 64``, from the ratio of parameter formulas."""
     found: dict[str, str] = {}
     for node in (n for x in ledgers for n in x.nodes):
         held, passed = node.exprs.get("params"), node.exprs.get("params_active")
@@ -131,7 +134,7 @@ def _ratio(held: str, passed: str, symbols: tuple[tuple[str, int], ...]) -> str:
 
 
 def _own_costs(ledger: Ledger, metric: Metric, stage: str | None) -> dict[str, int | None]:
-    """Return the metric of each module without the modules inside it."""
+    """Return module -> its own metric, without that of the modules inside it."""
     nodes: dict[str, list[CostNode]] = {}
     for node in ledger.nodes:
         if metric in node.costs and stage in (None, node.stage):
@@ -143,7 +146,7 @@ def _own_costs(ledger: Ledger, metric: Metric, stage: str | None) -> dict[str, i
 
 
 def _idle_holders(graph: CallGraph, idle: set[str]) -> dict[str, frozenset[str]]:
-    """Return, for each module that never ran, the modules directly inside it, if any of them ran."""
+    """Return, for each module that never ran but contains one that did, the modules directly inside it."""
     inside: dict[str, set[str]] = {}
     for path in {*graph.call_counts, *graph.module_types}:
         inside.setdefault(path.rpartition(".")[0], set()).add(path)
@@ -151,7 +154,7 @@ def _idle_holders(graph: CallGraph, idle: set[str]) -> dict[str, frozenset[str]]
 
 
 def _upwards(path: str) -> Iterable[str]:
-    """Yield a path and the paths of all modules around it."""
+    """Yield a path and the paths of all enclosing modules."""
     while path:
         yield path
         path = path.rpartition(".")[0]
@@ -163,7 +166,7 @@ _LINK: Final = re.compile(r"(?:https?://|(?![A-Za-z][A-Za-z0-9+.\-]*:)[^\s\x00-\
 
 @dataclass(frozen=True, slots=True)
 class GraphChoice:
-    """The part of a callgraph to show (default: everything)."""
+    """Choice of which part of a callgraph to show; by default, everything."""
 
     depth: int | None = None
     """Calls below the outermost nodes shown; ``None`` for as deep as fits on one page."""
@@ -177,7 +180,7 @@ class GraphChoice:
 
 
 def check_choice(chosen: GraphChoice, stages: Sequence[str], modules: Collection[str]) -> None:
-    """Raise :class:`BadInput` if the choice names a stage or module that does not exist.
+    """Check that the stage and the module of a choice exist.
 
     Args:
         stages: of the target.
@@ -214,7 +217,7 @@ PAGE: Final = 60
 
 
 def graph_view(drawn: Drawable, choice: GraphChoice | None = None) -> GraphView:
-    """Group the callgraph of a capture or of a callgraph file, and select the modules to show.
+    """Return the picture of the chosen part of a callgraph, from a capture or a ``callgraph.json``.
 
     Raises:
         Absent: the capture was made without the dynamic source.
@@ -275,7 +278,7 @@ def _title(drawn: Drawable, chosen: GraphChoice) -> str:
 
 
 def _with_callers(calls: Iterable[Edge], heavy: Sequence[str]) -> set[str]:
-    """Return nodes and all their direct and indirect callers."""
+    """Return the given nodes and all nodes that call them, directly or indirectly."""
     callers: dict[str, list[str]] = defaultdict(list)
     for edge in calls:
         callers[edge.target].append(edge.source)
@@ -290,7 +293,7 @@ def _with_callers(calls: Iterable[Edge], heavy: Sequence[str]) -> set[str]:
 
 
 def _depths(calls: Iterable[Edge], picked: Sequence[str]) -> dict[str, int]:
-    """Return the number of calls below the outermost picked node; callers that are not picked do not count."""
+    """Return node -> number of calls below the outermost picked node; callers that are not picked are not counted."""
     inner = set(picked)
     callees: dict[str, list[str]] = defaultdict(list)
     called: set[str] = set()
@@ -315,13 +318,13 @@ def _depths(calls: Iterable[Edge], picked: Sequence[str]) -> dict[str, int]:
 
 
 def _page(depths: Mapping[str, int]) -> int:
-    """Return the greatest depth whose nodes fit on a page."""
+    """Return the greatest depth at which all nodes fit on a page."""
     ordered = sorted(depths.values())
     return max((d for d in ordered if bisect_right(ordered, d) <= PAGE), default=0)
 
 
 def _flow(grouped: GraphView, picked: Collection[str], shown: Collection[str]) -> tuple[Edge, ...]:
-    """Return the data arrows between shown nodes; paths through nodes that are not picked (norms) are one arrow."""
+    """Return the data arrows between shown nodes; a path through nodes that are not picked becomes one arrow."""
     place = {n.id: i for i, n in enumerate(grouped.nodes)}
     handed: dict[str, list[Edge]] = defaultdict(list)
     for edge in grouped.flow:
@@ -358,7 +361,7 @@ def _add_numbers(node: Node, graph: CallGraph, costs: ModuleNumbers, link: str |
 
 
 def _fill_link(link: str, path: str, class_name: str) -> str:
-    """Return the address with path and class inserted, quoted so that they cannot change its target."""
+    """Return a link with path and class filled in, quoted so that they cannot change where it leads."""
     names = {"{path}": path, "{class}": class_name}
     return re.sub(r"\{(path|class)\}", lambda m: quote(names[m.group()], errors="backslashreplace"), link)
 
@@ -416,7 +419,7 @@ def contradictions(graph: CallGraph) -> list[str]:
 
 
 def mark_contradictions(capture: Capture) -> list[str]:
-    """Return where the marks of the events contradict the inputs that stages were counted for.
+    """Return a sentence for each event whose recorded inputs contradict the inputs that a stage was counted for.
 
     A mark that has the name of a call among its data tells how many inputs that call had, ``{"crops": (4, 4)}``.
     """

@@ -1,1 +1,1 @@
-"""Reports as one HTML file: no network, a closed content policy, the same bytes every time."""
+"""HTML reports as single files: no network access, a strict content security policy, reproducible bytes."""

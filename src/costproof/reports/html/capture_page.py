@@ -81,7 +81,7 @@ def capture_page(found: Results) -> str:
 
 
 def capture_cell(found: Results) -> Iterator[Html | None]:
-    """Yield the parts of a notebook cell: findings, and a table per metric, collapsed except the first; no tree."""
+    """Yield the parts of a notebook cell: findings, and a table per metric, folded except the first."""
     capture, compared = found.capture, found.discrepancy
     opened = open_findings(compared)
     numbers = {f.id: i for i, f in enumerate(compared.findings)}
@@ -100,7 +100,7 @@ def _metrics(capture: Capture) -> list[Metric]:
 
 
 def _cost(found: Results, metrics: list[Metric]) -> Html:
-    """Return a table for each metric; the script shows the chosen one, without scripts all are visible."""
+    """Return a table for each metric. A script shows the chosen one; without scripts, all are visible."""
     static = found.figures
     low = static.totals_at_least
     values = [
@@ -190,7 +190,7 @@ def _findings(numbers: dict[str, int], title: str, found: list[Any], *, closed: 
 
 
 def _modules(compared: str, formulas: str) -> Html:
-    """Return the frame that the script fills with the tree of modules.
+    """Return the frame in which the script builds the tree of modules.
 
     Args:
         formulas: whose they are, where they are not ours.
@@ -208,7 +208,7 @@ def _modules(compared: str, formulas: str) -> Html:
 
 
 def _picture(found: Results) -> tuple[Html | None, dict[str, str]]:
-    """Return the folded callgraph, and for each module the id of its box or of its caller's box."""
+    """Return the folded callgraph, and module -> id of the box that shows it or its caller."""
     try:
         view = graph_view(found.capture, GraphChoice(link=_LINK))
     except Absent:
@@ -226,7 +226,7 @@ def _picture(found: Results) -> tuple[Html | None, dict[str, str]]:
 
 
 def _stage_formulas(found: Results, formulas: FormulaTable, rows: list[dict[str, Any]]) -> None:
-    """Add the formula of each whole call to the row of its stage."""
+    """Add the formula of each stage call to the row of its stage."""
     stages = {s.id: s for s in found.static.stages}
     for row in rows:
         if row["parent"] is None:

@@ -1,4 +1,4 @@
-"""Write HTML: elements that escape their content, the frame of a page, and the data for its script."""
+"""Write HTML: elements that escape their content, the frame of a page, and data for its script."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BREAKING: Final = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 class Html(str):
-    """Finished markup; every other string is escaped when it enters markup."""
+    """Finished HTML. Any other string is escaped when it is put into HTML."""
 
     __slots__ = ()
 
@@ -39,7 +39,7 @@ def h(tag: str, /, *inside: Inside, **attributes: str | int | bool | None) -> Ht
 
 
 def join_markup(*inside: Inside) -> Html:
-    """Return the pieces joined; plain strings are escaped."""
+    """Join pieces of HTML; plain strings are escaped."""
     flat = (piece for part in inside if part is not None for piece in ([part] if isinstance(part, str) else part))
     return Html("".join(piece if isinstance(piece, Html) else _text(piece) for piece in flat))
 
@@ -49,27 +49,30 @@ def _text(text: str) -> str:
 
 
 def line(tag: str, cells: Iterable[str], align: str) -> Html:
-    """Return a table row; ``align`` has a letter (``l`` or ``r``) per column, the last one also for all that follow."""
+    """Return a table row.
+
+    ``align`` has a letter (``l`` or ``r``) per column; the last one also covers further columns.
+    """
     scope = "col" if tag == "th" else None
     kinds = ("n" if align[min(i, len(align) - 1)] == "r" else None for i in count())
     return h("tr", (h(tag, cell, class_=kind, scope=scope) for cell, kind in zip(cells, kinds, strict=False)))
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]], *, align: str = "lr", class_: str = "") -> Html:
-    """Return a table that may be wider than a phone."""
+    """Return a table in a container that scrolls on narrow screens."""
     body = h("tbody", (line("td", cells, align) for cells in rows))
     made = h("table", h("thead", line("th", head, align)), body, class_=class_ or None)
     return h("div", made, class_="wide", tabindex=0)
 
 
 def page(title: str, top: Html, inside: Iterable[Inside], bottom: Html, data: Mapping[str, Any] | None = None) -> str:
-    """Return a whole file of head, sections and foot; :func:`document` describes ``data``."""
+    """Return an HTML file of head, sections and foot; ``data`` as for :func:`document`."""
     main = h("main", *inside, id="content")
     return document(title, h("div", top, main, bottom, class_="page"), data or {})
 
 
 def document(title: str, body: Html, data: Mapping[str, Any]) -> str:
-    """Return the whole file. It loads nothing from elsewhere, and only our own script and style can run.
+    """Return an HTML file that loads nothing from elsewhere and runs only our own script and style.
 
     Args:
         data: what the script reads: plain values, of which large integers arrive as text.
@@ -102,7 +105,7 @@ def document(title: str, body: Html, data: Mapping[str, Any]) -> str:
 
 
 def payload(data: object) -> str:
-    """Return JSON that cannot end the element it is in."""
+    """Return JSON escaped so that it cannot close the script element that contains it."""
     text = json.dumps(_safe(data), ensure_ascii=True, separators=(",", ":"))
     return text.translate(_BREAKING)
 
@@ -121,7 +124,7 @@ def _safe(value: object) -> object:
 
 @cache
 def part(name: str) -> str:
-    """Return the text of a file of this package."""
+    """Return the text of a file of this package, such as the style sheet."""
     return "\n" + files("costproof.reports.html").joinpath(name).read_text(encoding="utf-8")
 
 

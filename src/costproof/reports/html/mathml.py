@@ -37,7 +37,7 @@ def symbol(name: str, latex: str = "") -> str:
 
 
 def _write(tree: ast.AST, names: Mapping[str, str]) -> str:
-    """Return one or several elements for a parsed expression, which is known to follow the grammar."""
+    """Return the MathML elements of a parsed expression that follows the grammar of formulas."""
     match tree:
         case ast.Constant(value=int(value)):
             return f"<mn>{value}</mn>"
@@ -64,7 +64,7 @@ def _write(tree: ast.AST, names: Mapping[str, str]) -> str:
 
 
 def _terms(tree: ast.AST) -> list[tuple[str, ast.AST]]:
-    """Return the terms of a sum, each with its sign; iteratively, since sums are long."""
+    """Return (sign, term) of each term of a sum, without recursion, since sums are long."""
     found: list[tuple[str, ast.AST]] = []
     while isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add | ast.Sub):
         found.append(("<mo>+</mo>" if isinstance(tree.op, ast.Add) else "<mo>−</mo>", tree.right))
@@ -88,7 +88,7 @@ def _product(factors: Sequence[ast.AST], names: Mapping[str, str]) -> str:
 
 
 def _factor(tree: ast.AST, names: Mapping[str, str], *, alone: bool = False) -> str:
-    """Return a factor, in parentheses if it is a sum."""
+    """Return the MathML of a factor, in parentheses if it is a sum."""
     sums = isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add | ast.Sub)
     bare = _write(tree, names)
     return bare if alone or not (sums or isinstance(tree, ast.UnaryOp)) else _row(f"<mo>(</mo>{bare}<mo>)</mo>")

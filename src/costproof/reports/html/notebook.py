@@ -28,7 +28,7 @@ from costproof.views.explanation import Explanation
 from costproof.views.numbers import exact
 
 _TAG: Final = re.compile(r"<[^>]*>")
-"""Matches a tag of our own markup, in which every other ``<`` and ``>`` is escaped."""
+"""Matches a tag that our own printer wrote; every other ``<`` and ``>`` is escaped in its text."""
 _LINK: Final = re.compile(r'^<a( class="[^"]*")?[^>]*>$')
 _PLAIN: Final = """
 & :where(table, thead, tr, th, td) { background: none; border: 0; color: inherit; font-size: inherit; }
@@ -39,11 +39,11 @@ _PLAIN: Final = """
 & :where(h3) { font-weight: bold; }
 [data-jp-theme-light="false"] & { color-scheme: dark; }
 """
-"""Browser defaults that Jupyter overrides."""
+"""CSS rules for tables, code and headings that undo those of Jupyter."""
 
 
 def display(value: object, format: DisplayFormat) -> str:  # noqa: A002
-    """Return a result as the text of its command, as Markdown, or as the markup of a cell."""
+    """Return a result as the text of its command, as Markdown, or as the HTML of a notebook cell."""
     if format == "html":
         return cell(value)
     if isinstance(value, Explanation):
@@ -54,13 +54,13 @@ def display(value: object, format: DisplayFormat) -> str:  # noqa: A002
 
 
 def cell(value: object) -> Html:
-    """Return markup without script, identifiers and links, with a style that applies only to it."""
+    """Return a notebook cell: HTML without script, ids and links, with a style that applies only to it."""
     inside = join_markup(*_parts(value))
     return h("div", Html(f"<style>{_style()}</style>"), Html(_TAG.sub(_static, inside)), class_="costproof")
 
 
 def _static(tag: re.Match[str]) -> str:
-    """Return a tag without identifiers and links, which could collide with those of other cells."""
+    """Return a tag without ids and links, which could collide with those of other cells."""
     bare = re.sub(r' (id|data-more|tabindex)="[^"]*"', "", tag[0])
     return "</span>" if bare == "</a>" else _LINK.sub(r"<span\1>", bare)
 

@@ -1,4 +1,4 @@
-"""Print documents as pages and notebook cells, and the parts that all pages share."""
+"""Print documents as HTML pages and notebook cells."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LIKE: Final = {
     "refuted": _BAD, "over": _BAD, "failed": _BAD,
     "undetermined": "incomplete", "unknown": "incomplete",
 }  # fmt: skip
-"""Verdict of another comparison -> the report verdict whose style it shares. Changes have a neutral style."""
+"""Verdict of another comparison -> the report verdict with the same style; changes between versions are neutral."""
 MOST: Final = 1_000
 """Maximum number of table rows in the file; the JSON has all."""
 AT_ONCE: Final = 100
@@ -63,18 +63,18 @@ _EVIDENCE: Final = 6
 
 
 class HtmlPrinter:
-    """Prints a document as a page, or as the parts of a notebook cell.
+    """Prints a document as an HTML page, or as the parts of a notebook cell.
 
     Args:
         most: rows of a searchable table.
     """
 
     def __init__(self, most: int = MOST) -> None:
-        """Set the size."""
+        """Set the number of rows beyond which a table is searchable."""
         self.most = most
 
     def document(self, d: Document) -> str:
-        """Return the file of a page."""
+        """Return the document as an HTML page."""
         top = head(plain_text(d.title), d.verdict, d.sentence, map(plain_text, d.about))
         foot = (
             block for part in d.foot for block in (self.foot(part) if isinstance(part, DocumentSection) else [part])
@@ -82,23 +82,23 @@ class HtmlPrinter:
         return page(plain_text(d.title), top, map(self.block, d.body), h("footer", map(self.block, foot)), d.data)
 
     def foot(self, section: DocumentSection) -> Iterable[Block]:
-        """Return conventions and versions, without which numbers cannot be compared."""
+        """Return the blocks of the section with conventions and versions."""
         yield Markup(h("h2", self.prose(section.title)))
         yield from section.body
 
     def cell(self, d: Document) -> Iterable[Html]:
-        """Yield the parts of a notebook cell: without a foot."""
+        """Yield the parts of a notebook cell, without conventions and versions."""
         yield h("p", h("b", plain_text(d.title)), class_="title")
         yield verdict_line(d.verdict, d.sentence) if d.verdict else h("p", d.sentence)
         yield from (h("p", plain_text(line), class_="about") for line in d.about)
         yield from map(self.block, d.body)
 
     def blocks(self, blocks: Iterable[Block]) -> Html:
-        """Return the markup of some blocks."""
+        """Return the HTML of some blocks."""
         return join_markup(*map(self.block, blocks))
 
     def block(self, block: Block) -> Html:
-        """Return the markup of one block."""
+        """Return the HTML of one block."""
         match block:
             case Note(said):
                 return h("p", self.prose(said), class_="note")
@@ -121,7 +121,7 @@ class HtmlPrinter:
                 return h("p", self.prose(block))
 
     def table(self, t: Table) -> Html:
-        """Return the markup of a table."""
+        """Return the HTML of a table."""
         title = h("p", self.prose(t.title)) if t.title else None
         if t.searchable:
             rows = [row if isinstance(row, TableRow) else TableRow(row) for row in t.rows]
@@ -131,7 +131,7 @@ class HtmlPrinter:
         return join_markup(title, made, h("p", left) if t.left_out else None)
 
     def searchable(self, t: Table, rows: Sequence[TableRow]) -> Html:
-        """Return a table that the script makes searchable, with a choice of status, and sorts by any column."""
+        """Return a table that the script can search, filter by status, and sort by any column."""
         bodies = [
             h(
                 "tbody",
@@ -155,7 +155,7 @@ class HtmlPrinter:
         return h("div", h("div", said, class_="tools"), wide, *kept, class_="sift", data_name=t.noun, data_step=AT_ONCE)
 
     def shown(self, cell: Cell) -> str:
-        """Return the markup of a cell."""
+        """Return the HTML of a table cell."""
         match cell:
             case Number(value, shown):
                 return number(value, shown)
@@ -165,7 +165,7 @@ class HtmlPrinter:
                 return self.prose(cell)
 
     def prose(self, prose: Prose) -> Html:
-        """Return prose as HTML, with code and bold text; finished markup is not escaped."""
+        """Return prose as HTML, with code and bold text; finished markup is not escaped again."""
         return join_markup(*map(_piece, pieces(prose)))
 
 
@@ -182,7 +182,7 @@ def status(word: str) -> Html:
 
 
 def head(title: str, verdict: str, sentence: str, told: Iterable[str]) -> Html:
-    """Return the title, the verdict, lines about the subject, and the switch between light and dark."""
+    """Return the head of a page: title, verdict, lines about the subject, and the light/dark switch."""
     return h(
         "header",
         h("a", "Skip to the content", href="#content", class_="skip"),
@@ -204,7 +204,7 @@ def about(target: TargetInfo, workload: Workload) -> str:
 
 
 def chips(values: Iterable[tuple[str, str, str]], first: Metric) -> Html:
-    """Return the choice of a metric, each with its title and total; hidden without scripts."""
+    """Return the choice of a metric, as (name, title, total) buttons; hidden without scripts."""
     made = (
         h(
             "label",
@@ -218,23 +218,23 @@ def chips(values: Iterable[tuple[str, str, str]], first: Metric) -> Html:
 
 
 def details(title: str, *inside: Html | None) -> Html:
-    """Return an element that unfolds on a click."""
+    """Return a ``<details>`` element, which unfolds on a click."""
     return h("details", h("summary", title), *inside)
 
 
 def number(value: int | None, shown: str) -> str:
-    """Return a formatted number with its exact value, which the script sorts and copies; only the text for None."""
+    """Return a formatted number with its exact value for sorting and copying; only the text for ``None``."""
     return shown if value is None else h("data", shown, value=value, title=exact(value))
 
 
 def reasons(title: str, why: Sequence[str]) -> Html | None:
-    """Return the section with the reasons why a result is incomplete; ``None`` if it is complete."""
+    """Return a section with the reasons why a result is incomplete; ``None`` if there are none."""
     shown = [h("li", w) for w in why[:MOST_FINDINGS]]
     return h("section", h("h2", title), h("ul", shown), class_="open") if why else None
 
 
 def foot(conventions: Conventions, environment: dict[str, str], *more: str) -> Html:
-    """Return conventions and versions, without which numbers cannot be compared."""
+    """Return the foot of a page: conventions and package versions, without which numbers cannot be compared."""
     answers = {f.name: str(getattr(conventions, f.name)) for f in fields(conventions)}
     rows = [(q, a, MEANING.get((q, a), "")) for q, a in answers.items()]
     return h(
@@ -247,7 +247,7 @@ def foot(conventions: Conventions, environment: dict[str, str], *more: str) -> H
 
 
 def shares(parts: Sequence[tuple[str, int | Fraction | None]], scale: int | None = None) -> Html:
-    """Return a bar of shares, normalized to ``scale`` (default: the sum)."""
+    """Return a bar divided by shares; ``scale`` is the value of its full length (default: their sum)."""
     whole = sum(v or 0 for _, v in parts) if scale is None else scale
     at: int | Fraction = 0
     bars = []
@@ -260,12 +260,12 @@ def shares(parts: Sequence[tuple[str, int | Fraction | None]], scale: int | None
 
 
 def swatch(place: int) -> Html:
-    """Return the color sample of a part of the bar."""
+    """Return the colour sample of a part of the bar of shares."""
     return h("svg", h("rect", width="100%", height="100%", class_=f"s{place % 8}"), class_="swatch", aria_hidden="true")
 
 
 def finding(place: int, f: Finding) -> Html:
-    """Return a finding with its causes and their evidence."""
+    """Return the HTML of a finding with its causes and their evidence."""
     path = expand(f.module)[0] if f.level in ("module", "judge") else ""
     link = h("a", f.id, href=f"#{quote(f.stage)}/{quote(path)}") if path else h("b", f.id)
     many = f", {plural(f.count, 'module')}" if f.count != 1 else ""

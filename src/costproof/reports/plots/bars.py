@@ -1,4 +1,4 @@
-"""Draw bars: where the cost sits, peaks of live activations, and third-party counters against the truth."""
+"""Draw bar charts: costs by stage, peaks of live activations, and third-party counters against our count."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 _WIDTH: Final = 10.0
 _ROW: Final = 0.34
-"""Height of a bar with its gap, in inches."""
+"""Height of a bar including its gap, in inches."""
 _LETTER: Final = 0.0125
-"""Width of a letter, as a part of the widest bar."""
+"""Estimated width of a letter, as a fraction of the width of the widest bar."""
 
 
 @dataclass(frozen=True, slots=True)
 class BarPiece:
-    """A part of a bar."""
+    """A section of a bar: its size, colour and hatching."""
 
     size: float
     colour: str
     label: str
-    """Shown where there is room."""
+    """Text on the piece, shown where there is room for it."""
     hatch: bool = False
 
 
@@ -64,7 +64,7 @@ def bars(
     unit: str = "",
     line: tuple[float, str] | None = None,
 ) -> bytes:
-    """Return a picture of horizontal bars, from top to bottom.
+    """Return a picture of horizontal bars, drawn from top to bottom.
 
     Args:
         legend: name, colour, hatched.
@@ -132,7 +132,7 @@ _LONGEST_NAME: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """A metric, split over the stages."""
+    """A metric and its value for each stage."""
 
     metric: Metric
     parts: dict[tuple[str, ...], int | None]
@@ -141,7 +141,7 @@ class Shares:
 
 
 def shares(capture: Capture) -> tuple[Shares, ...]:
-    """Return every metric that some stage has, from the first source that has it in every stage."""
+    """Return each metric that some stage has, from the first source that has it for every stage."""
     found = []
     for metric in (m for m in METRICS if m not in _LEFT_OUT):
         speaking = (x for x in ledgers(capture) if all(provides(x, metric, stage) for stage in capture.target.stages))
@@ -170,7 +170,7 @@ def _shares(ledger: Ledger, metric: Metric, stages: tuple[str, ...]) -> Shares:
 
 
 def draw_shares(report: Results, kind: str) -> bytes:
-    """Return a picture with a bar of 100 % for each quantity, split by stage."""
+    """Return a picture with one bar of 100 % for each metric, divided by stage."""
     capture = report.capture
     found = shares(capture)
     groups = list(dict.fromkeys(group for one in found for group in one.parts))
@@ -192,7 +192,7 @@ def draw_shares(report: Results, kind: str) -> bytes:
 
 
 _NAMED: Final = 6
-"""Tensors of a peak that have a piece of their own."""
+"""Maximum number of tensors of a peak that are drawn as separate pieces."""
 _LOOKS: Final = {
     "by the graph": ("#2b5b84", "#4477aa", "#6a94bf", "#8fb0d0", "#b3cbe1", "#d3e1ee"),
     "as written": ("#a8434d", "#cc5966", "#ee6677", "#f28c99", "#f6b0b8", "#fad3d8"),
@@ -201,7 +201,7 @@ _REST: Final = "#e4e4e4"
 
 
 def draw_peaks(title: str, calls: Sequence[CallPeaks], kind: str) -> bytes:
-    """Return a picture with two bars a call, split by the largest live tensors."""
+    """Return a picture with two bars for each call, graph and eager, divided by the largest live tensors."""
     rows = []
     for call in calls:
         part = f" {call.part}" if call.part else ""

@@ -1,4 +1,4 @@
-"""Draw figures with matplotlib: fonts, colors and byte-identical files; and rasterize SVG."""
+"""Draw figures with matplotlib in our style and with reproducible bytes, and rasterise SVG."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def render_figure(figure: Figure, kind: str) -> bytes:
 
 
 def colour(number: int) -> str:
-    """Return the color of the stage with this index."""
+    """Return the colour of the stage with this index."""
     return COLOURS[number % len(COLOURS)]
 
 
 def ink(background: str) -> str:
-    """Return black or white, whichever contrasts more with a background, by its luminance."""
+    """Return black or white, whichever contrasts more with a background colour."""
     red, green, blue = (int(background[i : i + 2], 16) for i in (1, 3, 5))
     return "#111111" if 299 * red + 587 * green + 114 * blue > 130_000 else "#ffffff"
 

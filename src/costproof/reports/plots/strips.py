@@ -26,7 +26,7 @@ _SIDE: Final = (4.4, 3.1)
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """A metric over one setting, with all others as in the base point."""
+    """A metric over one varying setting, with all other settings as in the base point."""
 
     name: str
     at: Sequence[Any]
@@ -37,7 +37,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """A metric of the whole run over two settings; None where the settings are invalid."""
+    """A metric of the whole run over two varying settings; ``None`` where the settings are invalid."""
 
     names: tuple[str, str]
     at: tuple[Sequence[Any], Sequence[Any]]
@@ -47,7 +47,7 @@ class Heat:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """The panels of one metric, side by side."""
+    """The charts of one metric, side by side."""
 
     metric: str
     unit: str
@@ -130,7 +130,7 @@ def _heat(figure: Any, panel: Axes, heat: Heat, strip: Strip) -> None:
 
 
 def _positions(panel: Axes, name: str, at: Sequence[Any], *, log: bool = True) -> list[float]:
-    """Return the positions of values on the axis: integers by value, everything else evenly spaced."""
+    """Return the positions of values on an axis: integers at their value, other values evenly spaced."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
     panel.set_xlabel(name)
@@ -172,7 +172,7 @@ Group = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class SweepTable:
-    """The rows of a sweep, or some of them."""
+    """Rows of a sweep, all or some of them, as columns of settings and costs."""
 
     name: str
     """Name of the target."""
@@ -198,7 +198,7 @@ def of_json(data: object, where: str) -> SweepTable:
 
 
 def of_csv(path: Path) -> SweepTable:
-    """Return the rows of a sweep in CSV; the name of the file stands in for the target, which CSV does not name.
+    """Return the rows of a sweep in CSV; the file's name is used as the target's name, which CSV lacks.
 
     Raises:
         BadInput: it is not one.
@@ -221,7 +221,7 @@ def _is_integer(cell: str) -> bool:
 
 
 def _first_cost(columns: Sequence[str], where: str) -> int:
-    """Return the index of the first cost column; the settings that vary precede it."""
+    """Return the index of the first cost column; the columns before it are varying settings."""
     at = next((i for i, c in enumerate(columns) if _cell(c)[1] in EVERY_METRIC), 0)
     if not at or any(_cell(c)[1] not in EVERY_METRIC for c in columns[at:]):
         got = ", ".join(columns[:8]) or "nothing"
@@ -230,13 +230,13 @@ def _first_cost(columns: Sequence[str], where: str) -> int:
 
 
 def _cell(title: str) -> tuple[str, str]:
-    """Return the (stage, metric) of a column title."""
+    """Return (stage, metric) of a cost column's title."""
     stage, _, metric = title.rpartition(".")
     return stage, metric
 
 
 def strips(table: SweepTable) -> tuple[tuple[Strip, ...], str]:
-    """Return the panels to draw, and a title with the point that all lines pass through: the first row.
+    """Return the charts to draw, and a title that names the base point, which is the first row.
 
     A panel varies one name, or names in step, alone. With one that varies, areas are stacked, unless stages share what
     they have; with several, a heat map shows the whole run over the first two.
@@ -246,7 +246,7 @@ def strips(table: SweepTable) -> tuple[tuple[Strip, ...], str]:
     """
     if not table.rows:
         raise BadInput(
-            "nothing to draw: the sweep has no row", got="all points were refused",
+            "the sweep has no valid point to draw", got="all points were refused",
             fix="costproof sweep … --dry-run lists the reasons",
         )  # fmt: skip
     base = table.rows[0]
@@ -268,7 +268,7 @@ def strips(table: SweepTable) -> tuple[tuple[Strip, ...], str]:
 
 
 def _joint_columns(table: SweepTable) -> list[Group]:
-    """Return the columns that vary; columns with a one-to-one relation form one group."""
+    """Return the groups of columns that vary; columns that vary together, one to one, form a group."""
     found: list[Group] = []
     for i in range(len(table.varied)):
         for number, group in enumerate(found):
@@ -282,13 +282,13 @@ def _joint_columns(table: SweepTable) -> list[Group]:
 
 
 def _rows_like(rows: Sequence[Any], base: Any, free: tuple[Group, ...], groups: list[Group]) -> list[Any]:
-    """Return the rows that equal the base row in all but some groups."""
+    """Return the rows that equal the base row in all groups except the ``free`` ones."""
     fixed = [i for g in groups if g not in free for i in g]
     return [row for row in rows if all(row[i] == base[i] for i in fixed)]
 
 
 def _spread(rows: list[Any], group: Group, most: int) -> list[Any]:
-    """Return at most ``most`` rows, evenly spread with both ends; numbers in ascending order."""
+    """Return at most ``most`` rows, evenly spaced and with both ends; numbers are sorted."""
     whole = all(type(_group_value(row, group)) is int for row in rows)
     ordered = sorted(rows, key=lambda row: _group_value(row, group)) if whole else rows
     last = len(ordered) - 1
@@ -296,14 +296,14 @@ def _spread(rows: list[Any], group: Group, most: int) -> list[Any]:
 
 
 def _rows_along(table: SweepTable, group: Group, rows: list[Any], metric: str) -> Lines:
-    """Return a metric at the rows along a group of columns."""
+    """Return a metric along a group of columns, at these rows."""
     at = {t: i + len(table.varied) for i, t in enumerate(table.costs) if _cell(t)[1] == metric}
     stages = {_cell(title)[0] or WHOLE: [row[i] for row in rows] for title, i in at.items()}
     return Lines(_group_name(table, group), [_group_value(row, group) for row in rows], stages)
 
 
 def _plane(table: SweepTable, base: Any, sides: tuple[Group, Group], groups: list[Group], metric: str) -> Heat | None:
-    """Return a metric of the whole run over two groups; None if it is constant."""
+    """Return a metric of the whole run over two groups of columns; ``None`` if it is constant."""
     if metric not in table.costs:
         return None
     cost = len(table.varied) + table.costs.index(metric)
@@ -321,7 +321,7 @@ def _plane(table: SweepTable, base: Any, sides: tuple[Group, Group], groups: lis
 
 
 def _group_value(row: Sequence[Any], group: Group) -> Any:
-    """Return the value of a row in a group: an integer, or a text of all its values."""
+    """Return a row's value in a group of columns: an integer, or a text of all values."""
     found = [row[i] for i in group]
     return found[0] if len(found) == 1 and type(found[0]) is int else "/".join(map(_value_text, found))
 

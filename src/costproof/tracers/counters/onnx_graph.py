@@ -138,7 +138,7 @@ def _turned(value: Value) -> Value:
 
 
 def _place(node: Any) -> tuple[str, str]:
-    """Return the innermost module of a node and its exported operator, which is the last of its scopes."""
+    """Return the innermost module of an ONNX node, and the torch operator from which it was exported."""
     said = next((p.value for p in node.metadata_props if p.key == _SCOPES), "")
     scopes = ast.literal_eval(said) if said else []
     if len(scopes) < 2:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A number of a tool, in the tool's unit and operator names."""
+    """One number of a counter for a module and operator, in the counter's unit and names."""
 
     module: str
     """Path inside the model that the tool received; :data:`UNATTRIBUTED` if the tool does not report it."""
@@ -34,7 +34,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """All numbers of a tool for one forward pass."""
+    """All numbers of a counter for one forward."""
 
     total: int
     """The tool's own result."""
@@ -45,7 +45,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A tool with the function that runs it."""
+    """A third-party counter, with the function that runs it."""
 
     info: CounterInfo
     count: Callable[[Positional, tuple[Tensor, ...]], Counted]
@@ -53,7 +53,7 @@ class Counter:
 
 
 def counted(total: int, rows: Iterable[Row], notes: tuple[str, ...] = ()) -> Counted:
-    """Sum rows of equal module and operator, and add what is missing from the total as unattributed."""
+    """Return the sum of rows by module and operator; what the rows lack of ``total`` becomes an unattributed row."""
     sums: Tally[tuple[str, str]] = Tally()
     for row in rows:
         sums[row.module, row.kind] += row.value
@@ -106,5 +106,5 @@ COUNTERS: Final[Registry[Counter]] = Registry(
 
 
 def not_installed() -> dict[str, str]:
-    """Return our counters whose tool is not installed -> the distribution to install. Imports nothing."""
+    """Return our counters whose package is not installed -> the distribution to install. Imports nothing."""
     return {p.name: p.what for p in COUNTERS.ours if installed(p.what) is None}

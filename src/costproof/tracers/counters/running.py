@@ -34,7 +34,7 @@ _FIRST: Final = (TRUTH, "torchlens", "torch.profiler", "fvcore", "FlopCounterMod
 
 CounterAnswer = tuple[CounterCall, CounterUsage]
 CutKey = tuple[str, str, str]
-"""Stage, invocation, export."""
+"""Identifies a counted graph: stage, invocation, and the export of a stage that is exported in parts."""
 
 
 def side_by_side(memory_bytes: int) -> int:
@@ -89,7 +89,7 @@ def run_counters(
 def expected_cuts(
     target: Exportable, workload: Workload, stages: tuple[str, ...], calls: Mapping[str, Mapping[CutKey, CounterCall]]
 ) -> list[CutKey]:
-    """Return the expected work if our own count is incomplete: work that a tool reached, and other invocations."""
+    """Return the calls that a complete own count would have: those that a tool reached, and other invocations."""
     from costproof.tracers.static import stages_not_exported
 
     found = dict.fromkeys((*calls[TRUTH], *(p for its in calls.values() for p in its)))
@@ -104,12 +104,12 @@ def expected_cuts(
 def _with_missing(
     answered: Mapping[CutKey, CounterCall], due: Iterable[CutKey], problem: str
 ) -> dict[CutKey, CounterCall]:
-    """Return a result for every requested call; a call without an answer gets the error that ended the process."""
+    """Return a result for every requested call; a call without one gets the error that ended the process."""
     return {p: answered.get(p) or CounterCall(p[0], p[1], error=problem or "it gave no answer", cut=p[2]) for p in due}
 
 
 def _info(name: str) -> CounterInfo:
-    """Return a counter's description; one that cannot be loaded has an empty one, and its calls report why."""
+    """Return a counter's description, empty if it cannot be loaded; its calls then report the error."""
     try:
         return COUNTERS.load(name).info
     except Exception:
@@ -118,7 +118,7 @@ def _info(name: str) -> CounterInfo:
 
 @dataclass(frozen=True, slots=True)
 class CounterTask:
-    """A task for :mod:`costproof.processes`: one counter on one target."""
+    """A task for a worker process: run one counter on one target."""
 
     target: Exportable
     workload: Workload
@@ -130,7 +130,7 @@ class CounterTask:
     """Memory limit of the process, for messages."""
 
     def __call__(self, say: Callable[[CounterAnswer], None]) -> None:
-        """Count and send each answer at once; a failing invocation is an answer with its error."""
+        """Run the counter on every call; send each result at once, an error as the result of a call that fails."""
         warnings.filterwarnings("ignore")
         model = self.target.build(self.workload)
         config = self.target.info().symbols
@@ -168,7 +168,7 @@ def _count_cut(
 
 
 def _truth(job: ExportJob, args: Mapping[str, Any], place: tuple[str, str]) -> tuple[CostNode, ...]:
-    """Count the model that a counter receives ourselves: FLOPs and vector FLOPs by (module, operator).
+    """Count the module that a counter gets by our own rules: FLOPs and vector FLOPs by (module, operator).
 
     Raises:
         Incomplete: the part cannot be traced, or an operator has no rule.

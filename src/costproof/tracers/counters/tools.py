@@ -131,7 +131,7 @@ def torchinfo(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 
 def own_rows(figures: Mapping[str, Mapping[str, int]]) -> Iterator[Row]:
-    """Yield the rows of each module without those of its submodules.
+    """Yield the figures of each module without those of its submodules.
 
     A submodule belongs to its nearest ancestor with figures: lists of modules are never called and have none.
 
@@ -184,7 +184,7 @@ def calflops(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 @contextmanager
 def read_figures(model: Positional, flops: FigureStack, macs: FigureStack) -> Iterator[list[Row]]:
-    """Collect the tool's figures of every module when its forward ends, before the tool sums them.
+    """Collect a tool's figures of each module when its forward ends, before the tool adds them to the parent's.
 
     Both tools patch functions and keep a stack of figures per module. Hooks run in the order of registration, so these
     must be registered before the tool's own.
@@ -202,7 +202,9 @@ def read_figures(model: Positional, flops: FigureStack, macs: FigureStack) -> It
 
 
 def _rows(path: str, flops: Sequence[ToolFigure], macs: Sequence[ToolFigure]) -> Iterator[Row]:
-    """Yield products and other figures (a bias) separately; a product inside a product is marked.
+    """Yield the rows of matrix products and of other figures, such as a bias.
+
+    Mark a product counted inside another one.
 
     A linear layer on meta is decomposed in Python, so a patched ``mm`` with the same figure follows directly.
     """
@@ -226,7 +228,7 @@ def _rows(path: str, flops: Sequence[ToolFigure], macs: Sequence[ToolFigure]) ->
 
 
 def _name(function: Any) -> str:
-    """Return the name of a function that a tool identifies by its text or by its bound ``__str__``."""
+    """Return the name of a function in a tool's records, which identify it by its text or a bound ``__str__``."""
     if isinstance(function, str):
         return function
     owner = getattr(function, "__self__", function)
@@ -281,7 +283,7 @@ def ptflops(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 @contextmanager
 def _recorded(record: Callable[[str, int], None]) -> Iterator[None]:
-    """Pass (function name, count) of each call of a ptflops rule for functions to ``record``, inside the context."""
+    """Call ``record`` with (function name, count) whenever ptflops counts a function, while the block runs."""
     from ptflops import pytorch_engine as engine
 
     def told(name: str, rule: Callable[..., int]) -> Callable[..., int]:
@@ -300,7 +302,7 @@ def _recorded(record: Callable[[str, int], None]) -> Iterator[None]:
 
 
 def _module_rows(path: str, module: nn.Module, value: int) -> Iterator[Row]:
-    """Yield a module's figure, with the additions of a bias separately."""
+    """Yield a module's figure as rows: its products, and the additions of a bias."""
     if not value:
         return
     if not isinstance(module, PRODUCTS):
@@ -318,7 +320,7 @@ PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Positional(nn.Module):
-    """A module with keyword arguments and lists, called with positional tensors only."""
+    """Module that takes only positional tensors, around one that takes keyword arguments and lists."""
 
     def __init__(self, inner: nn.Module, shape: Sequence[tuple[str, int | None]]) -> None:
         """``shape``: names of the arguments, each with the length of its list, or ``None`` for a tensor."""
@@ -327,7 +329,7 @@ class Positional(nn.Module):
         self.shape = tuple(shape)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        """Return the result of the module."""
+        """Call the inner module with these tensors, by name and in lists."""
         given, kwargs = iter(tensors), {}
         for name, length in self.shape:
             kwargs[name] = next(given) if length is None else [next(given) for _ in range(length)]
@@ -335,7 +337,7 @@ class Positional(nn.Module):
 
 
 def positional(module: nn.Module, args: Mapping[str, Any]) -> tuple[Positional, tuple[torch.Tensor, ...]]:
-    """Return the module and its arguments in the form that every counter takes."""
+    """Return the module and its arguments in the form that every counter accepts: positional tensors only."""
     tensors: list[torch.Tensor] = []
     for value in args.values():
         tensors += value if isinstance(value, list) else [value]
@@ -355,7 +357,7 @@ def paths_of(model: Positional) -> dict[int, str]:
 
 
 def below_every_parent(model: Positional, rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield the rows, and those of a shared module again under each of its other parents.
+    """Yield the rows, and repeat those of a shared module under each further path that it has.
 
     A tool with one figure per module that sums children under parents counts it that often.
     """
@@ -375,7 +377,7 @@ def _places(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]
 
 
 def bias_part(module: nn.Module, value: int) -> int:
-    """Return the part of a layer's figure for its bias, if the tool counts weights and biases alike."""
+    """Return how much of a layer's figure is its bias, for tools that count biases like weights."""
     if not isinstance(module, PRODUCTS) or module.bias is None:
         return 0
     return value * module.bias.numel() // (module.weight.numel() + module.bias.numel())

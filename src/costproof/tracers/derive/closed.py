@@ -1,4 +1,4 @@
-"""Derive the closed form of a subject from its symbolic graph, and check it against separate counts.
+"""Derive the closed form of a model stage from its symbolic graph, and compare it with independent counts.
 
 A separate count sees every operator of one forward at the dispatcher with its real shapes, inside the active module. It
 shares the rules with the exports, but neither shapes nor structure.
@@ -40,7 +40,7 @@ from costproof.tracers.paths import dtype_name, plain_value, split_arguments
 
 @dataclass(frozen=True, slots=True)
 class SizeCheck:
-    """A comparison at some sizes of the derived formula with a separate count."""
+    """Comparison of the derived formula with an independent count at some sizes."""
 
     sizes: dict[str, int]
     derived: int
@@ -50,13 +50,13 @@ class SizeCheck:
 
     @property
     def equal(self) -> bool:
-        """Return whether derived and separate counts agree, module by module."""
+        """Return whether both counts agree, in total and module by module."""
         return self.derived == self.counted and not self.differing
 
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """The derived cost nodes, the comparisons, and the conditions under which they hold."""
+    """Derived cost nodes, the comparisons with independent counts, and the conditions under which they hold."""
 
     nodes: tuple[CostNode, ...]
     points: tuple[SizeCheck, ...]
@@ -64,7 +64,7 @@ class Derived:
 
 
 def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> Derived:
-    """Export, cost, and compare with separate counts at random sizes, some large, and at the limits of validity.
+    """Derive the costs of a subject from its export; compare them with independent counts at random and extreme sizes.
 
     Raises:
         Incomplete: it cannot be exported with these symbols, an operator has no rule, its conditions are unknown, or a
@@ -95,7 +95,7 @@ def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> Derived:
 def _above_one(
     subject: Subject, nodes: tuple[CostNode, ...], usual: Mapping[str, int], holds: tuple[Condition, ...]
 ) -> Iterator[Condition]:
-    """Yield a condition for each symbol that must exceed 1, or one step, as the exporter assumes without a guard."""
+    """Yield a condition for each symbol that the exporter assumes to exceed 1 (or one step) without a guard."""
     for name in usual:
         least = subject.steps.get(name, 1)
         sizes = {**usual, name: least}
@@ -209,7 +209,7 @@ _CERTAIN: Final = ("arange", "ones", "zeros", "full", "scalar_tensor", "tril_ind
 
 
 class KnownValues:
-    """Values of meta tensors that follow from shapes only: positions, and masks made of them.
+    """Dispatcher mode that also computes the values of meta tensors that depend only on shapes, such as masks.
 
     Models look at such values (is this mask all ones?), which meta lacks. Integer and boolean tensors from ``arange``,
     ``ones`` and the like are therefore also made on the CPU, and so is what is computed from them. Whatever depends on
@@ -220,12 +220,15 @@ class KnownValues:
         self.values = WeakTensorKeyDictionary()
 
     def scalar(self, func: Any, args: Any) -> torch.Tensor | None:
-        """Return the value of a tensor that the program converts to a number, if it is known."""
+        """Return the known value of a tensor that the model converts to a Python number.
+
+        ``None`` if it is not known.
+        """
         asked = func is torch.ops.aten._local_scalar_dense.default
         return self.values[args[0]] if asked and args[0] in self.values else None
 
     def follow(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
-        """Run an operator also on values if all its inputs are known."""
+        """Repeat an operator on known values, if all of its inputs are known, and remember its result's values."""
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if not all(t in self.values for t in inputs):
             if func._schema.is_mutable:

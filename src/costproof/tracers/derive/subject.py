@@ -38,7 +38,7 @@ _SETTINGS: Final = {"B": "batch", "S": "text_tokens", "P": "text_tokens"}
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The model of a derivation, with its export, symbols and constants."""
+    """The stage from which formulas are derived, with its export, symbols and named constants."""
 
     name: str
     stage: str
@@ -69,7 +69,7 @@ class Subject:
 
 
 def subject(target: Exportable, stage: str, name: str = "") -> Subject:
-    """Return the first symbolic export of a stage as a subject.
+    """Return the first symbolic export of a stage as the subject of a derivation.
 
     Args:
         name: name of the subject (default: that of the target).
@@ -81,7 +81,7 @@ def subject(target: Exportable, stage: str, name: str = "") -> Subject:
     picked = next((j for j in jobs if stage in j.stages and j.sizes), None)
     if picked is None:
         raise Incomplete(
-            "no size of this model can be a symbol",
+            "no input size of this stage can be symbolic in an export",
             where=f"{target.name} {stage}",
             expected="an input with a batch or a sequence of at least 2",
             fix="count a call with a larger batch or sequence",
@@ -115,7 +115,7 @@ def _at(
 
 
 def _names(target: Exportable, workload: Workload, stage: str) -> dict[str, int]:
-    """Return the sizes that the stage's formulas use, if any; those of other stages would match by chance."""
+    """Return the configuration sizes in the stage's formulas by name; other sizes would match constants by chance."""
     known = target.info().symbols
     if not isinstance(target, WithFormulas):
         return known
@@ -125,7 +125,7 @@ def _names(target: Exportable, workload: Workload, stage: str) -> dict[str, int]
 
 
 def of_tokens(job: ExportJob) -> bool:
-    """Return whether constants in the costs of an export are products of named widths.
+    """Return whether constants in the costs of an export can be named: they are products of configuration sizes only.
 
     An image or a spectrum has a fixed number of positions, which is a factor of all constants and matches names by
     chance.
@@ -145,7 +145,7 @@ _ROWS: Final = ("B", "n")
 FARTHEST: Final = 5_000
 """Largest bound of a range at which a run is counted, since a longer one could take minutes."""
 _FARTHEST_STEPS: Final = 32
-"""The same for the side of an image, in steps: the positions are its square."""
+"""As :data:`FARTHEST` for the side of an image, in steps of the side; the number of positions is its square."""
 
 
 def example_sizes(job: ExportJob) -> dict[str, int]:
@@ -156,7 +156,7 @@ def example_sizes(job: ExportJob) -> dict[str, int]:
 
 
 class SizeSampler:
-    """Samples sizes at which the graph of a subject is valid and the target can run."""
+    """Draws sizes at which a subject's graph is valid and its target can run."""
 
     def __init__(self, subject: Subject, exported: Exported, seed: int) -> None:
         self.subject, self.exported = subject, exported
@@ -185,7 +185,7 @@ class SizeSampler:
         )
 
     def ends(self, holds: Sequence[Condition]) -> Iterator[dict[str, int]]:
-        """Yield for each symbol of a condition the last sizes in both directions at which all conditions hold."""
+        """Yield, for each symbol in a condition, its least and greatest size at which all conditions hold."""
         symbols = {name for condition in holds for name in condition.symbols}
         start = self.point() if symbols else {}
         for name in sorted(symbols & start.keys()):
@@ -215,7 +215,7 @@ class SizeSampler:
         return (2, 5) if name in _ROWS else (8, 64)
 
     def _far(self, name: str) -> SizeRange:
-        """Return a range several times as large, whose square has no more elements than values are followed of."""
+        """Return the range of large sizes of a symbol, limited so that concrete values can be computed at them."""
         if name in self.subject.steps:
             return 17, 24
         return (9, 17) if name in _ROWS else (500, 1_000)
@@ -233,7 +233,7 @@ SizePoint = dict[str, int]
 
 
 def size_limits(exported: Exported, steps: Mapping[str, int]) -> tuple[Condition, ...]:
-    """Return the conditions that fail at some of many sizes, which include the conditions' own numbers.
+    """Return the conditions on sizes that fail at some of the tried sizes; they delimit where the graph is valid.
 
     Conditions on one expression are merged in integers. Those that exclude no more sizes than simpler ones are left
     out. That a symbol is at least 2 is not among them.
@@ -258,13 +258,13 @@ def size_limits(exported: Exported, steps: Mapping[str, int]) -> tuple[Condition
 
 
 def _without_rounding(margin: sympy.Expr, steps: Mapping[str, int]) -> sympy.Expr:
-    """Remove rounding from a condition that is exact because a symbol is a multiple of its step."""
+    """Remove ``floor`` and ``ceiling`` from a condition, exact where symbols are multiples of their steps."""
     times = {sym(name): step * sym(name) for name, step in steps.items()}
     return plain_sympy(margin.xreplace(times)).xreplace({sym(name): sym(name) / step for name, step in steps.items()})
 
 
 def _points_to_try(condition: GuardCondition, exported: Exported, steps: Mapping[str, int]) -> Iterator[SizePoint]:
-    """Yield sizes at which a condition may fail: typical ones, its own numbers and their quotients, plus or minus 1."""
+    """Yield sizes at which a condition may fail: typical sizes, and those near the numbers that it contains."""
     names, sizes = sorted(condition.names), set(_SIZES if len(condition.names) == 1 else _FEW)
     numbers = {int(n) for n in re.findall(r"(?<![\w.])\d+(?![\w.])", condition.text)}
     if len(condition.text) <= _LONG:

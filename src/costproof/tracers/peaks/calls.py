@@ -1,4 +1,4 @@
-"""Compute the activation peaks of every call of a target's stages, from the graph and from the module as written."""
+"""Compute the activation peaks of every call of a target's stages, both of the graph and of the eager module."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def calls(target: Exportable, workload: Workload) -> Iterator[tuple[str, ExportJ
 
 
 def _calls(target: Exportable, workload: Workload) -> Iterator[tuple[str, ExportJob, Mapping[str, int]]]:
-    """Yield invocations with their job and the values of the symbols there."""
+    """Yield each invocation with its export job and the values of all symbols."""
     values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
     for job in target.export_jobs(target.build(workload), workload):
         for invocation in job.invocations:
@@ -90,7 +90,7 @@ def _calls(target: Exportable, workload: Workload) -> Iterator[tuple[str, Export
 
 
 def _last_step(job: ExportJob, values: Mapping[str, int]) -> dict[str, int]:
-    """Return the values in the last of a job's steps."""
+    """Return the symbol values in the last of a job's repeated decode steps."""
     more = values[str(STEPS)] - 1 if job.repeated else 0
     return {name: value + more if name == str(CONTEXT) else value for name, value in values.items()}
 
@@ -103,11 +103,15 @@ def released_peaks(target: Exportable, workload: Workload) -> dict[str, int]:
     """
     if missing := stages_not_exported(target):
         stage, why = next(iter(missing.items()))
-        raise Incomplete("the graph peak is not known", where=stage, got=f"not exported: {why}")
+        raise Incomplete("the graph peak cannot be computed", where=stage, got=f"not exported: {why}")
     found: dict[str, int] = {}
     for _, job in calls(target, workload):
         if job.conventions:
-            raise Incomplete("the graph peak is not known", where=job.stage, got="the export is not what runs")
+            raise Incomplete(
+                "the graph peak cannot be computed",
+                where=job.stage,
+                got="the exported graph differs from what runs, by its conventions",
+            )
         with gc_disabled():
             line = timeline(exported_memory(on_fake_cpu(job)).program, inputs_held=False)
         found[job.stage] = max(found.get(job.stage, 0), *line.held(), 0)
@@ -115,7 +119,7 @@ def released_peaks(target: Exportable, workload: Workload) -> dict[str, int]:
 
 
 class SymbolicPeak(NamedTuple):
-    """A symbolic peak with its input share and validity conditions, or the reason there is none."""
+    """A symbolic peak, the part of it that inputs take, and the conditions on sizes; or why there is none."""
 
     peak: str = ""
     given: str = ""
@@ -124,7 +128,7 @@ class SymbolicPeak(NamedTuple):
 
 
 def symbolic_peak(job: ExportJob, *, host_apart: bool = False) -> SymbolicPeak:
-    """Return the graph peak of a job's last step in symbols."""
+    """Return the graph peak of a job's last decode step, or its only run, as a formula."""
     try:
         with HostTensors() if host_apart else nullcontext():
             found = exported_memory(on_fake_cpu(job, host_apart=host_apart))
@@ -139,7 +143,7 @@ def symbolic_peak(job: ExportJob, *, host_apart: bool = False) -> SymbolicPeak:
 
 
 def with_symbolic_peak(call: CallPeaks, form: SymbolicPeak, values: Mapping[str, int]) -> CallPeaks:
-    """Return a call with its symbolic graph peak, if that equals the graph peak at its sizes."""
+    """Return the peaks of a call with the symbolic peak added, if that equals the graph peak at the call's sizes."""
     try:
         there = evaluate(form.peak or "0", values)
     except BadInput as error:
@@ -153,7 +157,7 @@ def with_symbolic_peak(call: CallPeaks, form: SymbolicPeak, values: Mapping[str,
 
 
 def peaks_of(job: ExportJob, invocation: str = "", *, eager: bool = True, host_apart: bool = False) -> CallPeaks:
-    """Return the peaks of a job without symbolic sizes and the parts of their difference, or only that of its graph.
+    """Return the graph and eager peaks of a job at constant sizes, with the parts of their difference.
 
     Args:
         eager: also compute the peak of the module as written.
@@ -224,13 +228,13 @@ _OURS: Final = str(Path(__file__).parents[2])
 _OF_ANY_MODULE: Final = frozenset(vars(torch.nn.Module()))
 
 Holders = Mapping[int, tuple[str, ...]]
-"""Number of a storage -> variables that refer to it, outermost first."""
+"""Number of a storage -> names of the variables that refer to it, outermost first."""
 
 
 def eager_run(
     job: FakeCpuJob, watch: Callable[[Storages, int], None] | None = None
 ) -> tuple[Timeline, tuple[str, ...]]:
-    """Run a module eagerly on fake CPU tensors; return the memory that it holds over time, and the assumptions.
+    """Run a module eagerly on fake CPU tensors; return the memory that it holds over time, and assumptions as notes.
 
     Args:
         watch: called after each event that allocates something, while the module runs.
@@ -272,7 +276,7 @@ def eager_run(
 
 
 def holders_at(job: FakeCpuJob, expected: Timeline, event: int, wanted: Collection[int]) -> Holders:
-    """Return the variables that refer to some storages after an event, by a second run; empty if that differs."""
+    """Run a module again; return storage -> variables that refer to it after an event, empty if the run differs."""
     found: dict[int, tuple[str, ...]] = {}
 
     def watch(seen: Storages, at: int) -> None:
@@ -285,7 +289,7 @@ def holders_at(job: FakeCpuJob, expected: Timeline, event: int, wanted: Collecti
 
 
 def _holders(seen: Storages, wanted: Collection[int]) -> dict[int, tuple[str, ...]]:
-    """Return the variables of all active functions, outermost first, and attributes of their modules.
+    """Return storage -> names of variables of active functions, outermost first, that refer to it.
 
     Variables of torch's functions are returned only if there are no others, and ours never.
     """
@@ -307,7 +311,7 @@ def _holders(seen: Storages, wanted: Collection[int]) -> dict[int, tuple[str, ..
 
 
 def _named(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield variables by name, and for a module its attributes other than submodules, parameters and buffers."""
+    """Yield (name, value) of variables; a module is replaced by its attributes other than weights and submodules."""
     for name, value in variables.items():
         if isinstance(value, torch.nn.Module):
             yield from ((f"{name}.{k}", v) for k, v in vars(value).items() if k not in _OF_ANY_MODULE)
@@ -322,7 +326,7 @@ def _function(frame: FrameType) -> str:
 
 
 def _inside(seen: Storages, value: Any, depth: int) -> set[int]:
-    """Return the numbers of the storages that a value refers to; modules have none that is counted."""
+    """Return the numbers of the storages that a value refers to, directly or in containers."""
     if isinstance(value, torch.Tensor):
         number = seen.number(value)
         return set() if number is None else {number}

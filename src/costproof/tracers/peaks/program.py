@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_arg
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 
 class ExportedMemory(NamedTuple):
-    """The memory of an exported program."""
+    """Memory that an exported program allocates and frees, by operator."""
 
     program: MemoryProgram
-    """The job; if it has symbolic sizes, its tensors have the example sizes."""
+    """The exported program; its tensors have the example sizes where the job has symbolic ones."""
     sizes: tuple[Size, ...]
-    """Bytes of its tensors in symbols."""
+    """Bytes of the program's tensors as expressions in the symbolic sizes."""
     guards: tuple[str, ...]
     """The exporter's guards."""
     notes: tuple[str, ...]
@@ -69,7 +69,7 @@ def exported_memory(job: FakeCpuJob) -> ExportedMemory:
 
 
 class _ProgramReader:
-    """Runs an exported program once."""
+    """Runs an exported program once on fake tensors, and records the memory of its operators."""
 
     def __init__(self, job: FakeCpuJob, exported: torch.export.ExportedProgram) -> None:
         self.job, self.exported, self.name = job.job, exported, module_namer(job.job)
@@ -103,6 +103,7 @@ class _ProgramReader:
         value = self.values[node] = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             return
+        _forget_constant(value)
         if node in self.inputs:
             self.seen.given(self.inputs[node], value)
         else:
@@ -110,7 +111,10 @@ class _ProgramReader:
 
     def _attribute(self, node: fx.Node) -> Any:
         value = getattr(self.exported.graph_module, str(node.target))
-        self.seen.apart(t for t in tree_iter(value) if isinstance(t, torch.Tensor))
+        tensors = [t for t in tree_iter(value) if isinstance(t, torch.Tensor)]
+        for tensor in tensors:
+            _forget_constant(tensor)
+        self.seen.apart(tensors)
         return value
 
     def _step(self, node: fx.Node) -> ProgramStep:
@@ -127,14 +131,24 @@ class _ProgramReader:
         return tuple(dict.fromkeys(n for n in found if n is not None))
 
     def _place(self, node: fx.Node) -> str:
-        """Return the path of the innermost module of the model that runs a node."""
+        """Return the path of the innermost module that runs a node."""
         frames = (node.meta.get("nn_module_stack") or {}).values()
         return next((p for path, _ in reversed(frames) if (p := self.name(str(path))) is not None), "")
 
 
+def _forget_constant(tensor: torch.Tensor) -> None:
+    """Remove the concrete value of a fake tensor if it is a fake tensor too.
+
+    The exporter stores an attribute that is no parameter or buffer as such a value, and ``FakeTensorMode`` runs
+    operators on it as if it had memory, which ends the process.
+    """
+    if isinstance(getattr(tensor, "constant", None), FakeTensor):
+        tensor.constant = None  # type: ignore[attr-defined]
+
+
 @dataclass(frozen=True, slots=True)
 class FakeCpuJob:
-    """A job on fake CPU tensors, with the mode that they belong to."""
+    """An export job whose module and inputs are fake CPU tensors, with the mode that they belong to."""
 
     job: ExportJob
     mode: FakeTensorMode
@@ -142,7 +156,7 @@ class FakeCpuJob:
     """Whether tensors on the host are distinguished from tensors on the device; then only the latter are counted."""
 
     def counted(self, tensor: torch.Tensor) -> bool:
-        """Return whether the memory of a tensor counts."""
+        """Return whether a tensor's memory counts: with ``host_apart`` only that of tensors on the model's device."""
         return not self.host_apart or tensor.device.index is not None
 
 
@@ -192,13 +206,13 @@ _FROM_DATA: Final = (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.
 
 
 def module_namer(job: ExportJob) -> Callable[[str], str | None]:
-    """Return a function from paths inside a job's module to the model's paths; ``None`` for scaffolding."""
+    """Return a function from a path inside a job's module to the model's path; ``None`` for wrapper modules."""
     paths, rename = Paths(job.module), path_renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
     return lambda path: rename(paths.module(path))
 
 
 class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records at the dispatcher each storage that a run allocates and frees; changes nothing.
+    """Dispatcher mode that records each storage that a run allocates and frees.
 
     Views and in-place results are in known storages; others are allocated. A storage is freed when its last tensor is
     deleted, which Python reports at once. Temporary memory inside an operator is not seen.
@@ -231,17 +245,17 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Timeline(tuple(self.tensors), tuple(self.events))
 
     def apart(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Exclude parameters, buffers and constants."""
+        """Exclude the storages of parameters, buffers and constants from the records."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             self._known[id(storage)] = (-1, storage)
 
     def given(self, name: str, tensor: torch.Tensor) -> None:
-        """Count the storage of an input of the program as live."""
+        """Record the storage of a program input as live from the start."""
         self._see(name, "", tensor, "")
 
     def number(self, tensor: torch.Tensor) -> int | None:
-        """Return the number of a tensor's storage, or ``None`` if it is not counted."""
+        """Return the number under which a tensor's storage is recorded, or ``None`` if it is not counted."""
         found = self._known.get(id(_storage(tensor, "")), (-1, None))[0]
         return None if found < 0 else found
 

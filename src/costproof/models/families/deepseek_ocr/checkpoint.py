@@ -77,7 +77,7 @@ def _runs(text: str) -> tuple[str, ...]:
 
 
 def placed(name: str) -> tuple[tuple[str, ...], Transform] | None:
-    """Return the native parameters that a vendor tensor fills, and how; ``None`` for an unknown name."""
+    """Return the native parameters that one vendor tensor fills, and the transformation; ``None`` if unknown."""
     # Native names with one tensor per expert are the vendor's names behind a longer prefix.
     name = name.replace("model.language_model.", "model.", 1)
     for pattern, (transform, targets) in RULES.items():
@@ -91,7 +91,7 @@ def placed(name: str) -> tuple[tuple[str, ...], Transform] | None:
 
 
 def checkpoint_ledger() -> Ledger:
-    """Return a ledger of the checkpoint's parameters on the paths of the native modules, per stage.
+    """Return a ledger of the parameters of the published checkpoint, by stage and path of the native module.
 
     Parameters that no code runs have separate nodes with the owner :data:`NEVER_RUN`. Modules of the decoder are in
     both ``prefill`` and ``decode``, as in every ledger.

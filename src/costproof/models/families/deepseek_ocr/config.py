@@ -91,7 +91,7 @@ _VENDOR_PATHS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ClipConfig(EqualHeads):
-    """CLIP-L, whose input is the features of SAM instead of patches (vendor: ``deepencoder.vit_model_cfg``)."""
+    """CLIP-L whose input is the feature map of SAM instead of image patches (vendor: ``deepencoder.vit_model_cfg``)."""
 
     hidden: int = 1024
     layers: int = 24
@@ -132,7 +132,10 @@ class OcrConfig(PageConfig):
         return self.clip.hidden + self.sam.downsample[1]
 
     def shapes(self) -> dict[str, Any]:
-        """Return the fields that decide parameter shapes; configurations with equal ones can share a checkpoint."""
+        """Return the fields that decide parameter shapes.
+
+        Configurations that agree in them can load the same checkpoint.
+        """
         data = self.normalised()
         del data["image_token"]
         for key in ("topk", "max_positions", "sliding_window", "rms_norm_eps", "rope_theta", "routed_scaling_factor"):
@@ -157,7 +160,7 @@ class OcrConfig(PageConfig):
 
     @classmethod
     def for_class(cls, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a native file as it is, and a vendor's in the native form, which has the same keys of the decoder."""
+        """Convert a vendor's file to the keys of the native class; return a native file unchanged."""
         if not _is_vendor(data):
             return dict(data)
         vision, text = data["vision_config"], data["language_config"]

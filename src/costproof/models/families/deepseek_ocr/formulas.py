@@ -1,4 +1,4 @@
-"""Closed formulas of DeepSeek-OCR: CLIP on the features of SAM, the projector, the page in the prompt, all stages."""
+"""Closed formulas of DeepSeek-OCR: CLIP on the features of SAM, projector, image tokens in the prompt, all stages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ EMPTY_SIDE: Final = 64
 
 
 def _projector(structure: PageStructure) -> tuple[ModulePart, ...]:
-    """Return the concatenation of the features of both towers and the projector, on (H / 4 sam_patch)² tokens.
+    """Return the parts that concatenate the features of both towers and project them, on (H / 4 sam_patch)² tokens.
 
     Source: Wei et al. 2025, DeepSeek-OCR, section 3.2; ``UnlimitedOcrVisionModel`` (transformers),
     ``MlpProjector`` (vendor).
@@ -59,7 +59,7 @@ def _projector(structure: PageStructure) -> tuple[ModulePart, ...]:
 
 
 def _glue(structure: PageStructure, prompt: Size) -> Layer:
-    """Return the layer of the module that contains towers and decoder.
+    """Return the layer of the module around towers and decoder, which puts image tokens into the embedded prompt.
 
     Branches: ``prompt`` = 1 is a decode step, which has no page; a page has crops if it has a second view.
     """
@@ -172,7 +172,7 @@ def _decoder_border(structure: PageStructure, call: StackCall, positions: Size) 
 
 
 def _image_border(structure: PageStructure) -> Size:
-    """Return the projected tokens that enter plus the tokens with newlines and separator that are returned.
+    """Return the rows of width ``text_hidden`` that a page adds at the decoder's boundary.
 
     Branches: a page has crops if it has a second view.
     """
@@ -278,7 +278,7 @@ class ImageTokens:
 
 @layer
 class PageInPlace:
-    """Concatenates the features of the towers, writes image tokens over the prompt, and builds the causal mask.
+    """Work of the vendor's outer module: concatenate features, write image tokens into the prompt, build the mask.
 
     1. Two branches check whether views are empty by summing their ``pixels``: one addition per element.
     2. The features of both towers, clip and sam wide, are concatenated for each of ``features`` tokens and

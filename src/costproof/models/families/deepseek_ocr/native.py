@@ -78,7 +78,7 @@ def build_model(
 
 
 def unchecked() -> AbstractContextManager[None]:
-    """Return the context in which a forward of a part of the model runs."""
+    """Return a context manager that disables the check of image tokens against features during a partial forward."""
     return running({_modules()[0]: no_image_check()})
 
 

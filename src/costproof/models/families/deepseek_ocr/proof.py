@@ -1,4 +1,4 @@
-"""The domain of a proof about DeepSeek-OCR: runs, sides of a view, pages, and random configurations.
+"""The domain of a proof about DeepSeek-OCR: workloads, image sizes, pages, and random configurations.
 
 The random configurations are small in depth and wide in sizes. No two sizes that are equal in the published model, nor
 products of two, are equal in all draws, so a formula that confuses them is found. Draws include what no file can ask
@@ -41,7 +41,7 @@ GREATEST_SIDE: Final = 8192
 
 
 def variants() -> tuple[Workload, ...]:
-    """Return the workloads whose ledgers are compared as expressions: pages and text, two dtypes, both kernels."""
+    """Return the workloads whose ledgers are compared in symbols: pages and text, two dtypes, both expert kernels."""
     page = Page(1024, 640, (2, 2))
     return (
         page_workload("page", page, 512, 4),
@@ -51,13 +51,13 @@ def variants() -> tuple[Workload, ...]:
 
 
 def sides(config: OcrConfig, least: int, most: int) -> tuple[int, ...]:
-    """Return all sides from ``least`` to ``most`` pixels in steps of the model's stride."""
+    """Return all sides of a view from ``least`` to ``most`` pixels, in steps of the model's stride."""
     step = config.sam.stride
     return tuple(range(-(-least // step) * step, most + 1, step))
 
 
 def symbolic_sides(config: OcrConfig) -> tuple[int, ...]:
-    """Return the sides for which the guards of a graph with a symbolic side are evaluated: 128 steps of the stride."""
+    """Return the sides of a view, in pixels, at which the guards of an export with symbolic side are checked."""
     return sides(config, config.sam.stride, 128 * config.sam.stride)
 
 
@@ -138,7 +138,7 @@ def proof(target: DeepseekOcr, samples: int, seed: int, asked: str) -> Proof:
 
 
 def _any_side(config: OcrConfig) -> tuple[Piece[Provable], ...]:
-    """Return the pieces with a symbolic side of a view; sides that whole windows tile have a separate graph."""
+    """Return the proof pieces with a symbolic view side; sides that whole windows tile have their own piece."""
     asked = {side: tuple({"n": n, "H": side} for n in _VIEWS) for side in symbolic_sides(config)}
     targets = [AnySideOcr(config)]
     if targets[0].whole_step != config.sam.stride:
@@ -170,17 +170,17 @@ class AnySideOcr(DeepseekOcr):
 
     @property
     def whole_step(self) -> int:
-        """Return the step, in pixels, of the sides that whole windows tile."""
+        """Return the least common multiple, in pixels, of stride and window side: such sides need no padding."""
         sam = self.config.sam
         return math.lcm(sam.stride, sam.patch * sam.window)
 
     @property
     def step(self) -> int:
-        """Return the step of the sides in pixels."""
+        """Return the step, in pixels, between the sides of a view that the export covers."""
         return self.whole_step if self.tiled else self.config.sam.stride
 
     def run(self) -> Workload:
-        """Return the workload that is exported: one view, whose side represents all others.
+        """Return the workload to export: one view, with a side that takes the same branches as the others.
 
         If windows need padding at any side, they need it at this one, unless ``tiled``.
         """
@@ -286,7 +286,7 @@ DEEP: Final = {9: "sam", 30: "clip", 51: "text"}
 
 @dataclass(frozen=True, slots=True)
 class DrawnText(PageDecoderConfig):
-    """A decoder whose heads do not add up to its width, which no file can describe."""
+    """Decoder whose heads together are not as wide as the model, a configuration that no file can state."""
 
     head_width: int = 0
 
@@ -297,7 +297,7 @@ class DrawnText(PageDecoderConfig):
 
 
 def draw(seed: int, number: int) -> Piece[DeepseekOcr]:
-    """Return the run of draw ``number`` of a seed, equal on every machine and in any order.
+    """Return the proof piece of random configuration ``number``, equal on every machine and in any order.
 
     Only FlashAttention depends on the machine: without its package the run has another attention kernel.
     """
@@ -322,7 +322,7 @@ def draw(seed: int, number: int) -> Piece[DeepseekOcr]:
 
 
 def _config(p: Mapping[str, int], rng: random.Random, deep: str) -> OcrConfig:
-    """Return a configuration of the drawn sizes, with random numbers and kinds of layers."""
+    """Return a configuration with the drawn sizes, and with random numbers and kinds of layers."""
     usual = {"sam": SamConfig().layers, "clip": ClipConfig().layers, "text": PageDecoderConfig().layers}
     layers = {part: rng.choice(_FEW[part]) if part != deep else published + 1 for part, published in usual.items()}
     clip_patch = rng.choice((1, 2, 3))
@@ -350,14 +350,14 @@ def _config(p: Mapping[str, int], rng: random.Random, deep: str) -> OcrConfig:
 
 
 def _in_rows(config: OcrConfig) -> OcrConfig:
-    """Return the configuration with the widths that grouped GEMMs need."""
+    """Return the configuration with widths multiplied so that rows have the alignment of grouped GEMMs."""
     text = config.text
     widths = {"hidden": GROUPED_ROW // 2 * text.hidden, "moe_intermediate": GROUPED_ROW * text.moe_intermediate}
     return replace(config, text=replace(text, **widths))
 
 
 def choices(drawn: Piece[DeepseekOcr]) -> tuple[str, ...]:
-    """Return the names of the features that a draw has and that are not sizes in a formula."""
+    """Return the features of a draw that are not sizes, such as dense layers or layers with windows."""
     config, run = drawn.target.config, drawn.workload
     sam, text, usual = config.sam, config.text, OcrConfig()
     has = {

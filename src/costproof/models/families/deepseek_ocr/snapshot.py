@@ -70,7 +70,7 @@ def read_snapshot(folder: Path) -> Snapshot:
 
 
 def imported(folder: Path) -> tuple[str, ...]:
-    """Return the names of the local files that the code imports, directly or indirectly."""
+    """Return the names of the local files that the remote code imports, directly or indirectly."""
     found: dict[str, None] = {}
     todo = list(CODE)
     while todo:

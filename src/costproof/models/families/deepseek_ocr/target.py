@@ -75,12 +75,12 @@ class DeepseekOcr(PageTarget[OcrConfig]):
 
     @staticmethod
     def reads(folder: Path) -> bool:
-        """Return whether a folder contains a file of the remote code."""
+        """Return whether a folder contains the remote code of DeepSeek-OCR."""
         return any((folder / name).is_file() for name in CODE)
 
     @staticmethod
     def folder_holds() -> str:
-        """Return a description of the folders that this target reads."""
+        """Return a description, for messages, of the folders that this target reads."""
         return "a snapshot of DeepSeek-OCR: " + ", ".join(REQUIRED)
 
     @staticmethod
@@ -121,13 +121,13 @@ class DeepseekOcr(PageTarget[OcrConfig]):
         return (SIDES,)
 
     def proof(self, samples: int, seed: int, sides: str = DEFAULT_SIDES) -> Proof:
-        """Return the proof: runs, sides, pages, and random small configurations."""
+        """Return the proof: workloads, view sizes, pages, and random small configurations."""
         from costproof.models.families.deepseek_ocr.proof import proof
 
         return proof(self, samples, seed, sides)
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
-        """Return the model on the meta device with a given kernel for routed experts."""
+        """Return the model on the meta device with the given implementation of routed experts."""
         return native.build_model(
             self.native_arguments(),
             dtype=workload.dtype,
@@ -147,7 +147,10 @@ class DeepseekOcr(PageTarget[OcrConfig]):
         return with_numbers(model, workload, self.decoder, self.options, progress, placed)
 
     def derivable(self, stage: str) -> tuple[Exportable, Workload, dict[str, int]] | None:
-        """Return a target, a workload and the symbols with which a vision stage can be exported for any side."""
+        """Return (target, workload, symbol -> step) to export a vision stage with symbolic side.
+
+        For others ``None``.
+        """
         from costproof.models.families.deepseek_ocr.proof import AnySideOcr
 
         target = AnySideOcr(self.config)

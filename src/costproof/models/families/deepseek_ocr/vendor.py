@@ -124,7 +124,10 @@ class RemoteCodeOcr(Configured[OcrConfig]):
         return replace(self.config, text=replace(text, layers=kept)), {"decoder layers": cut} if cut else {}
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
-        """Return a preset with changed settings; the code fixes attention, experts and logits."""
+        """Return the workload of a preset with changed settings.
+
+        The vendor's code fixes eager attention and experts.
+        """
         wrong = _unlike({k: v for k in _FIXED if (v := given.pop(k, None)) is not None})
         if wrong:
             raise Problems("the workload cannot be run", wrong)
@@ -154,7 +157,11 @@ class RemoteCodeOcr(Configured[OcrConfig]):
             )
         if not found and sequence_length(self.config, workload, MODES) < 2:
             found.append(
-                BadInput("a prompt of one token runs like a decode step", where="--text-tokens", expected="at least 2")
+                BadInput(
+                    "the vendor's code runs a prompt of one token like a decode step",
+                    where="--text-tokens",
+                    expected="at least 2",
+                )
             )
         return found
 
@@ -192,9 +199,9 @@ class RemoteCodeOcr(Configured[OcrConfig]):
 
 
 def _unlike(chosen: Mapping[str, object]) -> list[CostproofError]:
-    """Return an error for each setting that differs from what the vendor's code supports."""
+    """Return an error for each chosen setting that the vendor's code does not support."""
     return [
-        BadInput("the vendor's code cannot do this", where=f"--{k}", expected=_FIXED[k], got=str(v)[:40])
+        BadInput("the vendor's code does not support this setting", where=f"--{k}", expected=_FIXED[k], got=str(v)[:40])
         for k, v in chosen.items()
         if v != _FIXED[k]
     ]
@@ -212,10 +219,10 @@ DECODER: Final = Decoder(seen=(Mark("vision_inputs", "model", _vision_inputs),))
 
 
 def page_inputs(config: OcrConfig, workload: Workload, seed: int, device: torch.device) -> dict[str, Any]:
-    """Return the keyword arguments of the prefill, with seeded values.
+    """Return the keyword arguments of the prefill, with random values that depend on the seed.
 
-    ``images`` is a list with one pair (crops [c, 3, H, H], global view [1, 3, H, H]). The pixels are
-    positive, or zero where the workload has no view: that is what the code's branches ask for.
+    ``images`` is a list with one pair (crops [c, 3, H, H], global view [1, 3, H, H]). The pixels are positive, or zero
+    where the workload has no view: that is what the code's branches ask for.
     """
     import torch
 

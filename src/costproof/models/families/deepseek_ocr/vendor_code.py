@@ -137,7 +137,7 @@ def build_with_values(
 
 @contextmanager
 def _importing() -> Iterator[None]:
-    """Disable bytecode, and replace missing packages of the preprocessing by empty modules."""
+    """Disable bytecode files, and put empty modules in place of missing preprocessing packages, during an import."""
     absent: list[str] = []
     with mock.patch.object(sys, "dont_write_bytecode", True):
         try:
@@ -151,7 +151,7 @@ def _importing() -> Iterator[None]:
 
 
 def _remember_absence(name: str) -> None:
-    """Let transformers detect that a package is missing before it is replaced; the result is memoized."""
+    """Call transformers' memoized ``is_…_available`` checks, before the package is replaced by an empty module."""
     from transformers.utils import import_utils
 
     for function in [f for n, f in vars(import_utils).items() if n.startswith(f"is_{name}") and callable(f)]:
@@ -180,7 +180,7 @@ def _stand_in(name: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class VendorPatch:
-    """The replacement of an attribute while the vendor's code runs."""
+    """Replacement of an attribute of a module for the time in which the vendor's code runs."""
 
     name: str
     why: str
@@ -221,7 +221,7 @@ def patched(patches: tuple[VendorPatch, ...]) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers' advice to the authors of the code off stderr; ``TRANSFORMERS_VERBOSITY`` brings it back."""
+    """Suppress transformers' warnings to the authors of remote code, unless ``TRANSFORMERS_VERBOSITY`` is set."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()

@@ -47,7 +47,7 @@ _ENCODER_WAIVED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class QueryEncoderConfig(EqualHeads):
-    """The encoder: layers of a decoder, in which a query attends to the features of SAM and to earlier queries."""
+    """The encoder of DeepSeek-OCR 2: decoder layers whose queries attend to SAM's features and earlier queries."""
 
     hidden: int = 896
     layers: int = 24
@@ -90,7 +90,7 @@ class Ocr2Config(PageConfig):
 
     @classmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
-        """Return the configuration in the parsed content of a file."""
+        """Parse the JSON value of a configuration file; append every error to ``problems``."""
         top = Section(data, "$", problems)
         top.waive(WAIVED)
         top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)
@@ -110,7 +110,7 @@ class Ocr2Config(PageConfig):
 
 
 def _sam(section: Section) -> SamConfig:
-    """Return the section of SAM; the class derives the width of the MLP from ``mlp_ratio`` if a file omits it."""
+    """Read the section of SAM; an omitted MLP width follows from ``mlp_ratio``, as in the class."""
     section.waive({"scale": "the model's code never reads it"})
     ratio, hidden, defaults = (
         section.number("mlp_ratio", 4.0),
@@ -131,7 +131,7 @@ def _encoder(section: Section) -> QueryEncoderConfig:
     sizes = section.sizes(ENCODER_KEYS, CLASS_ENCODER)
     kinds = section.take("layer_types", None)
     if kinds is not None and kinds != ["full_attention"] * sizes["layers"]:
-        what = "only layers that see all are described by the formulas"
+        what = "the formulas describe only layers with full attention"
         section.problem(what, "layer_types", expected=f"{sizes['layers']} of 'full_attention'", got=shown(kinds))
     return QueryEncoderConfig(**sizes)
 
@@ -151,7 +151,7 @@ def queries(side: int, stride: int) -> int:
 
 
 def vision_tokens(page: Page | None, stride: int = 64) -> int:
-    """Return the vision tokens per sequence: the queries of all crops and of the global view, and one separator.
+    """Return the image tokens per sequence: one per query of every crop and of the global view, and one separator.
 
     Source: ``DeepseekOcr2Model.get_image_features``.
 

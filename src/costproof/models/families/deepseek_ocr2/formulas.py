@@ -71,7 +71,7 @@ def _projector() -> tuple[ModulePart, ...]:
 
 
 def _border(stage: str) -> Size:
-    """Return the activation bytes that enter and leave a vision stage, on n views of H x H pixels with Q queries.
+    """Return the activation bytes that enter and leave a vision stage, on n views of H x H pixels with Q queries each.
 
     The encoder returns the outputs of features and queries; the outputs of the queries are a view of them.
     """
@@ -99,7 +99,7 @@ def _tokens(structure: PageStructure) -> Size:
 
 @layer
 class QueryTable:
-    """The learned queries of one view size: rows x width parameters, which another module reads."""
+    """Learned queries of one view size: rows x width parameters, which the encoder, another module, reads."""
 
     name: ClassVar[str] = "query_table"
     title: ClassVar[str] = "Table of queries"
@@ -146,7 +146,7 @@ class QueriesBehindFeatures:
 
 @layer
 class WrittenMask:
-    """Converts a boolean mask to an additive one: [views, tokens, tokens], 0 where a token may attend.
+    """Conversion of a boolean mask to an additive one: [views, tokens, tokens], 0 where a token may attend.
 
     No FLOPs: no floating-point input, views x tokens² elements of output. Unfused, the minimum of the dtype is written
     and read once.

@@ -72,7 +72,7 @@ PARAMETERS: Final = Parameters(
 
 
 def domain() -> Domain:
-    """Return the domain: a page with crops, a single view with eager attention, and text only."""
+    """Return the domain of the proof: a page with crops, a single view with eager attention, and text only."""
     return Domain(
         (
             page_workload("page", Page(1024, 768, (2, 3)), 16, 4),
@@ -87,7 +87,7 @@ def domain() -> Domain:
 
 
 def drawn(p: Mapping[str, int], rng: random.Random) -> tuple[Ocr2Config, dict[str, bool]]:
-    """Return a random small configuration, and feature -> whether the configuration has it."""
+    """Draw a random small configuration; return it, and feature -> whether it has the feature."""
     layers = {part: rng.choice((1, 1, 1, 2)) for part in ("sam", "encoder")}
     # Heads are a share of the width, and rotation needs pairs.
     row = GROUPED_ROW if _grouped(p) else 2
@@ -119,7 +119,7 @@ def drawn(p: Mapping[str, int], rng: random.Random) -> tuple[Ocr2Config, dict[st
 
 
 def drawn_run(p: Mapping[str, int], workload: Workload) -> Workload:
-    """Return the workload with the page and the text of a draw."""
+    """Return the workload with the drawn page and text length."""
     stride = 4 * p["sam_patch"]
     page = Page(p["side"] * stride, p["crop"] * stride, _GRIDS[p["grid"]]) if p["page"] else None
     more: dict[str, Any] = {"text_tokens": p["text_tokens"], "logits": "last" if p["last"] else "all"}

@@ -56,7 +56,7 @@ def _vision(model: nn.Module, workload: Workload, side: int, calls: tuple[str, .
 
 
 def _unchecked() -> AbstractContextManager[None]:
-    """Return the context in which a forward of a part of the model runs."""
+    """Return a context manager that disables the check of image tokens against features during a partial forward."""
     return running({_modules()[0]: no_image_check()})
 
 
@@ -80,7 +80,7 @@ READER: Final = PageReader(DECODER, vision_tokens, queries, _vision, _unchecked,
 
 @dataclass(frozen=True, slots=True)
 class DeepseekOcr2(PageTarget[Ocr2Config]):
-    """``DeepseekOcr2ForConditionalGeneration`` with one configuration."""
+    """Target: ``DeepseekOcr2ForConditionalGeneration`` with one configuration."""
 
     config: Ocr2Config = field(default_factory=Ocr2Config)
     name: str = "deepseek-ocr2"
@@ -113,13 +113,13 @@ class DeepseekOcr2(PageTarget[Ocr2Config]):
         return cls(config), features
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """Return the workload with the page and the text of a draw."""
+        """Return the workload with the drawn page and text length."""
         from costproof.models.families.deepseek_ocr2.proof import drawn_run
 
         return drawn_run(p, workload)
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
-        """Return the model on the meta device; a loop over experts is replaced by grouped GEMMs in every run.
+        """Return the model on the meta device; an eager loop over experts is replaced by grouped GEMMs.
 
         Raises:
             Incomplete: the installed transformers has no classes for it.
