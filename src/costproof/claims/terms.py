@@ -221,7 +221,7 @@ def band(tokens: int, window: int) -> int:
 
 
 def triangles(tokens: int, chunk: int) -> int:
-    """Return the number of (query, key) pairs of causal attention within chunks of ``chunk`` tokens and a shorter last one."""
+    """Return the number of (query, key) pairs of causal attention within chunks, the last maybe shorter."""
     whole, rest = divmod(tokens, chunk)
     return whole * chunk * (chunk + 1) // 2 + rest * (rest + 1) // 2
 
