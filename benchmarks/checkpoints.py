@@ -24,8 +24,8 @@ HEAD: Final = """\
 
 `costproof stored TARGET` states the tensors and bytes of a checkpoint from its configuration; no weights are read.
 With `--files` the layout is compared, tensor by tensor, with the headers of safetensors files (the first bytes of each
-are enough), and every difference is listed with its bytes and its cause. Of GGUF files only the number of tensors and
-bytes is read. This page is made by `python -m benchmarks.checkpoints`.
+are enough), and every difference is listed with its bytes and its cause. This page is made by
+`python -m benchmarks.checkpoints`.
 
 ```sh
 costproof stored deepseek-v3 --mtp 1                                # 688,574,839,360 bytes
@@ -68,6 +68,15 @@ commands name with its bytes; any other difference is a finding (exit code 1):
 | modules for further tokens | names after the last layer that the configuration counts, or below `mtp.` |
 | a copy of a tied tensor | the name and shape of a tied parameter |
 | rotary frequencies; tensors that the class ignores | `rotary_emb.inv_freq`; patterns of the class in transformers |
+
+## GGUF
+
+A GGUF file states the type of each tensor, which no configuration does. `costproof stored hf:FOLDER --files FILE.gguf`
+takes the types from the file and the shapes from the configuration, compares them tensor by tensor, and lists the bytes
+of keys, of the table of tensors and of alignment, so that the sum is the size of the file. `costproof report
+hf:FOLDER` compares the weights of each module with its parameters. Names of tensors are known of Llama, Mistral,
+Mixtral, Qwen2, Qwen3 and their mixtures, Gemma 1 to 3, DeepSeek V2 and V3, and gpt-oss; other architectures are exit
+code 3. Frequencies (`rope_freqs`, `rope_factors_*`) and copies of tied tables have a known cause, as above.
 
 ## Published totals
 

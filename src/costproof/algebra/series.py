@@ -14,6 +14,8 @@ CONTEXT: Final = sym("P")
 """Number of tokens in the cache before the first step."""
 STEPS: Final = sym("N")
 """Number of decode steps."""
+CACHED: Final = sym("C")
+"""Number of tokens in the cache before the prefill, where there are any."""
 
 
 _NO_SUM: Final = "the cost of a decode step has no closed sum over the steps"

@@ -45,20 +45,22 @@ class Attention:
     calls none but those of the cache. Once the context fills a sliding window of w keys, the cache holds
     the last w - 1: so many come in from it in a later call, which leaves it as long as it was. Inside one
     prompt the window is a mask, which like the causal one saves nothing; then all but the last w - 1 keys go.
+    If the past does not fill the window and the new tokens do (``filling``), all of the past comes in.
 
     A mask leaves ``kept_scores`` of the scores, and kernels may skip the others. Under a ``causal`` mask the j-th of n
     new queries sees past + j keys:
 
         kept pairs = n past + n (n + 1) / 2
 
-    In a window of w <= n + 1 keys it sees min(w, j) keys without a past, w (w + 1) / 2 + w (n - w) pairs, and w keys
-    behind a full window, w n pairs. Any other mask hides ``hidden`` of the n (past + n) pairs.
+    In a window of w <= past + n + 1 keys that the past does not fill it sees min(w, past + j) keys, which are
+    w (w + 1) / 2 - past (past + 1) / 2 + w (past + n - w) pairs, and w keys behind a full window, w n pairs. Any other
+    mask hides ``hidden`` of the n (past + n) pairs.
 
     Where a sequence is cut into blocks that attend each to itself, there are batch x heads x ``seen`` scores, the
     sum of the squares of the blocks' lengths.
 
-    Prefill has past = 0 and queries = the prompt; a decode step has queries = 1 and past = the
-    context. The four projections are linear layers of their own. One fused kernel (sdpa,
+    Prefill has queries = the prompt, and a past only if a part of the sequence is cached; a decode step has queries = 1
+    and past = the context. The four projections are linear layers of their own. One fused kernel (sdpa,
     FlashAttention) and two products with a softmax between (eager, ``written_out``) cost the same, except unfused.
 
     Unfused, a kernel reads what comes in and writes what goes out. Where keys and values of the past are joined
@@ -102,6 +104,8 @@ class Attention:
     window: Size = 0
     """Keys that a query sees, itself included, once the context has filled the window; 0 if it has not, or if there
     is no window."""
+    filling: bool = False
+    """Whether the window, if any, is not full before the call."""
     causal: bool = False
     """Whether a query sees only the keys up to its own position."""
     hidden: Size = 0
@@ -114,7 +118,8 @@ class Attention:
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
-        past = self.past if self.window == 0 or self.past == 0 else self.window - 1
+        full = self.window != 0 and self.past != 0 and not self.filling
+        past = self.window - 1 if full else self.past
         new = self.queries if self.new_keys is None else self.new_keys
         value_dim = self.head_dim if self.value_dim is None else self.value_dim
         keys, both = past + new, self.head_dim + value_dim
@@ -124,7 +129,7 @@ class Attention:
         new_elements = self.batch * new * self.kv_heads * both
         past_elements = self.batch * past * self.kv_heads * both
         scaling = scores if self.scaled == "scores" else query_elements
-        appended = new if self.window == 0 else self.window - 1 if self.past == 0 else 0
+        appended = new if self.window == 0 else 0 if full else self.window - 1 - self.past
         shared = {"input": self.batch, "heads": self.heads}.get(self.bias, 0)
         shares = scores + (self.batch * self.heads * self.queries if self.sinks else 0)
         owned = self.heads if self.sinks else 0
@@ -155,13 +160,13 @@ class Attention:
         """Return the query-key pairs per head and sequence that the mask leaves of the ``computed`` ones."""
         if not self.causal:
             return computed - self.hidden
-        n, w = sympy.sympify(self.queries), sympy.sympify(self.window)
+        n, w, past = (sympy.sympify(size) for size in (self.queries, self.window, self.past))
         if w == 0:
-            before = self.past if self.new_keys is None else self.new_keys - n
+            before = past if self.new_keys is None else self.new_keys - n
             return n * before + n * (n + 1) / 2
-        if self.past != 0:
+        if past != 0 and not self.filling:
             return n * w
-        return w * (w + 1) / 2 + w * (n - w)
+        return w * (w + 1) / 2 - past * (past + 1) / 2 + w * (past + n - w)
 
     def _between(self, scores: Size, query_elements: Size) -> Size:
         """Return the elements that operators of the layer pass to each other when run separately, without the cache."""

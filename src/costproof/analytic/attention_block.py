@@ -48,6 +48,7 @@ class AttentionBlock:
     causal: bool = False
     hidden: Size = 0
     window: Size = 0
+    filling: bool = False
     mask: Bias = "none"
     capped: bool = False
     sinks: bool = False
@@ -106,6 +107,7 @@ class AttentionBlock:
             value_dim=self.value_dim,
             new_keys=new_keys,
             window=self.window,
+            filling=self.filling,
             written_out=self.written_out,
             seen=self.seen,
         )

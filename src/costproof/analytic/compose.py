@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 import sympy
 
-from costproof.algebra.series import CONTEXT, STEPS, sum_over_steps
+from costproof.algebra.series import CACHED, CONTEXT, STEPS, sum_over_steps
 from costproof.algebra.symbols import sym, text
 from costproof.analytic.costs import Layer, LayerCosts, Size, costs_of, layer
 from costproof.ledger.errors import BadInput
@@ -250,6 +250,7 @@ def prefill_and_decode(
     border: Callable[[StackCall], Size | None] = lambda call: None,
     decode: bool = True,
     cache: Size = 1,
+    past: bool = False,
 ) -> Iterator[CostNode]:
     """Yield the nodes of ``prefill``, a prompt of S tokens, and of ``decode``, N steps at contexts P to P + N - 1.
 
@@ -259,8 +260,9 @@ def prefill_and_decode(
         border: bytes across the boundary of a call; see :func:`invocation_nodes`.
         decode: whether there are decode steps; their stage owns its parameters in any case.
         cache: see :func:`invocation_nodes`.
+        past: whether C tokens are in the cache before the prompt.
     """
-    first = StackCall(sym("B"), sym("S"), sym("b"))
+    first = prompt_call(past=past)
     prompt = parts(first)
     yield from stage_nodes("prefill", prompt, names)
     yield from invocation_nodes("prefill", "prompt", prompt, names, border=border(first), cache=cache)
@@ -271,6 +273,11 @@ def prefill_and_decode(
         yield from invocation_nodes(
             "decode", "steps", step, names, border=border(one), calls=STEPS, summed=sum_over_steps, cache=cache
         )
+
+
+def prompt_call(*, past: bool) -> StackCall:
+    """Return the sizes of a prefill of S tokens; ``past`` is as for :func:`prefill_and_decode`."""
+    return StackCall(sym("B"), sym("S"), sym("b"), past=CACHED if past else 0)
 
 
 def analytic_ledger(

@@ -142,7 +142,7 @@ class DecoderTape:
 
     def _keys(self, block: AttentionBlock | LatentBlock) -> Size:
         """Return the keys per sequence after the call; a full window of w keys caches w - 1."""
-        if isinstance(block, AttentionBlock) and block.window != 0 and self.call.past != 0:
+        if isinstance(block, AttentionBlock) and block.window != 0 and self.call.past != 0 and not block.filling:
             return block.window - 1 + self.call.tokens
         return self.call.past + self.call.tokens
 
@@ -477,10 +477,10 @@ class DecoderTape:
             copy = (self._make(values, weights, expanded),) if copied else ()
             core = self._make(result, weights, expanded, *copy)
         elif block.equal_widths:
-            core = self._fused(result, rows * block.heads, (q, joined, expanded), None, 0)
+            core = self._fused(result, rows * block.heads, (q, joined, expanded), mask, rows * keys)
         else:
             core = self._unfused(
-                block.heads, keys, (q, joined, expanded), (width, block.value_dim), block.heads, copied=copied
+                block.heads, keys, (q, joined, expanded), (width, block.value_dim), block.heads, mask, copied=copied
             )
         return self._make(rows * block.width, self._in_order(core, result))
 
@@ -505,20 +505,27 @@ class DecoderTape:
         reads: tuple[Piece, Piece, Piece],
         widths: tuple[Size, Size],
         kv_heads: Size,
+        given: Piece | None,
         *,
         copied: bool,
     ) -> Piece:
-        """Record torch's attention as separate float32 operators, used if queries and values differ in width."""
+        """Record torch's attention as separate float32 operators, used if queries and values differ in width.
+
+        Args:
+            given: the boolean mask of the call, which is turned into numbers; without one, several tokens make a mask.
+        """
         tape, call, branches = self.tape, self.call, self.branches
         q, k, v = reads
         width, value = widths
         queries, context = call.rows * heads, call.batch * keys * kv_heads
+        mask: tuple[Piece, ...] = ()
+        if given is not None:
+            mask = (self._make(call.rows * keys, self._make(1), self._make(1), given),)
         held = [
             self._widen(piece, n) for piece, n in ((q, queries * width), (k, context * width), (v, context * value))
         ]
         scaled = tape.make(4 * queries * width, held[0])
-        mask: tuple[Piece, ...] = ()
-        if not branches.one_token:
+        if not mask and not branches.one_token:
             tokens = call.tokens * keys
             below = tape.make(tokens, tape.make(tokens))
             constants = (tape.make(4), tape.make(4))
@@ -545,7 +552,7 @@ class DecoderTape:
         if block.written_out:
             core = self._shared_scores(block, q, joined, cache[0], mask)
         else:
-            core = self._unfused(block.heads, keys, (q, joined, cache[0]), (width, block.rank), 1, copied=False)
+            core = self._unfused(block.heads, keys, (q, joined, cache[0]), (width, block.rank), 1, None, copied=False)
         core = self._make(heads * block.value_dim, core)
         if not self.branches.one_sequence:
             core = self._make(heads * block.value_dim, core)

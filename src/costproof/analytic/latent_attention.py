@@ -229,7 +229,10 @@ class LatentBlock:
         """Return the FLOPs that absorbing the expansion saves: that of past latents, minus wider scores and sums.
 
         For a step with t keys this is positive if nope + value_dim >= 4 and t >= 2. Narrower heads save at most the
-        expansion, which a floor then leaves out.
+        expansion, which a floor then leaves out. Of several tokens the wider scores may be more work: these save
+        nothing.
+
+        Branches: the greater of both, of several tokens.
         """
         if call.past == 0:
             return 0
@@ -238,7 +241,8 @@ class LatentBlock:
         if self.wide or self.narrow:
             return expanded
         seen = call.batch * self.heads * call.tokens * (call.past + (call.tokens + 1) / sympy.Integer(2))
-        return expanded - 2 * seen * (2 * self.rank - both)
+        saved = expanded - 2 * seen * (2 * self.rank - both)
+        return saved if call.tokens == 1 else sympy.Max(0, sympy.expand(saved))
 
     def _queries(self, role: str, rows: Size, b: Size) -> tuple[ModulePart, ...]:
         inner = self.heads * (self.nope + self.rope)

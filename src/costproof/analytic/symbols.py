@@ -16,6 +16,9 @@ RUN_SYMBOLS: Final[dict[str, SymbolDoc]] = {
 }
 """Symbols of a run of a decoder."""
 
+PAST_SYMBOLS: Final = {"C": SymbolDoc("C", "tokens in the cache before the prefill")}
+"""Symbols of a decoder whose prefill begins with a filled cache, in addition to those of every run."""
+
 DECODER_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "text_hidden": SymbolDoc("h", "width of the decoder"),
     "text_heads": SymbolDoc("a", "query heads of the decoder"),

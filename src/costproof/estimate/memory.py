@@ -252,6 +252,8 @@ def parse_size(text: str, where: str) -> int:
 _MASKS: Final = "(3*b + 4)*B*S**2"
 """Bytes of masks in a call with B sequences of S tokens and b bytes per element."""
 _ATTENTION: Final = "attention"
+_PAST_MASKS: Final = "(3*b + 4)*B*S*C"
+"""Bytes that masks have in addition if C tokens are in the cache before the call."""
 _SCORE_BYTES: Final = 13
 """Bytes per head, query and key of unfused attention, for its scores."""
 _KEY_BYTES: Final = 12
@@ -259,6 +261,7 @@ _KEY_BYTES: Final = 12
 _VALUE_BYTES: Final = 8
 """Bytes per element of a value or a result in unfused attention."""
 _PROMPT: Final = ("S", "S")
+_CHUNK: Final = ("S", "(C + S)")
 _LAST_STEP: Final = ("1", "(P + N)")
 """Numbers of queries and keys of the last call in a series of decode steps."""
 
@@ -286,6 +289,7 @@ def activations(element: int, stage: str | None = None) -> FormulaSum:
         inside("output_bytes"),
         MetricTerm("flops", past, factor=-(-element // 2), take="last step", layers="one of each kind"),
         CallTerm(_MASKS, stage),
+        CallTerm(_PAST_MASKS, stage),
     )
 
 
@@ -316,7 +320,8 @@ def unfused_attention(
     latent = ("text_nope + text_rope", "text_value")
     expanded = [latent] if any(_widths_differ(values) for values in sizes.values()) else []
     absorbed = [("text_kv_rank + text_rope", "text_kv_rank")] if side.conventions.mla == "absorbed" else expanded
-    prompts = (_layer_bytes(*_PROMPT, *widths) for widths in expanded)
+    # Only a prefill with a past has the symbol C.
+    prompts = (_layer_bytes(*tokens, *widths) for widths in expanded for tokens in (_PROMPT, _CHUNK))
     steps = (_layer_bytes(*_LAST_STEP, *widths) for widths in absorbed)
     return tuple(CallTerm(source, stage) for source in (*prompts, *steps))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from costproof.ledger.metrics import Metric
 from costproof.ledger.plural import plural
@@ -31,6 +31,8 @@ ConfigValue = bool | int | float | str | tuple[int | str, ...] | None
 """A value of a configuration key."""
 SettingValue = int | str | tuple[int, ...]
 """A value of a target's own setting."""
+PAST: Final = "past"
+"""Input of a workload: tokens per sequence in the cache before the prefill, if there are any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,17 @@ class Workload:
     Where values decide a size or a branch of the run, the values of tensors follow their shape. The arguments of a
     target with formulas follow from its settings and its configuration.
     """
+
+    @property
+    def past(self) -> int:
+        """Return the tokens per sequence that are in the cache before the prefill."""
+        found = self.inputs.get(PAST, 0)
+        return cast(int, found)
+
+    @property
+    def context(self) -> int:
+        """Return the tokens per sequence that are in the cache after a prefill of text."""
+        return self.past + self.text_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +208,7 @@ def counted_line(target: TargetInfo, workload: Workload) -> str:
         f"weights and cache {dtypes}" if dtypes == cache else f"weights {dtypes}, cache {cache}",
         f"{workload.attention} attention",
         f"cut to {cut}" if cut else "all layers",
+        f"a past of {plural(workload.past, 'token')} in the cache" if workload.past else "",
         f"images of {workload.inputs.get('image_size')} pixels a side ({place})" if place else "",
         _unused(target),
     ]

@@ -10,12 +10,14 @@ from typing import Any, Final, get_args
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean, invalid_choice
 from costproof.ledger.run import RunOptions, parse_integer
+from costproof.ledger.workload import PAST as PAST_INPUT
 from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Logits, Workload
 from costproof.models.target import Setting
 from costproof.patches import flash_attention
 
 TEXT_TOKENS: Final = Setting("text_tokens", "Tokens of the prompt.")
 SEQ_LEN: Final = Setting("seq_len", "Tokens of the prompt, or positions of a sequence.")
+PAST: Final = Setting(PAST_INPUT, "Tokens of each sequence that are in the cache before the prefill.")
 NEW_TOKENS: Final = Setting("new_tokens", "Decode steps; 0 is a prefill alone.")
 BATCH: Final = Setting("batch", "Sequences at once.")
 IMAGE_SIZE: Final = Setting("image_size", "Pixels per side of an image.")
@@ -68,7 +70,10 @@ def changed(
         return workload
     common = {f.name for f in fields(Workload)}
     own = {name: values.pop(name) for name in values.keys() - common}
-    return replace(workload, **values, inputs={**workload.inputs, **own})
+    inputs = {**workload.inputs, **own}
+    if PAST_INPUT in inputs and inputs[PAST_INPUT] == 0:  # a run without it is the same run
+        del inputs[PAST_INPUT]
+    return replace(workload, **values, inputs=inputs)
 
 
 def problems(workload: Workload, head_dim: int, *, least_text: int = 1) -> list[CostproofError]:
@@ -77,6 +82,7 @@ def problems(workload: Workload, head_dim: int, *, least_text: int = 1) -> list[
     for what, option, value, least in (
         ("too few text tokens", "--text-tokens", workload.text_tokens, least_text),
         ("too few new tokens", "--new-tokens", workload.new_tokens, 0),
+        ("too few tokens in the cache", "--past", workload.past, 0),
     ):
         if value < least:
             found.append(BadInput(what, where=option, expected=f"at least {least}", got=value))
@@ -94,13 +100,14 @@ def batch_problems(workload: Workload) -> list[CostproofError]:
 
 
 def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]:
-    """Return an error if a prompt of ``length`` tokens and its new tokens exceed a context of ``most`` tokens."""
-    total = length + workload.new_tokens
+    """Return an error if past, a prompt of ``length`` tokens and its new tokens exceed ``most`` tokens."""
+    total = workload.past + length + workload.new_tokens
+    cached = f"{workload.past} in the cache + " if workload.past else ""
     problem = BadInput(
         "the run is longer than the model's context",
-        where="--text-tokens, --seq-len, --new-tokens",
+        where="--text-tokens, --seq-len, --new-tokens" + (", --past" if cached else ""),
         expected=f"at most {most} tokens",
-        got=f"{length} in the prompt + {workload.new_tokens} new = {total}",
+        got=f"{cached}{length} in the prompt + {workload.new_tokens} new = {total}",
     )
     return [problem] if total > most else []
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput
 from costproof.snapshots.copies import held_bytes
+from costproof.storage import gguf
 from costproof.storage.formats import Format, LinearShape
 from costproof.storage.headers import HeaderTensor
 from costproof.storage.mismatches import ModelNames
@@ -330,6 +331,44 @@ def next_token_tensors(model: nn.Module, scheme: Scheme, modules: int) -> Iterat
             yield StoredTensor(f"model.layers.{i}.{name}.weight", dtype, (width,))
         yield StoredTensor(f"model.layers.{i}.embed_tokens.weight", dtype, table)
         yield StoredTensor(f"model.layers.{i}.shared_head.head.weight", dtype, head)
+
+
+def gguf_layout(
+    model: nn.Module, headers: Iterable[HeaderTensor]
+) -> tuple[dict[str, str], list[StoredTensor], ModelNames]:
+    """Return the tensors that a GGUF file has for a model, in the types that the file states.
+
+    A tensor that the file lacks counts in float32. Keys and values of latent attention are one tensor or two, as in
+    the file.
+
+    Returns:
+        Name of each tensor -> path of its module; the tensors; and names of further ones.
+
+    Raises:
+        UnknownFormat: the names of the tensors of this model are not known.
+    """
+    facts, types = model_facts(model), {tensor.name: tensor.dtype for tensor in headers}
+    if facts.model_type not in gguf.MODEL_TYPES:
+        raise UnknownFormat("gguf", f"names of tensors are not known of {facts.model_type or type(model).__name__}")
+    shapes = {path: tuple(p.shape) for path, p in model.named_parameters()}
+    shapes |= {path: tuple(b.shape) for path, b in model.named_buffers() if path.endswith(gguf.CORRECTION)}
+    transposed = any(map(_is_transposed, model.modules()))
+    config = attribute(model, "config")
+    try:
+        found = list(gguf.gguf_tensors(facts.model_type, shapes, transposed=transposed))
+        every = model.named_parameters(remove_duplicate=False)
+        again = {path: tuple(p.shape) for path, p in every if path not in shapes}
+        tied = {one.name: one.shape for one in gguf.gguf_tensors(facts.model_type, again)}
+    except KeyError as error:
+        raise UnknownFormat("gguf", f"no name is known for {error.args[0]} of {facts.model_type}") from error
+    if any(name.endswith(".attn_k_b.weight") for name in types):
+        widths = attribute(config, "qk_nope_head_dim", 0), attribute(config, "v_head_dim", 0)
+        found = [part for one in found for part in gguf.split_latents(one, *widths)]
+    tensors = [StoredTensor(one.name, types.get(one.name, "F32"), one.shape) for one in found]
+    layers = attribute(config, "num_hidden_layers", 0)
+    further = tuple(f"blk.{layers + i}." for i in range(facts.next_token_modules))
+    modules = {one.name: one.module for one in found}
+    return modules, tensors, ModelNames(frozenset(modules) | frozenset(tied), tied, (), further)
 
 
 _STACKS: Final = {"gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj",), "down_proj": ("down_proj",)}

@@ -2,7 +2,8 @@
 
 Cached latents that a product expands to keys and values: queries and sums may absorb the weights (DeepSeek-V2, section
 2.1.2), so the product over the past can be skipped. Scores of the latents are wider then, which is deducted, unless
-heads are wider than two latents: then attention skips the difference too. Scores that a mask hides are another subject:
+heads are wider than two latents: then attention skips the difference too. For many new tokens the wider scores are more
+work than the product, and nothing is skipped. Scores that a mask hides are another subject:
 :mod:`costproof.opgraph.kept`.
 """
 
@@ -11,6 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import sympy
+
+from costproof.algebra.series import CONTEXT
 from costproof.opgraph.costed import CostedGraph
 from costproof.opgraph.graph import OpCall, Size, Value
 from costproof.opgraph.kept import KeptWork
@@ -52,10 +56,17 @@ def skippable_flops(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> Mappin
             if scores is None or wider is None:
                 continue
             if wider > 0 and past is not None:  # scores and sums of latents are more work than those of keys and values
-                found[i] = saved = total((saved, prod((-2, scores, wider))))
+                found[i] = saved = _not_negative(total((saved, prod((-2, scores, wider)))))
             elif wider < 0:
                 found[at] = prod((2, scores, -wider))
     return found
+
+
+def _not_negative(saved: Size) -> Size:
+    """Return what is saved, or 0 if that is negative; for a decode step, whose context is a symbol, it never is."""
+    if isinstance(saved, int):
+        return max(0, saved)
+    return saved if CONTEXT in saved.free_symbols else sympy.Max(0, sympy.expand(saved))
 
 
 def _wider(op: OpCall, rank: Size, out: Size) -> int | None:

@@ -13,6 +13,7 @@ from costproof.views.numbers import exact, human
 TOTALS: Final = ("Of the checkpoint", "Number")
 PARTS: Final = ("Tensor", "Dtype", "Shape", "Tensors", "Bytes")
 DIFFERENCES: Final = ("Tensor", "By the layout", "In the headers", "Bytes", "Cause")
+SECTIONS: Final = ("Of the file, besides tensors", "Bytes")
 MOST: Final = 20
 MEANING: Final = (
     "Stored bytes are the payload of the files, without headers. Elements are those that headers add up to, scales and "
@@ -32,6 +33,10 @@ def document(found: StoredCheckpoint, form: Form) -> Document:
         different = [(Code(d.name), d.expected or "none", d.got or "none", _number(d.bytes), d.cause or "not known")
                      for d in found.headers.differences]  # fmt: skip
         body.append(Table(DIFFERENCES, "lllrl", different, most=most, noun="smaller difference", rest="-f json"))
+    if found.headers is not None and found.headers.sections:
+        sections = sorted(found.headers.sections, key=lambda section: -section.bytes)
+        inside = [(section.name, _number(section.bytes)) for section in sections if section.bytes]
+        body.append(Table(SECTIONS, "lr", inside, most=most, noun="smaller section", rest="-f json"))
     said = [f"Assumed: {text}." for text in found.assumed]
     said += [f"Beside these, of unknown size: {text}." for text in found.undetermined]
     said += [f"Left out: {text}." for text in found.left_out]
@@ -53,6 +58,8 @@ def _totals(found: StoredCheckpoint) -> Iterator[tuple[str, Number]]:
     yield "parameters", _number(found.params)
     if found.headers is not None:
         yield "bytes by the headers", _number(found.headers.bytes)
+        if found.headers.sections:
+            yield "bytes of the file", _number(found.headers.bytes + sum(s.bytes for s in found.headers.sections))
 
 
 def sentence(found: StoredCheckpoint) -> str:

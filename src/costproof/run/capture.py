@@ -10,6 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from costproof.analytic.costs import formula_docs
+from costproof.analytic.symbols import PAST_SYMBOLS
 from costproof.ledger.capture import FAILED, Capture
 from costproof.ledger.environment import advice, environment, require
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
@@ -150,7 +151,9 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
         invocations=calls,
         ledgers=tuple(ledgers.values()),
         formulas=formula_docs(ledgers["analytic"].nodes) if "analytic" in ledgers else {},
-        symbols=target.symbol_docs() if isinstance(target, WithFormulas) else {},
+        symbols=target.symbol_docs() | (PAST_SYMBOLS if workload.past else {})
+        if isinstance(target, WithFormulas)
+        else {},
         callgraph=dynamic.callgraph if dynamic else None,
         trace_check=dynamic.trace_check if dynamic else None,
         run=dynamic.run if dynamic else None,

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from costproof.algebra.crossing import FAR
 from costproof.algebra.symbols import FUNCTIONS, parse, text
+from costproof.compare.diff.changes import WORKLOAD
 from costproof.estimate.hardware import Device, machine
 from costproof.estimate.memory import (
     NEEDED,
@@ -30,7 +31,7 @@ from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
-from costproof.ledger.workload import FLOAT_BYTES, KV_DTYPE, Workload, cache_counted
+from costproof.ledger.workload import FLOAT_BYTES, KV_DTYPE, PAST, Workload, cache_counted
 from costproof.models.target import Exportable, Target, WithMemory
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import SettingCurve, Threshold
@@ -44,8 +45,11 @@ from costproof.storage.checkpoint import StoredCheckpoint
 SETTINGS: Final = ("batch", "text_tokens")
 """Settings that are varied."""
 _FRACTION: Final = re.compile(r"[0-9]*\.[0-9]+")
+_PREFILL: Final = "prefill"
 _CACHES: Final = ("kv_read_bytes", "kv_cache_bytes")
 _CACHE: Final = (MetricTerm("kv_cache_bytes", lambda node: True),)
+_PAST: Final = (MetricTerm("kv_read_bytes", lambda node: node.stage == _PREFILL),)
+"""The cache before the prefill, which reads all of it."""
 
 
 def fits(
@@ -256,7 +260,7 @@ def _of_graph(read: Operand, held: int, room: int) -> Iterator[MemoryLimit]:
     if (
         run is None
         or "kv_cache_bytes" not in run.ledger.metrics
-        or given_cache(read.baseline, read.baseline.sources[run.ledger.source])
+        or given_cache(read.baseline, read.baseline.sources[run.ledger.source]) != 0
     ):
         return
     if read.baseline.sources[run.ledger.source].total("kv_cache_bytes"):
@@ -267,8 +271,11 @@ def _of_graph(read: Operand, held: int, room: int) -> Iterator[MemoryLimit]:
 def given_cache(side: Baseline, folded: Folded) -> int | None:
     """Return the bytes of cache that a run receives as input, or 0 if it creates its cache itself.
 
-    If only one stage uses a cache and runs once, everything that it reads of it was there before.
+    A prefill behind a past reads all of it. If only one stage uses a cache and runs once, everything that it reads of
+    it was there before.
     """
+    if side.workload.past:
+        return folded.total("kv_read_bytes", _PREFILL) if "kv_read_bytes" in folded.metrics else None
     cached = [s for s in folded.stages for m in _CACHES if folded.total(m, s) != 0]
     once = [call for call in side.calls if call.partition("/")[0] in cached]
     if len({*cached}) != 1 or len(once) != 1 or " x " in side.calls[once[0]].partition("[")[0]:
@@ -320,10 +327,11 @@ def _limits(
         unpacked: bytes of an unpacked matrix, which belong to the bound and the live peak.
     """
     for setting, of in along.items():
+        cache = (*_CACHE, *(_PAST if of.given.get(f"{WORKLOAD}{PAST}") else ()))
         held: dict[HeldKind, list[FormulaSum]] = {
-            "weights and cache": [_CACHE],
+            "weights and cache": [cache],
             "weights and graph peak": list(_moments(of, peaks)),
-            "weights, cache and bound": [] if kept is None else [(*_CACHE, *kept)],
+            "weights, cache and bound": [] if kept is None else [(*cache, *kept)],
         }
         if live is not None:
             yield from _live_limit(setting, of, weights + unpacked, room, live)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from costproof.ledger.environment import require
@@ -13,8 +14,8 @@ from costproof.models.registry import load_target
 from costproof.models.target import Target, WithStorage
 from costproof.run.count_lock import count_lock
 from costproof.storage.checkpoint import StoredCheckpoint, compare_headers, parts_of
-from costproof.storage.headers import HeaderTensor, read_checkpoint, read_header
-from costproof.storage.scheme import UnknownFormat
+from costproof.storage.headers import HeaderTensor, gguf_sections, read_checkpoint, read_header
+from costproof.storage.scheme import PLAIN, UnknownFormat
 from costproof.storage.tensors import totals
 
 
@@ -38,7 +39,7 @@ def stored(
 
     Raises:
         BadInput: there is no such target, or the files are not a checkpoint.
-        Incomplete: the format of the weights is not known, torch is missing, or the files are in GGUF.
+        Incomplete: the format of the weights, or of the names in a GGUF file, is not known, or torch is missing.
     """
     require("trace", "the tensors of a checkpoint")
     with count_lock():
@@ -56,6 +57,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     from costproof.models.stored_module import (
         NEXT_TOKEN,
         assumed_of_experts,
+        gguf_layout,
         model_facts,
         model_names,
         named_as_class,
@@ -69,16 +71,26 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
             expected="a family of costproof targets, or hf:CONFIG.json",
         )  # fmt: skip
     model = target.build_stored()
-    facts = model_facts(model)
+    facts, scheme = model_facts(model), PLAIN
+    there: dict[str, tuple[HeaderTensor, ...]] = {}
+    if files is not None:
+        there = {files.name: read_header(files)} if files.is_file() else read_checkpoint(files)
+    packed = [name for name in there if name.endswith(".gguf")]
+    names, assumed = model_names(model), list[str]()
     try:
-        scheme = target.stored.scheme(facts.model_type)
-        tensors = list(stored_tensors(model, scheme))
-        if next_token:
+        if packed:
+            _, tensors, names = gguf_layout(model, [tensor for found in there.values() for tensor in found])
+            assumed.append("types of tensors are those of the GGUF file")
+        else:
+            scheme = target.stored.scheme(facts.model_type)
+            tensors = list(stored_tensors(model, scheme))
+            assumed += (*scheme.assumed, *assumed_of_experts(model, tensors))
+        if next_token and not packed:
             tensors += next_token_tensors(model, scheme, next_token)
     except UnknownFormat as error:
         raise Incomplete(
             "the bytes of this format are not known", where=target.name, expected="a format of docs/checkpoints.md",
-            got=f"{error.name}: {error.why}",
+            got=f"{error.name}: {error.why}{_read_of(there) if packed else ''}",
         ) from error  # fmt: skip
     quantised = [of for rule in scheme.rules if (of := rule.format)]
     undetermined = tuple(dict.fromkeys(text for of in quantised for text in of.undetermined()))
@@ -86,19 +98,23 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     left = () if more < 1 else (f"{plural(more, 'module')} for further tokens ({NEXT_TOKEN}), which --mtp counts",)
     headers = None
     if files is not None:
-        there = {files.name: read_header(files)} if files.is_file() else read_checkpoint(files)
-        _require_comparable(there)
-        named = {name: named_as_class(found, model) for name, found in there.items()}
-        headers = compare_headers(tensors, named, undetermined, model_names(model))
+        named = there if packed else {name: named_as_class(found, model) for name, found in there.items()}
+        headers = compare_headers(tensors, named, undetermined, names)
+        folder = files.parent if files.is_file() else files
+        sections = [section for name in packed for section in gguf_sections(folder / name)]
+        headers = replace(headers, sections=tuple(sections))
+    formats = dict.fromkeys(of.title for of in quantised)
+    if packed:
+        formats = dict.fromkeys(f"GGUF {dtype}" for dtype, _ in totals(tensors).by_dtype)
     return StoredCheckpoint(
         target.info().title,
-        scheme.method,
-        tuple(dict.fromkeys(of.title for of in quantised)),
+        "gguf" if packed else scheme.method,
+        tuple(formats),
         facts.params,
         next_token,
         totals(tensors),
         parts_of(tensors),
-        (*scheme.assumed, *assumed_of_experts(model, tensors)),
+        tuple(assumed),
         undetermined,
         max((tensor.stands_for for tensor in tensors), default=0),
         sum(tensor.bytes for tensor in tensors if tensor.purpose == "buffer"),
@@ -107,18 +123,8 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     )
 
 
-def _require_comparable(files: Mapping[str, Sequence[HeaderTensor]]) -> None:
-    """Check that headers have the names and dtypes that a configuration decides; those of GGUF files have not.
-
-    Raises:
-        Incomplete: a file is in GGUF; its bytes are in the message.
-    """
-    packed = {name: tensors for name, tensors in files.items() if name.endswith(".gguf")}
-    if packed:
-        tensors = [tensor for found in packed.values() for tensor in found]
-        dtypes = sorted({tensor.dtype for tensor in tensors})
-        raise Incomplete(
-            "GGUF has names and formats that no configuration states, so its headers are not compared",
-            where=", ".join(packed),
-            got=f"{plural(len(tensors), 'tensor')} of {sum(t.bytes for t in tensors):,} bytes in {', '.join(dtypes)}",
-        )
+def _read_of(files: Mapping[str, Sequence[HeaderTensor]]) -> str:
+    """Return the number of tensors and bytes of files whose names are not known."""
+    tensors = [tensor for found in files.values() for tensor in found]
+    dtypes = sorted({tensor.dtype for tensor in tensors})
+    return f"; {plural(len(tensors), 'tensor')} of {sum(t.bytes for t in tensors):,} bytes in {', '.join(dtypes)}"

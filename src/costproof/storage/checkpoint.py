@@ -9,7 +9,7 @@ from typing import Final
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import folded_path
-from costproof.storage.headers import HeaderTensor
+from costproof.storage.headers import FileSection, HeaderTensor
 from costproof.storage.mismatches import HeaderMismatch, ModelNames, mismatches
 from costproof.storage.tensors import StoredTensor, StoredTotals
 
@@ -52,6 +52,8 @@ class HeaderTotals:
     tensors: int
     bytes: int
     differences: tuple[HeaderDifference, ...]
+    sections: tuple[FileSection, ...] = ()
+    """Further bytes of GGUF files: keys, the table of tensors, alignment; empty for safetensors."""
 
     @property
     def unnamed(self) -> tuple[HeaderDifference, ...]:

@@ -12,24 +12,31 @@ from typing import IO, Any, Final
 
 from costproof.ledger.errors import BadInput
 from costproof.ledger.files import json_in, read_json
-from costproof.storage.tensors import StoredTensor, require_dtype
+from costproof.storage.tensors import BLOCKS, StoredTensor, require_dtype
 
 _LONGEST_HEADER: Final = 2**25
 """Bytes: DeepSeek-V3's 163 headers have 12 million in all."""
 _MOST_TENSORS: Final = 2**21
 _MODEL: Final = "model.safetensors"
 
-GGUF_TYPES: Final[dict[int, tuple[str, int, int]]] = {
-    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 36), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
-    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
-    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
-    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36),
+GGUF_TYPES: Final[dict[int, str]] = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
+    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
 }  # fmt: skip
-"""Number of a type in a GGUF file -> its name, weights in a block, and bytes of a block (constants of gguf-py)."""
+"""Number of a type in a GGUF file -> its name (constants of gguf-py)."""
+_ALIGNMENT: Final = "general.alignment"
+_USUAL_ALIGNMENT: Final = 32
+_MOST_ALIGNMENT: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class FileSection:
+    """Bytes of a file that are no data of tensors."""
+
+    name: str
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,7 @@ def read_header(file: Path) -> tuple[HeaderTensor, ...]:
         with file.open("rb") as stream:
             start = stream.read(4)
             stream.seek(0)
-            found = tuple(_gguf(stream, file) if start == b"GGUF" else _safetensors(stream, file))
+            found = _gguf(stream, file)[0] if start == b"GGUF" else tuple(_safetensors(stream, file))
     except (OSError, ValueError, struct.error, RecursionError, UnicodeDecodeError, OverflowError) as error:
         raise _no_header(file, str(error)[:80]) from error
     twice = next((name for name, n in Counter(t.name for t in found).items() if n > 1), None)
@@ -168,16 +175,37 @@ def _offsets(value: Any, file: Path) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def _gguf(stream: IO[bytes], file: Path) -> Iterator[HeaderTensor]:
-    """Yield the tensors of a GGUF file (version 2 or 3, little-endian): metadata is skipped, the table is read."""
+def gguf_sections(file: Path) -> tuple[FileSection, ...]:
+    """Return the bytes of a GGUF file besides the data of its tensors: keys, the table of tensors, and alignment.
+
+    Data begin at a multiple of ``general.alignment`` (32 bytes by default), and each tensor is filled up to one.
+
+    Raises:
+        BadInput: as :func:`read_header`.
+    """
+    with file.open("rb") as stream:
+        return _gguf(stream, file)[1]
+
+
+def _gguf(stream: IO[bytes], file: Path) -> tuple[tuple[HeaderTensor, ...], tuple[FileSection, ...]]:
+    """Read the tensors and the other sections of a GGUF file (version 2 or 3, little-endian); values are skipped."""
     reader = _GgufReader(stream)
     stream.read(4)
     version, tensors, pairs = reader.number("I"), reader.number("Q"), reader.number("Q")
     if version not in (2, 3) or max(tensors, pairs) > _MOST_TENSORS:
         raise _no_header(file, f"GGUF version {version} with {tensors} tensors and {pairs} keys")
+    alignment, sections = _USUAL_ALIGNMENT, [FileSection("version and counts", stream.tell())]
     for _ in range(pairs):
-        reader.text()
-        reader.skip_value(reader.number("I"))
+        before = stream.tell()
+        key, kind = reader.text(), reader.number("I")
+        if key == _ALIGNMENT and kind == _UINT32:
+            alignment = reader.number("I")
+        else:
+            reader.skip_value(kind)
+        sections.append(FileSection(f"key {key}", stream.tell() - before))
+    if not 0 < alignment <= _MOST_ALIGNMENT:
+        raise _no_header(file, f"an alignment of {alignment} bytes")
+    before, found = stream.tell(), []
     for _ in range(tensors):
         name = reader.text()
         dimensions = reader.number("I")
@@ -187,7 +215,8 @@ def _gguf(stream: IO[bytes], file: Path) -> Iterator[HeaderTensor]:
         kind, _offset = reader.number("I"), reader.number("Q")
         if kind not in GGUF_TYPES:
             require_dtype(f"GGUF type {kind}", f"{name[:60]} in {file.name}")
-        dtype, weights, size = GGUF_TYPES[kind]
+        dtype = GGUF_TYPES[kind]
+        weights, _ = BLOCKS.get(dtype, (1, 0))
         if shape and shape[0] % weights:
             raise BadInput(
                 "a row of a quantised tensor is not a whole number of blocks",
@@ -195,7 +224,15 @@ def _gguf(stream: IO[bytes], file: Path) -> Iterator[HeaderTensor]:
                 expected=f"a multiple of {weights} for {dtype}",
                 got=shape[0],
             )
-        yield HeaderTensor(name, dtype, shape[::-1], prod(shape) // weights * size)
+        found.append(HeaderTensor(name, dtype, shape[::-1], StoredTensor(name, dtype, shape).bytes))
+    sections.append(FileSection("table of tensors", stream.tell() - before))
+    filled = -stream.tell() % alignment + sum(-tensor.bytes % alignment for tensor in found)
+    sections.append(FileSection(f"alignment to {alignment} bytes", filled))
+    return tuple(found), tuple(sections)
+
+
+_UINT32: Final = 4
+"""Number of a type of values."""
 
 
 class _GgufReader:

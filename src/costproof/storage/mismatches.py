@@ -18,7 +18,9 @@ ROTARY: Final = "rotary frequencies, which the class computes"
 IGNORED: Final = "a tensor that the class ignores on loading"
 TIED: Final = "a copy of a tied tensor"
 FURTHER_TOKENS: Final = "a tensor of the modules for further tokens"
-_ROTARY_NAME: Final = re.compile(r"(^|\.)rotary\w*\.(inv_freq|(cos|sin)_cached)$")
+_ROTARY_NAME: Final = re.compile(
+    r"(^|\.)rotary\w*\.(inv_freq|(cos|sin)_cached)$|^rope_(freqs|factors_long|factors_short)\.weight$"
+)
 _PACKED: Final = (".qweight", ".weight_packed")
 """Last parts of the names of packed integers, whose module may have an index of groups and a bias of zeros."""
 _INDICES: Final = ("g_idx", "weight_g_idx")

@@ -18,6 +18,14 @@ DTYPE_BITS: Final[dict[str, int]] = {
     "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8, "C64": 64,
 }  # fmt: skip
 """Bits of an element, by the names of dtypes in the header of a safetensors file."""
+BLOCKS: Final[dict[str, tuple[int, int]]] = {
+    "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34), "Q8_1": (32, 36),
+    "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+    "Q8_K": (256, 292), "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ3_XXS": (256, 98), "IQ1_S": (256, 50),
+    "IQ4_NL": (32, 18), "IQ3_S": (256, 110), "IQ2_S": (256, 82), "IQ4_XS": (256, 136), "IQ1_M": (256, 56),
+    "TQ1_0": (256, 54), "TQ2_0": (256, 66), "MXFP4": (32, 17), "NVFP4": (64, 36),
+}  # fmt: skip
+"""Type of GGUF -> weights in a block, and bytes of a block (constants of gguf-py)."""
 
 DESCRIPTION: Final = "description"
 """Purpose of a tensor that loading turns into attributes, so that no run holds it."""
@@ -41,7 +49,7 @@ class StoredTensor:
     name: str
     """Full name, or the part after the path of its module."""
     dtype: str
-    """A key of :data:`DTYPE_BITS`."""
+    """A key of :data:`DTYPE_BITS`, or of :data:`BLOCKS`."""
     shape: tuple[Size, ...]
     purpose: str = "weight"
     """``weight``, ``scale``, ``zero point``, ``index``, ``bias``, ``table`` or ``description``."""
@@ -62,6 +70,9 @@ class StoredTensor:
     @property
     def bytes(self) -> Size:
         """Return the bytes of all ``count`` tensors."""
+        if self.dtype in BLOCKS:
+            weights, size = BLOCKS[self.dtype]
+            return self.elements // weights * size
         bits = self.elements * DTYPE_BITS[self.dtype]
         return bits // 8 if isinstance(bits, int) else bits / 8
 

@@ -113,8 +113,8 @@ class SizeTranslator:
                     got=f"{found} and {ours} are both {theirs}",
                 )
             return
-        free = sorted(theirs.free_symbols, key=str)
-        factor, offset = _linear(theirs, free[0]) if len(free) == 1 else (None, None)
+        free = sorted(theirs.free_symbols - self.table.keys(), key=str)
+        factor, offset = _linear(theirs.xreplace(self.table), free[0]) if len(free) == 1 else (None, None)
         if factor is None:
             raise Incomplete(
                 "the model fixes a size that must stay symbolic",
@@ -142,14 +142,16 @@ class SizeTranslator:
         return self.cache[theirs]
 
 
-def _linear(expr: sympy.Expr, symbol: sympy.Symbol) -> tuple[sympy.Integer | None, sympy.Integer]:
+def _linear(expr: sympy.Expr, symbol: sympy.Symbol) -> tuple[sympy.Integer | None, sympy.Expr]:
     """Return (factor, offset) if the expression is ``factor * symbol + offset`` in integers.
 
-    Else factor is ``None``.
+    The offset may be a sum of other symbols. Else factor is ``None``.
     """
     factor = expr.coeff(symbol)
     offset = sympy.expand(expr - factor * symbol)
-    return (factor, offset) if factor.is_Integer and offset.is_Integer else (None, offset)
+    numbers = offset.as_coefficients_dict()
+    plain = all(n.is_Integer for n in numbers.values()) and all(x.is_Symbol or x == 1 for x in numbers)
+    return (factor, offset) if factor.is_Integer and plain and symbol not in offset.free_symbols else (None, offset)
 
 
 _HALVES: Final = tuple(2**i for i in range(9))

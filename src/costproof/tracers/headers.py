@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, StatedDifference
 from costproof.ledger.plural import plural
@@ -16,15 +18,18 @@ from costproof.models.stored_formulas import NOT_KNOWN
 from costproof.models.stored_module import (
     StoredModule,
     checkpoint_names,
+    gguf_layout,
     model_facts,
     model_names,
     named_as_class,
     stored_modules,
 )
 from costproof.models.target import Exportable, Target, WithStorage, options_of
+from costproof.storage.gguf import CORRECTIONS
 from costproof.storage.headers import read_checkpoint
 from costproof.storage.mismatches import HeaderMismatch, mismatches
 from costproof.storage.scheme import PLAIN, UnknownFormat
+from costproof.storage.tensors import StoredTensor
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,67 +63,90 @@ def headers_ledger(target: Target, workload: Workload) -> Ledger:
     whole: WithStorage = every.uncut() if cut else every
     model = whole.build_stored()
     notes = [f"headers of {plural(len(files), 'file')}: {plural(sum(map(len, files.values())), 'tensor')}"]
-    layout: list[StoredModule] = []
-    scheme, known = PLAIN, True
+    tensors = tuple(chain.from_iterable(files.values()))
+    metrics = _METRICS
+    expected: list[StoredTensor] | None
+    undetermined: dict[str, None] = {}
     try:
-        scheme = target.stored.scheme(model_facts(model).model_type)
-        layout = list(stored_modules(model, scheme))
+        if all(name.endswith(".gguf") for name in files):
+            modules, expected, names = gguf_layout(model, tensors)
+            places, metrics = _Places(modules), (*_METRICS, "params")
+        else:
+            tensors, names = named_as_class(tensors, model), model_names(model)
+            expected, places, undetermined = _layout(target, model, notes)
     except UnknownFormat as error:
-        layout, known = list(stored_modules(model, PLAIN)), False
-        notes.append(f"{NOT_KNOWN} by a layout: {error.name}: {error.why}")
-    tensors = named_as_class(chain.from_iterable(files.values()), model)
-    places = _Places(model, layout)
+        what = f"headers of {error.name} are not compared"
+        raise BadInput(what, where=target.stored.folder, got=error.why) from error
     left_out = {path for path, _ in model.named_modules()} if cut else set()
     left_out -= {path for path, _ in target.build_stored().named_modules()} if cut else set()
     found: dict[str, Counter[Metric]] = defaultdict(Counter)
     forms: dict[str, dict[str, None]] = defaultdict(dict)
     for tensor in tensors:
         path = places.module(tensor.name)
-        found[path] += Counter({"stored_bytes": tensor.bytes, "stored_elements": tensor.elements})
+        found[path].update({"stored_bytes": tensor.bytes, "stored_elements": tensor.elements})
+        found[path].update({"params": 0 if tensor.name.endswith(CORRECTIONS) else tensor.elements})
         forms[path][f"{tensor.name.rpartition('.')[2]} {tensor.dtype}"] = None
     stated: tuple[StatedDifference, ...] = ()
-    if known:
-        undetermined = {text: None for rule in scheme.rules for text in rule.format.undetermined()}
-        expected = (tensor for module in layout for tensor in (*module.quantised, *module.plain))
-        stated = _stated(mismatches(expected, tensors, model_names(model), undetermined), places, left_out)
-    return Ledger(
-        source=HEADERS,
-        nodes=tuple(
-            CostNode(stage, "", path, "", dict(costs), owner=HEADERS, evidence=tuple(forms[path]))
-            for path, costs in found.items()
-            if path not in left_out
-            for stage in target.stages_of(path, workload)
-        ),
-        metrics=_METRICS,
-        stages=target.info().stages,
-        notes=tuple(notes),
-        differences=stated,
-    )
+    if expected is not None:
+        stated = _stated(mismatches(expected, tensors, names, undetermined), metrics, places, left_out)
+    nodes = [
+        CostNode(stage, "", path, "", {m: costs[m] for m in metrics}, owner=HEADERS, evidence=tuple(forms[path]))
+        for path, costs in found.items()
+        if path not in left_out
+        for stage in target.stages_of(path, workload)
+    ]
+    return Ledger(HEADERS, tuple(nodes), metrics, target.info().stages, notes=tuple(notes), differences=stated)
 
 
-def _stated(found: Iterable[HeaderMismatch], places: _Places, left_out: set[str]) -> tuple[StatedDifference, ...]:
+def _layout(
+    target: WithStorage, model: nn.Module, notes: list[str]
+) -> tuple[list[StoredTensor] | None, _Places, dict[str, None]]:
+    """Return the layout of a checkpoint, its places, and ends of names without a size; add a note if it is unknown."""
+    try:
+        scheme, known = target.stored.scheme(model_facts(model).model_type), True
+        layout = list(stored_modules(model, scheme))
+    except UnknownFormat as error:
+        scheme, layout, known = PLAIN, list(stored_modules(model, PLAIN)), False
+        notes.append(f"{NOT_KNOWN} by a layout: {error.name}: {error.why}")
+    undetermined = {text: None for rule in scheme.rules for text in rule.format.undetermined()}
+    expected = [tensor for module in layout for tensor in (*module.quantised, *module.plain)]
+    return expected if known else None, _Places.of(model, layout), undetermined
+
+
+def _stated(
+    found: Iterable[HeaderMismatch], metrics: Iterable[Metric], places: _Places, left_out: set[str]
+) -> tuple[StatedDifference, ...]:
     """Return the amounts of the mismatches with a known cause, by module, metric and cause."""
     amounts: Counter[tuple[str, Metric, str]] = Counter()
     for one in found:
         path = places.module(one.got.name if one.got is not None else one.key)
         if one.cause and path not in left_out:
-            amounts[path, "stored_bytes", one.cause] += one.bytes
-            amounts[path, "stored_elements", one.cause] += one.elements
+            for metric in metrics:
+                amounts[path, metric, one.cause] += one.bytes if metric == "stored_bytes" else one.elements
     return tuple(StatedDifference(*key, amount) for key, amount in amounts.items() if amount)
 
 
+@dataclass(frozen=True, slots=True)
 class _Places:
     """The modules of a model by the names of their tensors in its checkpoint."""
 
-    def __init__(self, model: nn.Module, layout: Iterable[StoredModule]) -> None:
+    tensors: Mapping[str, str]
+    """Name of a tensor -> path of its module."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """Path of a module in the checkpoint -> its path in the model."""
+    holders: frozenset[str] = frozenset()
+    """Paths of modules with tensors of their own."""
+
+    @classmethod
+    def of(cls, model: nn.Module, layout: Iterable[StoredModule]) -> _Places:
+        """Return the places of a model with a layout of its checkpoint."""
         names = checkpoint_names(model)
-        self._tensors: dict[str, str] = {}
-        for path, _ in (*model.named_parameters(remove_duplicate=False), *model.named_buffers()):
-            self._tensors[names.parameter(path)] = path.rpartition(".")[0]
+        held = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
+        tensors = {names.parameter(path): path.rpartition(".")[0] for path, _ in held}
         for module in layout:
-            self._tensors |= {tensor.name: module.path for tensor in (*module.quantised, *module.plain)}
-        self._holders = set(self._tensors.values())
-        self._modules: Mapping[str, str] = {names.module(path): path for path, _ in model.named_modules() if path}
+            tensors |= {tensor.name: module.path for tensor in (*module.quantised, *module.plain)}
+        modules = {names.module(path): path for path, _ in model.named_modules() if path}
+        return cls(tensors, modules, frozenset(tensors.values()))
 
     def module(self, name: str) -> str:
         """Return the path of the module that a tensor belongs to.
@@ -126,11 +154,11 @@ class _Places:
         That is the innermost module of the model around it if this has tensors of its own, as a stack of experts; else
         the tensor is of a module that the model does not have, whose path is the rest of the name.
         """
-        if name in self._tensors:
-            return self._tensors[name]
+        if name in self.tensors:
+            return self.tensors[name]
         parts = name.split(".")[:-1]
         for length in range(len(parts), 0, -1):
-            path = self._modules.get(".".join(parts[:length]))
+            path = self.modules.get(".".join(parts[:length]))
             if path is not None:
-                return path if path in self._holders else ".".join((path, *parts[length:]))
+                return path if path in self.holders else ".".join((path, *parts[length:]))
         return ".".join(parts)

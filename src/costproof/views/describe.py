@@ -40,6 +40,7 @@ MEANING: Final[dict[tuple[str, str], str]] = {
 def workload_line(workload: Workload) -> str:
     """Return the workload in one line: the target's settings, text and new tokens, batch, dtype."""
     text = f"{workload.text_tokens} text tokens" if workload.text_tokens or workload.new_tokens else ""
+    text += f" behind {plural(workload.past, 'token')} in the cache" if workload.past else ""
     new = plural(workload.new_tokens, "new token") if workload.new_tokens else ""
     # The shapes of a module's own arguments contain all that is known about a batch.
     batch = "" if workload.arguments and not text else f"batch {workload.batch}"

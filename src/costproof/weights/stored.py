@@ -226,7 +226,7 @@ class Stored:
     """JSON object of the descriptions that :attr:`quantised` is from: those of the configuration, by the keys that
     :mod:`costproof.storage.scheme` reads, and under ``beside`` those of files."""
     folder: str = ""
-    """Folder with its weights in safetensors files, or with the headers of these; empty if there are none."""
+    """Folder with its weights in safetensors or GGUF files, or with their headers; empty if there are none."""
 
     def scheme(self, model_type: str) -> Scheme:
         """Return the quantisation scheme in which the weights are stored.
@@ -296,7 +296,8 @@ def stored(data: object, path: Path | None) -> Stored:
     quantised = tuple((part, text) for part, text in found.items() if text)
     images, pixels = (None, None) if path is None else (image_size(path), pixel_limits(path))
     described = _descriptions(data, path) if found["weights"] else ""
-    folder = "" if path is None or next(path.parent.glob(_WEIGHTS), None) is None else str(path.parent.absolute())
+    weights_there = path is not None and any(next(path.parent.glob(kind), None) for kind in (_WEIGHTS, _GGUF))
+    folder = str(path.parent.absolute()) if path is not None and weights_there else ""
     return Stored(quantised, run, images, None if images else pixels, described, folder)  # type: ignore[arg-type]
 
 

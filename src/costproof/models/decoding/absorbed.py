@@ -1,7 +1,7 @@
 """Latent attention with absorbed decode steps: our own ``forward``, run on the modules of a transformers model.
 
 Servers decode like this (FlashMLA), transformers does not. The prompt runs as in the class of transformers: its keys
-and values are expanded once. Importing this module imports transformers.
+and values are expanded once, and with them those of a past. Importing this module imports transformers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def _made(base: Any) -> Any:
         **kwargs: Any,
     ) -> Any:
         given = (hidden_states, position_embeddings, attention_mask, past_key_values)
-        if past_key_values is None or not past_key_values.get_seq_length(self.layer_idx):
+        several = hidden_states.shape[1] > 1
+        if several or past_key_values is None or not past_key_values.get_seq_length(self.layer_idx):
             names = ("hidden_states", "position_embeddings", "attention_mask", "past_key_values")
             return base.forward(self, **dict(zip(names, given, strict=True)), **kwargs)
         return _step(self, modeling, *given, **kwargs)

@@ -102,8 +102,8 @@ class Decoder:
         return min(context, self.window - 1) if self.window else context
 
     def fills_window(self, workload: Workload) -> bool:
-        """Return whether prompt and first new token reach the window, so that decode steps run on a full window."""
-        return 0 < self.window <= workload.text_tokens + 1
+        """Return whether past, prompt and first new token reach the window, so that steps run on a full window."""
+        return 0 < self.window <= workload.context + 1
 
     def mask(self, masks: Masks) -> Any:
         """Return the masks as the model's ``attention_mask``: one mask, or a dict with one for each kind of layer."""
@@ -125,14 +125,16 @@ class Decoder:
         """Return the masks, on the meta device, of a call on ``queries`` new tokens after ``context`` others.
 
         Eager attention gets masks [B, 1, queries, keys]; a model that takes a single mask gets that of its window if it
-        has one. Fused attention is causal by a flag and gets no mask, unless keys are outside of a window: then a
-        boolean mask of the same shape.
+        has one. Fused attention is causal by a flag and gets no mask, unless keys are outside of a window or several
+        new tokens follow others: then a boolean mask of the same shape.
         """
         import torch
 
         rows = workload.batch if batch is None else batch
         full, seen = (on_meta(workload, rows, 1, queries, queries + c) for c in (context, self.in_cache(context)))
-        if workload.attention == "eager":
+        chunk = workload.attention == "sdpa" and context > 0 and queries > 1
+        if workload.attention == "eager" or chunk:
+            full, seen = (mask.to(torch.bool) if chunk else mask for mask in (full, seen))
             return full if self.masks or not self.window else None, seen if self.window else None
         return None, seen.to(torch.bool) if 0 < self.window <= seen.shape[-1] else None
 

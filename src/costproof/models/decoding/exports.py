@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # Example sizes of symbolic dimensions: above 1 and pairwise different, so that torch.export neither specialises
 # them nor merges two of them.
 _BATCH, _LENGTH, _CONTEXT = 3, 37, 41
+_BATCHES = (_BATCH, 7, 11, 13)
+"""Example batches of a prefill behind a past, of which the first that differs from all lengths is taken."""
 _MASKS = ("mask", "window_mask")
 
 
@@ -26,7 +28,8 @@ def export_jobs(model: nn.Module, workload: Workload, decoder: Decoder, *, embed
     Args:
         embeds: whether the prefill gets embeddings instead of token ids.
     """
-    jobs = [prefill_job(model, workload, decoder, embeds=embeds)]
+    first = chunk_job(model, workload, decoder) if workload.past else None
+    jobs = [first or prefill_job(model, workload, decoder, embeds=embeds)]
     if workload.new_tokens:
         jobs.append(step_job(model, workload, decoder))
     if workload.attention == flash_attention.FLASH:
@@ -40,9 +43,14 @@ def stage_runs(
 ) -> list[ExportJob]:
     """Return isolated jobs of the prefill of ``length`` tokens and of the first, middle and last decode step."""
     batch = workload.batch
-    steps = {n: step_job(model, workload, decoder, batch, n) for n in contexts(workload, length)}
+    steps = {n: step_job(model, workload, decoder, batch, n) for n in contexts(workload, workload.past + length)}
+    prefill = (
+        chunk_job(model, workload, decoder, batch, (length, workload.past))
+        if workload.past
+        else prefill_job(model, workload, decoder, batch, length, embeds=embeds)
+    )
     return [
-        prefill_job(model, workload, decoder, batch, length, embeds=embeds),
+        prefill,
         *(replace(job, id=f"step@{context}", context=context) for context, job in steps.items()),
     ]
 
@@ -84,6 +92,81 @@ def prefill_job(
         "prefill", "prefill", ("prompt",), module, {"part": ""}, args, sizes, returns_cache=True, inside=inside,
         holds=_side_of_window(workload, decoder, sizes), masks=decoder.mask_contents(_MASKS),
     )  # fmt: skip
+
+
+def chunk_job(
+    model: nn.Module,
+    workload: Workload,
+    decoder: Decoder,
+    batch: int | None = None,
+    lengths: tuple[int, int] | None = None,
+) -> ExportJob:
+    """Return the export job of a prefill with a filled cache, with symbolic batch, length and past.
+
+    Sizes below 2 are not symbolic, nor is the past of a layer whose window it fills.
+
+    Args:
+        batch: number of sequences (default: an example).
+        lengths: new tokens, and those in the cache (default: examples on the same sides of a window and of 1 token).
+    """
+    from costproof.models.decoding.modules import PrefillModule
+
+    length, context = _chunk_example(workload, decoder) if lengths is None else lengths
+    if batch is None:
+        batch = next(n for n in _BATCHES if n not in (length, context, length + context))
+    # torch.export takes a size of 1 for a constant, and merges equal ones.
+    new = "S" if 1 < length != context else str(length)
+    before = "C" if 1 < context != length else str(context)
+    full = 0 < decoder.window <= context + 1
+    past = decoder.past(model, workload, batch, context)
+    args: dict[str, Any] = {
+        "ids": ids_on_meta(batch, length),
+        "keys": [keys for keys, _ in past],
+        "values": [values for _, values in past],
+    }
+    sizes = [SymbolicSize(("ids",), 0, "B"), SymbolicSize(("ids",), 1, new)]
+    for name in ("keys", "values"):
+        for i in range(len(past)):
+            sizes.append(SymbolicSize((name, i), 0, "B"))
+            if not (full and decoder.windows and decoder.windows[i]):
+                sizes.append(SymbolicSize((name, i), 2, before))
+    for name, mask in zip(_MASKS, decoder.empty_masks(workload, length, context, batch), strict=True):
+        if mask is not None:
+            args[name] = mask
+            known = str(decoder.window - 1) if full and name == "window_mask" else before
+            every = ((0, "B"), (2, new), (3, f"{known} + {new}"))
+            sizes += [SymbolicSize((name,), dim, symbol) for dim, symbol in every]
+    sizes = [size for size in sizes if not size.symbol.replace(" + ", "").isdigit()]
+    window, holds = decoder.window, list[str]()
+    if window and full:
+        holds = [f"{before} - {window - 1}"]
+    elif window and context + length >= window - 1:
+        holds = [f"{window - 2} - {before}", f"{before} + {new} - {window - 1}"]
+    elif window:
+        holds = [f"{window - 2} - {before} - {new}"]
+    used = {symbol for size in sizes for symbol in size.symbol.split(" + ")}
+    return ExportJob(
+        "prefill", "prefill", ("prompt",), PrefillModule(model, decoder, int(workload.logits == "last")), {"part": ""},
+        args, sizes, returns_cache=True, masks=decoder.mask_contents(_MASKS),
+        holds=tuple(text for text in holds if used & {"S", "C"} & {*text.split()}),
+    )  # fmt: skip
+
+
+def _chunk_example(workload: Workload, decoder: Decoder) -> tuple[int, int]:
+    """Return example numbers of new tokens and of those in the cache, on the sides of the window of the workload's."""
+    length, window = 1 if workload.text_tokens == 1 else _LENGTH, decoder.window
+    if not window:
+        return length, _CONTEXT
+    if workload.past >= window - 1:
+        return length, window + _CONTEXT
+    if workload.context >= window - 1:
+        return (1, window - 2) if length == 1 else (window + _LENGTH, min(_CONTEXT, window - 2))
+    if length + _CONTEXT <= window - 2:
+        return length, _CONTEXT
+    small = (
+        (n, c) for n in ((1,) if length == 1 else (4, 3, 2)) for c in (5, 4, 3, 2) if n != c and n + c < window - 1
+    )
+    return next(small, (workload.text_tokens, workload.past))
 
 
 def step_job(

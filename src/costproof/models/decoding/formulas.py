@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from costproof.algebra.series import CONTEXT
+from costproof.algebra.series import CACHED, CONTEXT
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock, Projection
-from costproof.analytic.compose import CONTAINER, ModulePart, StackCall, analytic_ledger, prefill_and_decode
+from costproof.analytic.compose import (
+    CONTAINER,
+    ModulePart,
+    StackCall,
+    analytic_ledger,
+    prefill_and_decode,
+    prompt_call,
+)
 from costproof.analytic.costs import Size
 from costproof.analytic.decoder_memory import CopyBranches, DecoderTape
 from costproof.analytic.elementwise import SoftCap
@@ -89,7 +96,7 @@ class DecoderStyle:
 def decoder_ledger(config: DecoderConfig, workload: Workload, style: DecoderStyle) -> Ledger:
     """Return the symbolic ledger of both stages: ``exprs`` are set, ``costs`` are empty.
 
-    Branches: a run without decode steps has no decode stage.
+    Branches: a run without decode steps has no decode stage; the prompt reads a cache only if there is a past.
     """
 
     def border(call: StackCall) -> Size:
@@ -97,7 +104,7 @@ def decoder_ledger(config: DecoderConfig, workload: Workload, style: DecoderStyl
 
     parts, decode = decoder_parts(config, workload, style), workload.new_tokens > 0
     cache = cache_share(workload, latent=style.latent is not None)
-    nodes = prefill_and_decode(parts, style.names(), border=border, decode=decode, cache=cache)
+    nodes = prefill_and_decode(parts, style.names(), border=border, decode=decode, cache=cache, past=workload.past > 0)
     # A loop over experts calls the activation once for each expert that receives tokens; the formulas call it once.
     stands_for = {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
     return analytic_ledger(nodes, STAGES, stands_for)
@@ -183,12 +190,12 @@ def decoder_tapes(
             "the memory of a loop over experts depends on the router's choices", where="--experts eager",
             expected="grouped_mm or batched_mm", fix="leave --experts out",
         )  # fmt: skip
-    calls = {("prefill", "prompt"): StackCall(sym("B"), sym("S"), sym("b"))}
+    calls = {("prefill", "prompt"): prompt_call(past=workload.past > 0)}
     if workload.new_tokens > 0:
         calls["decode", "steps"] = StackCall(sym("B"), 1, sym("b"), past=CONTEXT)
     found = {}
     for name, call in calls.items():
-        one_token = call.past != 0 or workload.text_tokens == 1
+        one_token = call.past == CONTEXT or workload.text_tokens == 1
         branches = CopyBranches(
             one_sequence=workload.batch == 1,
             one_token=one_token,
@@ -221,18 +228,17 @@ def _recorded_tape(
 def _given_masks(config: DecoderConfig, workload: Workload, call: StackCall) -> dict[bool, tuple[Size, Size]]:
     """Return, for layers with (true) and without a window, (keys, bytes per element) of the mask that they get.
 
-    Branches: fused attention gets a mask only if keys are outside of the window.
+    Branches: fused attention gets a mask only if keys are outside of the window, or if several tokens follow others.
     """
     windows = _windows(config)
     eager, window = workload.attention == "eager", max(windows)
-    filled = _filled(workload, window)
     full = call.past + call.tokens
-    seen = sym("text_window") - 1 + call.tokens if call.past != 0 and filled else full
-    if eager:
-        found = {False: (full, call.item_bytes)} if not (window and config.one_mask) else {}
-        return {**found, **({True: (seen, call.item_bytes)} if window else {})}
-    hidden = filled and (call.past != 0 or workload.text_tokens >= window)
-    return {True: (seen, 1)} if hidden else {}
+    seen = sym("text_window") - 1 + call.tokens if fills(workload, call, window) else full
+    if eager or masked_chunk(workload, call):
+        item = call.item_bytes if eager else 1
+        found = {False: (full, item)} if not (window and config.one_mask) else {}
+        return {**found, **({True: (seen, item)} if window else {})}
+    return {True: (seen, 1)} if _hides(workload, call, window) else {}
 
 
 def _windows(config: DecoderConfig) -> Sequence[int]:
@@ -268,26 +274,55 @@ def logits_and_masks(workload: Workload, call: StackCall, windows: Sequence[int]
     out = call.batch * (call.tokens if workload.logits == "all" else 1) * sym("text_vocab")
     if workload.attention != "eager":
         return out * call.item_bytes
-    past = (sym("text_window") - 1 if call.past != 0 and _filled(workload, w) else call.past for w in {*windows})
+    past = (sym("text_window") - 1 if fills(workload, call, w) else call.past for w in {*windows})
     return (out + call.batch * call.tokens * sum(before + call.tokens for before in past)) * call.item_bytes
 
 
-def _filled(workload: Workload, window: int) -> bool:
-    """Return whether the prompt and the first new token together reach the window.
+def masked_chunk(workload: Workload, call: StackCall) -> bool:
+    """Return whether fused attention of a call needs a mask because several new tokens follow those of a cache.
+
+    Its flag for causal attention aligns the first query with the first key; one token sees all keys without a mask.
+
+    Branches: the number of new tokens; flash attention aligns the last ones.
+    """
+    return call.past == CACHED and workload.text_tokens > 1 and workload.attention == "sdpa"
+
+
+def fills(workload: Workload, call: StackCall, window: int) -> bool:
+    """Return whether the tokens in the cache before a call fill a window.
 
     Branches: the same as in :func:`_attention`.
     """
-    return 0 < window <= workload.text_tokens + 1
+    if call.past == 0:
+        return False
+    return 0 < window <= (workload.past if call.past == CACHED else workload.context) + 1
+
+
+def _filled(workload: Workload, window: int) -> bool:
+    """Return whether past, prompt and first new token together reach the window.
+
+    Branches: the same as in :func:`_attention`.
+    """
+    return 0 < window <= workload.context + 1
+
+
+def _hides(workload: Workload, call: StackCall, window: int) -> bool:
+    """Return whether keys of a call are outside of a window.
+
+    Branches: the same as in :func:`_attention`.
+    """
+    return _filled(workload, window) and (fills(workload, call, window) or workload.context >= window)
 
 
 def _attention(workload: Workload, style: DecoderStyle, call: StackCall, window: int) -> AttentionBlock:
     """Return the attention block of one layer in one call.
 
-    Fused attention is causal by a flag. It gets a boolean mask if keys are outside of the window.
+    Fused attention is causal by a flag. It gets a boolean mask if keys are outside of the window, and if several tokens
+    follow a past.
 
     Args:
-        window: of the layer; 0 for none. A prompt of ``window - 1`` tokens fills the cache of the layer, and each step
-            after it sees ``window`` keys. No run crosses that length.
+        window: of the layer; 0 for none. A context of ``window - 1`` tokens fills the cache of the layer, and each step
+            after it sees ``window`` keys. No steps cross that length; a prompt behind a past may.
 
     Branches: a window that is not filled has no effect. A proof draws workloads on both sides and at the edge.
     """
@@ -295,7 +330,7 @@ def _attention(workload: Workload, style: DecoderStyle, call: StackCall, window:
     filled = _filled(workload, window)
     heads = (sym("text_heads"), sym("text_kv_heads"))
     own = Rotary(1, call.rows, *heads, sym("text_head_dim"), call.item_bytes)
-    hidden = filled and (call.past != 0 or workload.text_tokens >= window)
+    masked = masked_chunk(workload, call) or _hides(workload, call, window)
     return AttentionBlock(
         width=sym("text_hidden"),
         heads=sym("text_heads"),
@@ -307,7 +342,8 @@ def _attention(workload: Workload, style: DecoderStyle, call: StackCall, window:
         rotary=0 if style.positions_per_sequence else sym("text_head_dim"),
         causal=True,
         window=sym("text_window") if filled else 0,
-        mask="input" if eager else "boolean" if hidden else "none",
+        filling=filled and call.past != 0 and not fills(workload, call, window),
+        mask="input" if eager else "boolean" if masked else "none",
         capped=style.scores_capped,
         sinks=style.sinks,
         pairs=style.pairs,

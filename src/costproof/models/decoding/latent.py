@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
+from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import sym
 from costproof.analytic.compose import StackCall
 from costproof.analytic.latent_attention import LatentBlock
@@ -26,7 +27,7 @@ from costproof.models.decoding.config import (
     number_of,
 )
 from costproof.models.decoding.decoder import Decoder
-from costproof.models.decoding.formulas import DecoderStyle
+from costproof.models.decoding.formulas import DecoderStyle, masked_chunk
 from costproof.models.decoding.target import CausalTarget
 from costproof.models.target import Setting
 
@@ -228,7 +229,8 @@ def latent_style(
         table: the layer that computes cosines and sines.
         as_complex: whether pairs of elements are rotated by a complex product.
 
-    Branches: the lower bound depends on which of the two ways of decoding is less work at these widths.
+    Branches: the lower bound depends on which of the two ways of decoding is less work at these widths; a call of one
+    token behind a past is a step.
     """
 
     def attention(workload: Workload, call: StackCall) -> LatentBlock:
@@ -242,9 +244,9 @@ def latent_style(
             q_rank=sym("text_q_rank") if config.q_rank else 0,
             as_complex=as_complex,
             bias=config.attention_bias,
-            mask="input" if workload.attention == "eager" else "none",
+            mask="input" if workload.attention == "eager" else "boolean" if masked_chunk(workload, call) else "none",
             written_out=workload.attention == "eager",
-            absorbed=absorbs(workload) and call.past != 0,
+            absorbed=absorbs(workload) and call.past != 0 and (call.past == CONTEXT or workload.text_tokens == 1),
             wide=config.nope + config.value > 2 * config.kv_rank,
             narrow=config.nope + config.value < 4,
             equal_widths=config.nope + config.rope == config.value,

@@ -14,7 +14,7 @@ CacheTensors = list[tuple[torch.Tensor, ...]]
 
 
 class PrefillModule(nn.Module):
-    """Runs the whole model on token ids, or on embeddings that include image features."""
+    """Runs the whole model on token ids, or on embeddings that include image features; a cache may be given."""
 
     def __init__(self, part: nn.Module, decoder: Decoder, logits_to_keep: int) -> None:
         super().__init__()
@@ -24,13 +24,19 @@ class PrefillModule(nn.Module):
         self,
         ids: torch.Tensor | None = None,
         embeds: torch.Tensor | None = None,
+        keys: list[torch.Tensor] | None = None,
+        values: list[torch.Tensor] | None = None,
         mask: torch.Tensor | None = None,
         window_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, CacheTensors]:
+        past = None
+        if keys is not None and values is not None:
+            past = self.decoder.filled_cache(self.part, list(zip(keys, values, strict=True)))
         result = self.part(
             input_ids=ids,
             inputs_embeds=embeds,
             attention_mask=self.decoder.mask((mask, window_mask)),
+            past_key_values=past,
             use_cache=True,
             logits_to_keep=self.logits_to_keep,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from costproof.algebra.series import CACHED
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
 
 STAGES: Final = ("prefill", "decode")
@@ -83,13 +84,17 @@ def invocations(workload: Workload) -> tuple[Invocation, ...]:
     """Return the prompt and the decode steps of a run on text, with the values of their symbols.
 
     B is the number of sequences, b the bytes per element, S the prompt length, L the number of positions that
-    ``lm_head`` maps to logits, P the tokens in the cache before the first step, N the number of steps.
+    ``lm_head`` maps to logits, P the tokens in the cache before the first step, N the number of steps. C, the tokens in
+    the cache before the prompt, is there if it is not 0.
     """
     batch, length, steps = workload.batch, workload.text_tokens, workload.new_tokens
     common = {"B": batch, "b": FLOAT_BYTES[workload.dtype]}
     prompt = {**common, "S": length, "L": length if workload.logits == "all" else 1}
+    past, context = workload.past, workload.past + length
+    if past:
+        prompt[CACHED.name] = past
     calls = (
         Invocation("prefill", "prompt", 1, prompt, (TensorSpec((batch, length), "int64"),)),
-        Invocation("decode", "steps", steps, {**common, "P": length, "N": steps}, (TensorSpec((batch, 1), "int64"),)),
+        Invocation("decode", "steps", steps, {**common, "P": context, "N": steps}, (TensorSpec((batch, 1), "int64"),)),
     )
     return calls if steps else calls[:1]

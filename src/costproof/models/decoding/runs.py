@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.workload import Workload, sampled_steps
-from costproof.models.decoding.decoder import Decoder, Locate, Masks, ids_on_meta
+from costproof.models.decoding.decoder import Decoder, Locate, Masks, Past, ids_on_meta
 from costproof.models.decoding.exports import contexts
 from costproof.models.specs import Run
 
@@ -33,6 +33,18 @@ def prompt_inputs(workload: Workload, decoder: Decoder, length: int) -> dict[str
         "attention_mask": decoder.mask(decoder.empty_masks(workload, length, 0)),
         "use_cache": True,
         "logits_to_keep": int(workload.logits == "last"),
+    }
+
+
+def behind_past(model: nn.Module, workload: Workload, decoder: Decoder, prompt: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments of a prefill on the meta device, with the past of the workload in its cache."""
+    if not workload.past:
+        return dict(prompt)
+    length = int(prompt["input_ids"].shape[1])
+    return {
+        **prompt,
+        "attention_mask": decoder.mask(decoder.empty_masks(workload, length, workload.past)),
+        "past_key_values": decoder.filled_cache(model, decoder.past(model, workload, workload.batch, workload.past)),
     }
 
 
@@ -55,12 +67,17 @@ def shape_runs(
         prompt: keyword arguments of the prefill.
         name: name of the run of the prefill.
     """
-    found = [Run(name, model, prompt, decoder.places[0])]
-    for context in contexts(workload, prompt["input_ids"].shape[1]):
+    found = [Run(name, model, prompt, decoder.places[0], cache_before=_cached(prompt, decoder))]
+    for context in contexts(workload, workload.past + prompt["input_ids"].shape[1]):
         kwargs = step_inputs(model, workload, decoder, context)
-        before = [(keys, values) for keys, values in decoder.cache_tensors(kwargs["past_key_values"])]
-        found.append(Run(f"step@{context}", model, kwargs, decoder.places[1], context, before))
+        found.append(Run(f"step@{context}", model, kwargs, decoder.places[1], context, _cached(kwargs, decoder)))
     return _of_decoder(found, decoder)
+
+
+def _cached(kwargs: Mapping[str, Any], decoder: Decoder) -> Past:
+    """Return keys and values of each layer in the cache that a call is given."""
+    cache = kwargs.get("past_key_values")
+    return [] if cache is None else [(keys, values) for keys, values in decoder.cache_tensors(cache)]
 
 
 def real_runs(
@@ -114,7 +131,7 @@ def computed(
     import torch
 
     wanted, inputs = traced_steps(workload), prompt
-    before = int(prompt["input_ids"].shape[1]) - 1
+    before = workload.past + int(prompt["input_ids"].shape[1]) - 1
     for i in range(workload.new_tokens + 1):
         # A forward modifies its cache; the traced run needs the cache as it was before.
         kept = copy.deepcopy(inputs) if i == 0 or i - 1 in wanted else None
@@ -137,10 +154,24 @@ def computed(
 def real_prompt(
     model: nn.Module, workload: Workload, decoder: Decoder, shapes: Mapping[str, Any], ids: torch.Tensor
 ) -> dict[str, Any]:
-    """Return ``shapes``, the prefill's arguments on meta, with these token ids and with masks that have values."""
-    length = ids.shape[1]
-    mask = decoder.mask(real_masks(model, workload, decoder, length, 0))
-    return {**shapes, "input_ids": ids.to(next(model.parameters()).device), "attention_mask": mask}
+    """Return ``shapes``, the prefill's arguments on meta, with these token ids and with masks that have values.
+
+    Args:
+        ids: those of the past, which fill the cache in a run without a tracer, and those of the prompt.
+    """
+    import torch
+
+    past, ids = workload.past, ids.to(next(model.parameters()).device)
+
+    def given(part: torch.Tensor, context: int) -> dict[str, Any]:
+        mask = decoder.mask(real_masks(model, workload, decoder, part.shape[1], context))
+        return {**shapes, "input_ids": part, "attention_mask": mask}
+
+    if not past:
+        return given(ids, 0)
+    with torch.no_grad():
+        cache = model(**given(ids[:, :past], 0)).past_key_values
+    return {**given(ids[:, past:], past), "past_key_values": cache}
 
 
 def drawn_ids(vocab: int, shape: tuple[int, ...], seed: int) -> torch.Tensor:

@@ -41,6 +41,7 @@ PRESETS: Final = (
 SETTINGS: Final[tuple[Setting, ...]] = (
     common.TEXT_TOKENS,
     Setting("seq_len", "The same, by the name that it has for any model."),
+    common.PAST,
     common.NEW_TOKENS,
     common.BATCH,
     common.DTYPE,
@@ -129,13 +130,14 @@ class CausalTarget(Native[C]):
         found += common.problems(workload, self.config.head_dim) + common.device_problems(workload, self.options)
         found = found or common.too_long(workload, workload.text_tokens, self.config.max_positions)
         window = self.decoder.window
-        if window and workload.text_tokens < window - 1 < workload.text_tokens + workload.new_tokens:
+        if window and workload.context < window - 1 < workload.context + workload.new_tokens:
+            cached = f"{workload.past} in the cache + " if workload.past else ""
             found.append(
                 BadInput(
                     "the decode steps would reach the end of the window",
                     where="--text-tokens, --new-tokens",
                     expected=f"a prompt of at least {window - 1} tokens, or both together at most {window - 1}",
-                    got=f"{workload.text_tokens} in the prompt + {workload.new_tokens} new",
+                    got=f"{cached}{workload.text_tokens} in the prompt + {workload.new_tokens} new",
                 )
             )
         return found
@@ -196,6 +198,6 @@ class CausalTarget(Native[C]):
         decoder = self.decoder
         prompt = runs.prompt_inputs(workload, decoder, workload.text_tokens)
         if next(model.parameters()).device.type == "meta":
-            return runs.shape_runs(model, workload, decoder, prompt)
-        ids = runs.drawn_ids(self.config.vocab, prompt["input_ids"].shape, self.options.seed)
+            return runs.shape_runs(model, workload, decoder, runs.behind_past(model, workload, decoder, prompt))
+        ids = runs.drawn_ids(self.config.vocab, (workload.batch, workload.context), self.options.seed)
         return runs.real_runs(model, workload, decoder, runs.real_prompt(model, workload, decoder, prompt, ids))

@@ -22,7 +22,7 @@ from costproof.models.cache_dtype import cache_share
 from costproof.models.config_reader import Section
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
-from costproof.models.decoding.formulas import ALL_PROJECTIONS, decoder_tapes, logits_and_masks
+from costproof.models.decoding.formulas import ALL_PROJECTIONS, decoder_tapes, logits_and_masks, masked_chunk
 from costproof.models.decoding.names import STAGES
 from costproof.models.decoding.target import CausalTarget
 from costproof.storage.scheme import CheckpointLayout
@@ -164,9 +164,9 @@ class Gpt2(CausalTarget[Gpt2Config]):
     def formulas(self, workload: Workload) -> Ledger:
         """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty.
 
-        Branches: a run without decode steps has no decode stage.
+        Branches: a run without decode steps has no decode stage; the prompt reads a cache only if there is a past.
         """
-        width, decoder = sym("text_hidden"), self._stack(workload)
+        width = sym("text_hidden")
 
         def parts(call: StackCall) -> tuple[ModulePart, ...]:
             positions = call.tokens if workload.logits == "all" else 1
@@ -174,21 +174,21 @@ class Gpt2(CausalTarget[Gpt2Config]):
                 ModulePart("root"),
                 ModulePart("text", (LearnedPositions(call.batch, call.tokens, width, call.item_bytes),)),
                 ModulePart("text.positions", (Embedding(call.tokens, sym("text_positions"), width, call.item_bytes),)),
-                *decoder.parts("text", call, positions),
+                *self._stack(workload, call).parts("text", call, positions),
                 ModulePart("text.dropout"),
                 *(part for i in range(self.config.layers) for part in in_layer(i, map(ModulePart, _DROPOUTS))),
             )
 
         border = partial(logits_and_masks, workload)
-        cache = cache_share(workload, latent=False)
-        nodes = prefill_and_decode(parts, _NAMES, border=border, decode=workload.new_tokens > 0, cache=cache)
+        cache, decode, past = cache_share(workload, latent=False), workload.new_tokens > 0, workload.past > 0
+        nodes = prefill_and_decode(parts, _NAMES, border=border, decode=decode, cache=cache, past=past)
         return analytic_ledger(nodes, STAGES)
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str], MemoryTape]:
         """Return (stage, invocation) -> the memory tape of one call; for decode, of a step at context P."""
-        return decoder_tapes(self.config, workload, lambda call: self._stack(workload))
+        return decoder_tapes(self.config, workload, lambda call: self._stack(workload, call))
 
-    def _stack(self, workload: Workload) -> DecoderStack:
+    def _stack(self, workload: Workload, call: StackCall) -> DecoderStack:
         width, heads = sym("text_hidden"), sym("text_heads")
         attention = AttentionBlock(
             width=width,
@@ -199,7 +199,7 @@ class Gpt2(CausalTarget[Gpt2Config]):
             bias=ALL_PROJECTIONS,
             fused=True,
             causal=True,
-            mask="input" if workload.attention == "eager" else "none",
+            mask="input" if workload.attention == "eager" else "boolean" if masked_chunk(workload, call) else "none",
             written_out=workload.attention == "eager",
         )
         mlp = Mlp(width, sym("text_intermediate"), self.config.activation)

@@ -121,7 +121,7 @@ class HeldCache:
 
     def problems(self, workload: Workload) -> list[BadInput]:
         """Return an error if the cache does not grow evenly, so that costs of decode steps have no closed sum."""
-        batch, first, steps = workload.batch, workload.text_tokens, workload.new_tokens
+        batch, first, steps = workload.batch, workload.context, workload.new_tokens
         if steps < 2 or grows_evenly(self.held(batch, first), self.held(batch, first + steps), steps):
             return []
         return [
@@ -141,7 +141,7 @@ class HeldCache:
         from costproof.models.generic.export_wrappers import StatefulStep
 
         batch, steps = workload.batch, max(1, workload.new_tokens)
-        context = max(2, workload.text_tokens)  # an export takes a context of one token for a constant
+        context = max(2, workload.context)  # an export takes a context of one token for a constant
         cache, later = self.held(batch, context), self.held(batch, context + steps)
         sizes, counters = list[SymbolicSize](), dict[Path, int]()
         if grows_evenly(cache, later, steps):
@@ -315,7 +315,7 @@ class OwnCache(Decoder):
 
     def problems(self, workload: Workload) -> list[BadInput]:
         """Return an error if decode steps cross the length of a sliding window: their sum then has no closed form."""
-        first, steps = workload.text_tokens, workload.new_tokens
+        first, steps = workload.context, workload.new_tokens
         windows = {layer.window for layer in self.layers if layer.window is not None}
         return [
             BadInput(
@@ -333,7 +333,7 @@ class OwnCache(Decoder):
         from costproof.models.generic.export_wrappers import CacheStep
 
         # An export takes a context of one token for a constant; that the first step is as the others, its run shows.
-        context = max(2, workload.text_tokens)
+        context = max(2, workload.context)
         past = self.past(model, workload, workload.batch, context)
         args: dict[str, Any] = {
             "input_ids": ids_on_meta(workload.batch, 1),
@@ -356,10 +356,43 @@ class OwnCache(Decoder):
 
     def step_run(self, model: nn.Module, workload: Workload, context: int) -> Run:
         """Return the run of one decode step after ``context`` tokens."""
+        kwargs, before = self._call(model, workload, 1, context)
+        return Run(f"step@{context}", model, kwargs, self.places[1], context, before, elsewhere=True)
+
+    def _call(self, model: nn.Module, workload: Workload, tokens: int, context: int) -> tuple[dict[str, Any], Past]:
+        """Return the arguments of a call on new tokens after ``context`` others, and the contents of its cache."""
         cache = self.filled_cache(model, self.past(model, workload, workload.batch, context))
         before = [(keys, values) for keys, values in self.cache_tensors(cache)]
-        kwargs = {"input_ids": ids_on_meta(workload.batch, 1), "past_key_values": cache, "use_cache": True}
-        return Run(f"step@{context}", model, kwargs, self.places[1], context, before, elsewhere=True)
+        return {"input_ids": ids_on_meta(workload.batch, tokens), "past_key_values": cache, "use_cache": True}, before
+
+    def chunk_job(self, model: nn.Module, workload: Workload) -> ExportJob:
+        """Return the export of a prefill with the past of the workload in the cache, at the workload's sizes.
+
+        The past is a symbol unless the exporter would take it for a constant or for the length of the prompt.
+        """
+        from costproof.models.generic.export_wrappers import CacheStep
+
+        length, context = workload.text_tokens, workload.past
+        past = self.past(model, workload, workload.batch, context)
+        args: dict[str, Any] = {
+            "input_ids": ids_on_meta(workload.batch, length),
+            "keys": [keys for keys, _ in past],
+            "values": [values for _, values in past],
+        }
+        sizes = [SymbolicSize(("input_ids",), 0, "B"), SymbolicSize(("input_ids",), 1, "S")]
+        for name in ("keys", "values"):
+            for i, layer in enumerate(self.layers):
+                sizes.append(SymbolicSize((name, i), 0, "B"))
+                if layer.grows(context) and context != length:
+                    sizes.append(SymbolicSize((name, i), 2, "C"))
+        return ExportJob(
+            "prefill", "prefill", ("prompt",), CacheStep(model, self), {"part": ""}, args, sizes, returns_cache=True
+        )
+
+    def chunk_run(self, model: nn.Module, workload: Workload) -> Run:
+        """Return the run of a prefill with the past of the workload in the cache."""
+        kwargs, before = self._call(model, workload, workload.text_tokens, workload.past)
+        return Run("prompt", model, kwargs, self.places[0], cache_before=before, elsewhere=True)
 
 
 def own_cache(model: nn.Module) -> OwnCache | HeldCache | str | None:

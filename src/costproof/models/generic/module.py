@@ -15,6 +15,7 @@ from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import (
+    PAST,
     SIZE_FROM,
     AttentionKind,
     Dtype,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 SETTINGS: Final = (
     common.BATCH,
     common.SEQ_LEN,
+    common.PAST,
     common.NEW_TOKENS,
     Setting("image_size", "Pixels per side of an image; 0 for a text alone."),
     common.DTYPE,
@@ -142,6 +144,7 @@ class GenericTarget:
         usual = USUAL + (filled if filled >= USUAL else 0)
         inputs: dict[str, SettingValue] = {k: given[k] for k in ("image_size", "input") if k in given}
         inputs |= {"image_size": images.side, SIZE_FROM: images.where} if images else {}
+        inputs |= {PAST: given[PAST]} if given.get(PAST) else {}
         plain = Workload(
             name="usual" if not given else "custom",
             text_tokens=given.get("seq_len", usual if most is None else min(usual, most)),
@@ -161,7 +164,8 @@ class GenericTarget:
             raise BadInput("this setting has no effect on this model", where=where, expected=expected)
         if "new_tokens" in takes:
             steps = given.get("new_tokens", 1)
-            room = plain.text_tokens if most is None or "seq_len" in given else min(plain.text_tokens, most - steps)
+            left = plain.text_tokens if most is None else most - steps - plain.past
+            room = plain.text_tokens if "seq_len" in given else min(plain.text_tokens, left)
             plain = replace(plain, new_tokens=steps, text_tokens=room)
         if "seq_len" not in takes:
             plain = replace(plain, text_tokens=0)
@@ -222,6 +226,7 @@ class GenericTarget:
             ("a batch has at least one element", "--batch", workload.batch, 1),
             ("too few tokens", "--seq-len", workload.text_tokens, 0),
             ("too few new tokens", "--new-tokens", workload.new_tokens, 0),
+            ("too few tokens in the cache", "--past", workload.past, 0),
         ):
             if value < least:
                 found.append(BadInput(what, where=option, expected=f"at least {least}", got=value))
@@ -425,7 +430,7 @@ class GenericTarget:
         plan = self._plan(workload)
         if isinstance(plan, TwoStacks):
             return {*self.maker.chooses, "batch", "new_tokens", *(("seq_len",) if "S" in plan.inputs.values else ())}
-        takes = {"new_tokens" if isinstance(plan, Cached) else "input", *self.maker.chooses}
+        takes = {*(("new_tokens", PAST) if isinstance(plan, Cached) else ("input",)), *self.maker.chooses}
         if made.inputs is not None:
             return takes
         choice = choice_of(self.maker, workload.dtype, workload.attention)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from costproof.algebra.series import CACHED
 from costproof.ledger.attributes import attribute, has_attribute
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
@@ -15,7 +16,7 @@ from costproof.models.decoding.exports import contexts
 from costproof.models.encoding import STAGE, place
 from costproof.models.generic.caches import HeldCache, OwnCache, caches_of
 from costproof.models.generic.inputs import Inputs
-from costproof.models.generic.towers import NONE, Towers
+from costproof.models.generic.towers import IDS, NONE, Towers
 from costproof.models.specs import ExportJob, Run, SymbolicSize
 from costproof.snapshots.copies import once, own_inputs
 
@@ -125,15 +126,33 @@ class Cached:
         """Return an error for an empty prompt, or if decode steps cross the length of a window."""
         if (first := self.workload.text_tokens) < 1:
             return [BadInput("the prompt is empty", where="--seq-len", expected="at least 1", got=first)]
+        if self.workload.past and (found := self._without_past()):
+            return [found]
         return self.decoder.problems(self.workload) if self.workload.new_tokens else []
+
+    def _without_past(self) -> BadInput | None:
+        """Return why the prefill cannot be counted with a filled cache, or ``None``."""
+        if isinstance(self.decoder, HeldCache):
+            return BadInput(
+                "a prompt behind a past is counted only for a cache of keys and values", where="--past",
+                expected="no past", got=f"a cache in {self.decoder.name} that the model fills itself",
+                fix="leave --past out, or count the whole prompt: --seq-len with the past in it",
+            )  # fmt: skip
+        others = sorted(self.prompt.args.keys() - {IDS})
+        if not others:
+            return None
+        return BadInput(
+            "a prompt behind a past is counted only for text", where="--past", expected=f"no input but {IDS}",
+            got=", ".join(others), fix="--image-size 0 for text alone, or leave --past out",
+        )  # fmt: skip
 
     def invocations(self) -> tuple[Invocation, ...]:
         """Return the calls of prefill and decode, with the values of the symbols of decoders."""
         run = self.workload
         common = {"B": run.batch, "b": FLOAT_BYTES[run.dtype]}
         prompt = specs(self.prompt.args.values())
-        values = {**common, "P": run.text_tokens, "N": run.new_tokens}
-        first = {**common, **self.prompt.values}
+        values = {**common, "P": run.context, "N": run.new_tokens}
+        first = {**common, **self.prompt.values, **({CACHED.name: run.past} if run.past else {})}
         steps = Invocation("decode", "steps", run.new_tokens, values, (TensorSpec((run.batch, 1), "int64"),))
         return (
             *(Invocation(stage, "prompt", 1, first, prompt) for stage in (*self.towers.names, "prefill")),
@@ -150,6 +169,9 @@ class Cached:
         prefill = around(model, tuple(tensors), {k: v for k, v in given.items() if k not in tensors}, cached=True)
         sizes = free(self.prompt.sizes, tensors)
         first = ExportJob("prefill", "prefill", ("prompt",), prefill, {"part": ""}, tensors, sizes, returns_cache=True)
+        if self.workload.past and isinstance(decoder, OwnCache):
+            first = decoder.chunk_job(model, self.workload)
+            first = replace(first, sizes=free(first.sizes, first.args))
         first = replace(first, parts=self.towers.stages)
         if not self.workload.new_tokens:
             return (first,)
@@ -161,7 +183,9 @@ class Cached:
         run, decoder = self.workload, self.decoder
         prompt = {**self.prompt.args, "use_cache": True}
         found = [Run("prompt", model, prompt, self.towers.around(decoder.places[0]), elsewhere=True)]
-        found += (decoder.step_run(model, run, context) for context in contexts(run, run.text_tokens))
+        if run.past and isinstance(decoder, OwnCache):
+            found = [decoder.chunk_run(model, run)]
+        found += (decoder.step_run(model, run, context) for context in contexts(run, run.context))
         return tuple(replace(r, attention_paths=decoder.owners) for r in found)
 
 
