@@ -91,7 +91,7 @@ _IN_TORCH: Final = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.c
 
 
 def unchecked_findings(capture: Capture) -> list[Finding]:
-    """Return one finding for each check of a traced run that is missing: by the second judge, or of the two tracers."""
+    """Return a finding for each missing check of a traced run: second judge, or comparison of the two tracers."""
     dynamic = next((x for x in capture.ledgers if x.source == "dynamic"), None)
     if capture.run is None or dynamic is None:
         return []
