@@ -87,8 +87,8 @@ $(VENDOR)/ready: pyproject.toml constraints-vendor.txt
 	@touch $@
 
 test: $(VENV)/dev  ## All checks: style, types, import rules, wheel, tests
-	@$(MAKE) --no-print-directory --jobs 3 types wheel $(VENV)/flash $(VENV)/browser $(VENV)/vision/ready imports lint
-	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory --jobs 2 wheel $(VENV)/flash $(VENV)/browser $(VENV)/vision/ready imports lint
+	@$(MAKE) --no-print-directory --jobs 2 types unit
 
 lint: $(VENV)/dev  ## Style (ruff)
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""An export takes shapes of products from their arguments, and gets the graph that torch gets by decompositions."""
+"""An export takes shapes of products and norms from their arguments, and gets the graph of torch's decompositions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from torch import nn
 
 from costproof.ledger.errors import Incomplete
 from costproof.models.specs import ExportJob, SymbolicSize
-from costproof.patches.export import SHAPES_OF_PRODUCTS
+from costproof.patches.export import SHAPES_OF_RESULTS
 from costproof.patches.patch import patched
 from costproof.tracers import exporting
 from costproof.tracers.exported import export_graph
 
 ATTENTION, LINEAR = torch.ops.aten.scaled_dot_product_attention.default, torch.ops.aten.linear.default
+NORM = torch.ops.aten.layer_norm.default
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...] | None, dict[str, Any]]] = {
     "plain": ((3, 4, 7, 8), (3, 4, 7, 8), (3, 4, 7, 8), None, {}),
     "causal": ((3, 4, 7, 8), (3, 4, 7, 8), (3, 4, 7, 8), None, {"is_causal": True, "scale": 0.5}),
@@ -69,13 +70,52 @@ class Projected(nn.Module):
 class Rows(nn.Module):
     """Around it."""
 
-    def __init__(self, part: Projected) -> None:
+    def __init__(self, part: nn.Module) -> None:
         super().__init__()
         self.part = part
 
     def forward(self, x: Any) -> Any:
-        """What :class:`Projected` does."""
+        """What the part does."""
         return self.part(x)
+
+
+class Normalized(nn.Module):
+    """A layer norm over rows that stand in memory in another order, and a use of how its result stands there."""
+
+    def __init__(self, sizes: tuple[int, ...], weighted: bool, bias: bool, turned: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(sizes, elementwise_affine=weighted, bias=bias, device="meta")
+        self.turned = turned
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[…, *sizes] -> [rows, 8]."""
+        result: torch.Tensor = self.norm(x.transpose(0, -2).contiguous().transpose(0, -2) if self.turned else x)
+        return result.reshape(-1, 8) + 1
+
+
+@pytest.mark.parametrize("shape", [(8,), (3, 8), (3, 5, 8), (3, 2, 5, 8)])
+@pytest.mark.parametrize(("weighted", "bias"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize("turned", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layer_norms_have_the_graph_of_the_decomposition(
+    shape: tuple[int, ...], weighted: bool, bias: bool, turned: bool, dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    args = {"x": torch.empty(shape, device="meta", dtype=dtype)}
+    sizes = [SymbolicSize(("x",), 0, "B")] if len(shape) > 1 else []
+    part = Normalized(shape[-2:] if len(shape) > 3 else shape[-1:], weighted, bias, turned and len(shape) > 2)
+    asked = ExportJob("a", "s", ("i",), Rows(part.to(dtype)), {"part": ""}, args, sizes)
+    found = export_graph(asked)
+    monkeypatch.setattr(exporting, "SHAPES_OF_RESULTS", ())
+    assert found.graph == export_graph(asked).graph
+    assert [op.name for op in found.graph.ops].count("aten.layer_norm.default") == 1
+
+
+def test_a_layer_norm_of_another_width_is_refused() -> None:
+    part = Normalized((6,), True, True, False)
+    broken = ExportJob("a", "s", ("i",), Rows(part), {"part": ""}, {"x": torch.empty(3, 8, device="meta")}, [])
+    with pytest.raises(Incomplete, match="cannot export"):
+        export_graph(broken)
 
 
 @pytest.mark.parametrize("shape", [(8,), (3, 8), (3, 5, 8), (3, 2, 5, 8)])
@@ -88,7 +128,7 @@ def test_linear_layers_have_the_graph_of_the_decomposition(
     sizes = [SymbolicSize(("x",), 0, "B")] if len(shape) > 1 else []
     asked = ExportJob("a", "s", ("i",), Rows(Projected(bias, turned and len(shape) > 2)), {"part": ""}, args, sizes)
     found = export_graph(asked)
-    monkeypatch.setattr(exporting, "SHAPES_OF_PRODUCTS", ())
+    monkeypatch.setattr(exporting, "SHAPES_OF_RESULTS", ())
     assert found.graph == export_graph(asked).graph
     assert [op.name for op in found.graph.ops].count("aten.linear.default") == 1
 
@@ -105,7 +145,7 @@ def job(name: str) -> ExportJob:
 @pytest.mark.parametrize("name", CASES)
 def test_the_graph_is_that_of_the_decomposition(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = export_graph(job(name))
-    monkeypatch.setattr(exporting, "SHAPES_OF_PRODUCTS", ())
+    monkeypatch.setattr(exporting, "SHAPES_OF_RESULTS", ())
     expected = export_graph(job(name))
     assert found.graph == expected.graph
     assert [op.name for op in found.graph.ops].count("aten.scaled_dot_product_attention.default") == 1
@@ -120,12 +160,12 @@ def test_sizes_that_attention_refuses_are_refused() -> None:
 
 def test_nothing_is_left_behind() -> None:
     def kernels() -> list[dict[Any, Any]]:
-        return [dict(op.py_kernels) for op in (ATTENTION, LINEAR)]
+        return [dict(op.py_kernels) for op in (ATTENTION, LINEAR, NORM)]
 
     before = kernels()
 
     def broken_off() -> None:
-        with patched(*SHAPES_OF_PRODUCTS):
+        with patched(*SHAPES_OF_RESULTS):
             assert all(now != then for now, then in zip(kernels(), before, strict=True))
             raise KeyError
 

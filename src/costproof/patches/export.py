@@ -109,7 +109,20 @@ def _linear_shape(rows: Any, weight: Any, bias: Any = None) -> Any:
     return rows.new_empty((*rows.shape[:-1], *weight.shape[:-1]))
 
 
-SHAPES_OF_PRODUCTS: Final = (
+def _layer_norm_shape(rows: Any, sizes: Any, weight: Any = None, bias: Any = None, *_: Any, **__: Any) -> Any:
+    """[…, *sizes] -> the same, contiguous like the result of the kernel."""
+    import torch
+
+    ask: Any = torch
+    ask._check(0 < len(sizes) <= rows.dim() and not rows.is_complex())
+    for shape in (rows.shape[rows.dim() - len(sizes) :], *(t.shape for t in (weight, bias) if t is not None)):
+        ask._check(len(shape) == len(sizes))
+        for size, expected in zip(shape, sizes, strict=True):
+            ask._check(size == expected)
+    return rows.new_empty(rows.shape)
+
+
+SHAPES_OF_RESULTS: Final = (
     KernelPatch(
         "torch:ops.aten.scaled_dot_product_attention",
         lambda original: _attention_shape,
@@ -120,6 +133,12 @@ SHAPES_OF_PRODUCTS: Final = (
         "torch:ops.aten.linear",
         lambda original: _linear_shape,
         "torch decomposes it into three operators with arithmetic on symbols to find the shape of its result",
+        "tracers/test_shapes.py",
+    ),
+    KernelPatch(
+        "torch:ops.aten.layer_norm",
+        lambda original: _layer_norm_shape,
+        "torch decomposes it into fifteen operators with arithmetic on symbols to find the shape of its result",
         "tracers/test_shapes.py",
     ),
 )

@@ -33,7 +33,7 @@ _MOST_ALIGNMENT: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class FileSection:
-    """Bytes of a file that are no data of tensors."""
+    """A part of a file that holds no tensor data, with its bytes."""
 
     name: str
     bytes: int

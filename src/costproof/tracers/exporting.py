@@ -15,7 +15,7 @@ from costproof.algebra.symbols import FUNCTIONS, parse
 from costproof.ledger.errors import Bug, Incomplete, first_line, message_of
 from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.opgraph.graph import Size
-from costproof.patches.export import QUIET_EXPORT, SHAPES_OF_PRODUCTS, concrete_export, fast_export
+from costproof.patches.export import QUIET_EXPORT, SHAPES_OF_RESULTS, concrete_export, fast_export
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected
 from costproof.patches.patch import patched
@@ -51,7 +51,7 @@ def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, 
             around.enter_context(forward_redirected(job.module))
             around.enter_context(fast_export(job.module))
             around.enter_context(patched(*QUIET_EXPORT, *STACK_INDEX_ROWS))
-            around.enter_context(concrete_export() if job.numbers else patched(*SHAPES_OF_PRODUCTS))
+            around.enter_context(concrete_export() if job.numbers else patched(*SHAPES_OF_RESULTS))
             program = torch.export.export(job.module, (), kwargs=dict(job.args), dynamic_shapes=dynamic, strict=False)
             return program, tuple(assumed)
     except Exception as error:

@@ -139,8 +139,8 @@ class _ProgramReader:
 def _forget_constant(tensor: torch.Tensor) -> None:
     """Remove the concrete value of a fake tensor if it is a fake tensor too.
 
-    The exporter stores an attribute that is no parameter or buffer as such a value, and ``FakeTensorMode`` runs
-    operators on it as if it had memory, which ends the process.
+    The exporter stores an attribute that is neither a parameter nor a buffer as such a value, and ``FakeTensorMode``
+    runs operators on it as if it had memory, which ends the process.
     """
     if isinstance(getattr(tensor, "constant", None), FakeTensor):
         tensor.constant = None  # type: ignore[attr-defined]
