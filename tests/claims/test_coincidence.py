@@ -33,9 +33,9 @@ def test_products_pass_a_number(number: int, weight: Fraction) -> None:
 
 def test_nothing_is_a_number_too() -> None:
     # Of all numbers half a one is taken to lie at 0; of multiples of 2 there are 4 and 6, two in a stretch of 8.
-    assert KnownNumbers(ReferenceClass([Fraction(6), Fraction(4)], [2, 3]), [4, 6, 10], 1).chance(whole(0)) == Chance(
-        Fraction(1, 2)
-    )
+    half = Fraction(1, 2)
+    numbers = KnownNumbers(ReferenceClass([Fraction(6), Fraction(4)], [2, 3]), [4, 6, 10], 1)
+    assert numbers.chance(whole(0)) == Chance(half, multiples=half)
 
 
 def test_a_number_of_the_right_primes_need_not_be_a_product() -> None:
@@ -80,6 +80,52 @@ def test_of_products_one_cause_is_held_to_less_than_two(many: int, products: Fra
     assert _is_evidence((causes,), Chance(Fraction(1, 10), products), whole(10**6)) is evidence
     # Few digits are those of all kinds of numbers: products are not asked.
     assert _is_evidence((causes,), Chance(Fraction(1, 10), products), Amount("1.00 M", 995_000, 1_005_000))
+
+
+@pytest.mark.parametrize(
+    ("names", "multiples", "evidence"),
+    [
+        (("halved",), Fraction(1, 100), True),
+        (("halved",), Fraction(1, 99), False),
+        (("halved", "missing"), Fraction(1, 500), True),
+        (("halved", "missing"), Fraction(1, 499), False),
+        # Conventions, which a source may state, are likelier together; part of the calls is likelier by itself.
+        (("6ND", "causal half"), Fraction(1, 100), True),
+        (("6ND", "causal half"), Fraction(1, 99), False),
+        (("view missing: crops",), Fraction(1, 11), True),
+    ],
+)
+def test_multiples_of_the_grain_need_more_evidence(
+    names: tuple[str, ...], multiples: Fraction, *, evidence: bool
+) -> None:
+    causes = tuple(Effect(name, name, name, {}) for name in names)
+    chance = Chance(multiples, multiples=multiples)
+    assert _is_evidence((causes,), chance, whole(10**6)) is evidence
+
+
+@pytest.mark.parametrize(
+    ("stage", "multiple", "causes_shown"),
+    [
+        # The projector costs 107 times 16 tokens: of 75 other multiples from 0.7 to 1.4 of it one is this by chance.
+        ("projector", 139 * 83_886_080, [{"view twice: global"}]),
+        # Sets of three lead to every thirty-fourth of the 9,022 multiples around decode, and to every fifteenth.
+        ("decode", 18_821_939_200, [{"lm_head halved", "one shared expert", "doubled"}]),
+        ("decode", 12_517_376_000, [{"embedding as a GEMM", "one shared expert", "top-k missing"}]),
+    ],
+)
+def test_a_multiple_that_chance_gives_is_shown_as_no_evidence(
+    stage: str, multiple: int, causes_shown: list[set[str]]
+) -> None:
+    judged = verdict(f"stage: {stage}, flops: {multiple}", world()[0])
+    assert judged.status == "undetermined"
+    assert causes(judged) == causes_shown
+
+
+def test_a_ratio_is_one_of_multiples_of_a_part_of_the_grain() -> None:
+    reference = ReferenceClass([Fraction(400), Fraction(600)], ())
+    assert reference.grain == reference.lattice(whole(800)) == 200
+    assert reference.lattice(whole(440)) is None
+    assert reference.lattice(whole(440), 12) == 40
 
 
 def test_where_numbers_lie_closest_counts() -> None:

@@ -185,3 +185,20 @@ def test_a_run_without_its_checks_is_a_finding() -> None:
         "torch has a formula for aten.mm, which the second judge does not use"
     ]
     assert compare(replace(ran, judge=None)).verdict == "unexplained"
+
+
+@pytest.mark.parametrize("resident", [17, 16, 12])
+def test_resident_bytes_are_parameters_and_buffers(resident: int) -> None:
+    costs: dict[str, int | None] = {"weight_bytes": 12, "buffer_bytes": 5, "resident_bytes": resident}
+    more: Ledger = b.static()
+    more = replace(
+        more, nodes=(*more.without(costs).nodes, CostNode("prefill", "", "held", "", costs)),
+        metrics=tuple(dict.fromkeys((*more.metrics, *costs))),
+    )  # fmt: skip
+    capture = replace(b.capture(), ledgers=(more, b.dynamic()))
+
+    def said(found: Capture) -> list[str]:
+        return [f.id for f in compare(found).findings if f.id == "static#resident_bytes"]
+
+    assert said(capture) == ([] if resident == 17 else ["static#resident_bytes"])
+    assert not said(replace(capture, target=replace(capture.target, quantised={"weights": "gptq"})))

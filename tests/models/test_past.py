@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any, Final
 
@@ -118,6 +119,7 @@ def test_a_real_run_fills_its_cache_first(tmp_path: Path) -> None:
 
 
 SMALL: Final = Llama(LlamaConfig(32, 48, 2, 4, 2, 12, 64, 4096))
+ONE_HEAD: Final = Llama(LlamaConfig(32, 48, 1, 1, 1, 2, 64, 4096))
 WINDOW: Final = Mistral(Mistral.default().config.__class__(32, 48, 1, 4, 2, 12, 64, 4096, window=8))
 
 
@@ -166,6 +168,24 @@ def test_a_chunk_in_a_window_by_hand(past: int, tokens: int, keys: int, kept: in
     assert kinds(ledger, KEPT_SCORES) == {"attention": 4 * kept}
     assert ledger.total("kv_read_bytes") == read * 2 * 2 * 12 * 2
     assert ledger.total("kv_cache_bytes") == written * 2 * 2 * 12 * 2
+
+
+def test_pairs_and_caches_by_counting() -> None:
+    """200 random pasts, prompts and windows: query j of the prompt sees the last keys up to its own."""
+    rng = random.Random(41)
+    for _ in range(200):
+        past, tokens, window = rng.randint(1, 60), rng.randint(1, 60), rng.choice((0, rng.randint(2, 70)))
+        kind = Mistral.default().config.__class__
+        target = Mistral(kind(32, 48, 1, 1, 1, 2, 64, 4096, window=window)) if window else ONE_HEAD
+        ledger = count(target, past=past, text_tokens=tokens)
+        most = window - 1 if window else past + tokens
+        cached = list(range(past))[-most:] if most else []
+        keys = [*cached, *range(past, past + tokens)]
+        seen = [k for q in range(past, past + tokens) for k in keys if k <= q and (not window or q - k < window)]
+        assert kinds(ledger, KEPT_SCORES) == {"attention": len(seen)}, (past, tokens, window)
+        assert kinds(ledger, "flops")["attention"] == 4 * 2 * tokens * len(keys)
+        assert ledger.total("kv_read_bytes") == len(cached) * 2 * 2 * 2
+        assert ledger.total("kv_cache_bytes") == (len(keys[-most:]) - len(cached)) * 2 * 2 * 2
 
 
 @pytest.mark.parametrize("target", [SMALL, WINDOW], ids=("llama", "mistral"))

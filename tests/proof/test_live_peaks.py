@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from costproof.analytic.decoder_memory import DecoderTape
+from costproof.analytic.memory_tape import MemoryTape
 from costproof.compare.compare import peak_findings
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.peaks import CallPeaks, Peak
+from costproof.models.decoding.formulas import _recorded_tape
 from costproof.models.families.llama import Llama, LlamaConfig
 from costproof.run.peaks import measure_peaks
 from costproof.run.proof import with_runs
@@ -17,6 +20,14 @@ from costproof.run.proof_pieces import carry_out_piece
 from tests.support.toy import toy
 
 SMALL = Llama(LlamaConfig(32, 48, 2, 4, 2, 12, 64, 4096))
+
+
+@pytest.fixture(autouse=True)
+def own_tapes() -> Iterator[None]:
+    """Tapes are kept between runs, also those of a planted mistake."""
+    _recorded_tape.cache_clear()
+    yield
+    _recorded_tape.cache_clear()
 
 
 def pieces(samples: int) -> dict[str, Answer]:
@@ -48,6 +59,14 @@ def test_a_wrong_peak_has_a_counterexample(monkeypatch: pytest.MonkeyPatch) -> N
     for answer in found.values():
         assert [(c.stage, c.metric) for c in answer.counterexamples] == [("prefill", "graph_peak_bytes")]
         assert "prefill" not in {c.stage for c in answer.claims}
+
+
+def test_a_wrong_peak_of_a_run_that_releases_its_inputs_has_a_counterexample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``fits`` answers with it: inputs that a formula never releases are counted beside the extended cache."""
+    events = MemoryTape._events
+    monkeypatch.setattr(MemoryTape, "_events", lambda self, inputs_held: events(self, True))
+    (draw,) = (p for p in with_runs(SMALL.proof(1, 1)).pieces if p.id == "peaks: draw 0")
+    assert {c.metric for c in carry_out_piece(draw).counterexamples} == {"graph_peak_bytes"}
 
 
 def test_peaks_of_a_run_carry_the_formula() -> None:

@@ -127,7 +127,7 @@ class LayerCosts:
         return read + self.kv_read_bytes + self.kv_cache_bytes
 
     def with_cache(self, share: Size) -> LayerCosts:
-        """Return the costs with another size of the cache: ``share`` of the bytes that it has in the run's dtype."""
+        """Return the costs with cache bytes times ``share``: bytes of the cache format over those in the run dtype."""
         if share == 1:
             return self
         read, appended = (sympy.expand(share * size) for size in (self.kv_read_bytes, self.kv_cache_bytes))

@@ -31,6 +31,10 @@ class MemoryTape:
     """For each operator, the piece that it allocates, and the pieces that it reads."""
     inputs: list[Piece] = field(default_factory=list)
     results: set[Piece] = field(default_factory=set)
+    _moves: dict[tuple[int, ...], tuple[tuple[Piece, int], ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """The memoized allocations and releases, by what is recorded and whether inputs are held."""
 
     def give(self, size: Size) -> Piece:
         """Return a new piece of memory, which holds an input of the call."""
@@ -96,8 +100,14 @@ class MemoryTape:
         sizes = [known[size] for size in self.sizes]
         return max(accumulate((sign * sizes[piece] for piece, sign in self._events(inputs_held)), initial=0))
 
-    def _events(self, inputs_held: bool) -> Iterator[tuple[Piece, int]]:
-        """Yield (piece, 1) for each allocation and (piece, -1) for each release, in order."""
+    def _events(self, inputs_held: bool) -> tuple[tuple[Piece, int], ...]:
+        """Return (piece, 1) for each allocation and (piece, -1) for each release, in order."""
+        recorded = len(self.steps), len(self.inputs), len(self.results), int(inputs_held)
+        if recorded not in self._moves:
+            self._moves[recorded] = tuple(self._each_event(inputs_held))
+        return self._moves[recorded]
+
+    def _each_event(self, inputs_held: bool) -> Iterator[tuple[Piece, int]]:
         last = {
             piece: at for at, (made, reads) in enumerate(self.steps) for piece in (*reads, made) if piece is not None
         }

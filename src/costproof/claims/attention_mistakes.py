@@ -19,7 +19,7 @@ from costproof.claims.effects import (
     substituted,
 )
 from costproof.claims.mistakes import HALVES, ONE_STEP, TRIANGLE, keys
-from costproof.claims.terms import ClaimTerm
+from costproof.claims.terms import ClaimTerm, band, triangles
 from costproof.ledger.metrics import Metric
 
 # --- Latent attention ------------------------------------------------------------------------------------------------
@@ -110,35 +110,52 @@ _BLOCKS: Final = (16, 32, 64, 128)
 """Block sizes of paged key/value caches in common inference engines, in tokens."""
 
 
-def band(tokens: int, window: int) -> int:
-    """Return the number of (query, key) pairs if each query sees itself and at most ``window`` - 1 tokens before it.
-
-    Each query sees ``window`` keys, itself included; the first queries see fewer.
-    """
-    return tokens * window - window * (window - 1) // 2
+Pairs = Callable[[int, int], Fraction]
+"""(S, window or chunk) -> fraction of the S x S scores of a prompt that a mistake counts."""
 
 
-def _windows(form: Callable[[int, int], Fraction]) -> TermChange:
-    """Return the change that counts only a fraction of a windowed layer's S x S attention scores.
-
-    Args:
-        form: (S, W) -> the fraction of the S x S scores that the mistake counts.
-    """
+def _in_windows(form: Pairs) -> TermChange:
     return TermChange(
-        lambda t: t.counted and t.window > 0 and t.owner == "attention" and t.window < t.values.get("S", 0),
+        lambda t: t.counted and t.prompt_scores and 0 < t.window < t.values["S"],
         lambda t: form(t.values["S"], t.window),
     )
 
 
-def _width(form: Callable[[int, int], Fraction], **condition: str | tuple[str, ...]) -> Mistake:
-    what = "of the scores of layers with a window S x W are counted"
-    return Mistake("window S x W", "window", what, (_windows(form),), metrics=FLOPS, **condition)  # type: ignore[arg-type]
+def _in_chunks(form: Pairs) -> TermChange:
+    return TermChange(lambda t: t.counted and t.prompt_scores and t.chunk > 0, lambda t: form(t.values["S"], t.chunk))
 
 
-def _band(part: Callable[[int], Fraction], **condition: str | tuple[str, ...]) -> Mistake:
-    what = "of the scores of layers with a window its exact causal band is counted"
-    change = _windows(lambda s, w: Fraction(band(s, w), s * s) / part(s))
-    return Mistake("window band", "window", what, (change,), metrics=FLOPS, **condition)  # type: ignore[arg-type]
+def _masked(
+    width: str, exact: str, layers: str, change: Callable[[Pairs], TermChange], pairs: Callable[[int, int], int]
+) -> Iterator[Mistake]:
+    """Yield the mistakes in the scores of a prompt in layers with a window or chunks; the truth counts all S x S.
+
+    Args:
+        width: name of the mistake of counting S times the width.
+        exact: name of the mistake of counting the exact pairs of a query and a key.
+        layers: the layers, for reports.
+        change: the change of their scores.
+        pairs: (S, width) -> pairs of a query and a key that the mask leaves.
+    """
+
+    def row(cause: str, what: str, form: Pairs, requires: str = "", excludes: tuple[str, ...] = ()) -> Mistake:
+        return Mistake(cause, cause.partition(" ")[0], what, (change(form),), metrics=FLOPS, requires=requires,
+                       excludes=excludes)  # fmt: skip
+
+    def exactly(s: int, w: int) -> Fraction:
+        return Fraction(pairs(s, w), s * s)
+
+    by_width = f"of the scores of {layers} {width.partition(' ')[2]} are counted"
+    by_pairs = f"of the scores of {layers} those that the mask leaves are counted"
+    # Combined with "causal half" the width counts half of itself; combined with the exact triangle, all of it.
+    yield row(width, by_width, lambda s, w: Fraction(w, s), excludes=(TRIANGLE,))
+    yield row(width, by_width, lambda s, w: Fraction(2 * w, s + 1), requires=TRIANGLE)
+    yield row(exact, by_pairs, exactly, excludes=(TRIANGLE, *HALVES))
+    yield row(exact, by_pairs, lambda s, w: exactly(s, w) * Fraction(2 * s, s + 1), requires=TRIANGLE)
+    yield row(exact, by_pairs, lambda s, w: exactly(s, w) * 2, requires="causal half")
+    yield row(exact, by_pairs, lambda s, w: exactly(s, w) * Fraction(9, 5), requires="causal 1.8")
+    yield row(f"{width}, not halved", f"{layers} have {width.partition(' ')[2]} scores, and those without one a half",
+              lambda s, w: Fraction(2 * w, s), requires="causal half")  # fmt: skip
 
 
 def _stepping(term: ClaimTerm) -> bool:
@@ -217,16 +234,8 @@ def _in_blocks(size: int) -> Mistake:
 
 
 WINDOWS: Final[MistakeTable] = (
-    # Combined with "causal half" it counts half of S x W; combined with the exact triangle, S x W.
-    _width(lambda s, w: Fraction(w, s), excludes=(TRIANGLE,)),
-    _width(lambda s, w: Fraction(2 * w, s + 1), requires=TRIANGLE),
-    _band(lambda s: Fraction(1), excludes=(TRIANGLE, *HALVES)),
-    _band(lambda s: Fraction(s + 1, 2 * s), requires=TRIANGLE),
-    _band(lambda s: Fraction(1, 2), requires="causal half"),
-    _band(lambda s: Fraction(5, 9), requires="causal 1.8"),
-    Mistake("window S x W, not halved", "window",
-            "layers with a window have S x W scores, and those without one a half",
-            (_windows(lambda s, w: Fraction(2 * w, s)),), metrics=FLOPS, requires="causal half"),
+    *_masked("window S x W", "window band", "layers with a window", _in_windows, band),
+    *_masked("chunk S x C", "chunk triangles", "chunked layers", _in_chunks, triangles),
     Mistake("windows as full attention", "window", "layers with a window attend to the whole context",
             (TermChange(_stepping, _whole_context),), metrics=FLOPS, excludes=(ONE_STEP,)),
     Mistake("windows as full attention", "window", "layers with a window attend to the whole context",

@@ -71,6 +71,9 @@ STATED: dict[tuple[str, str], str] = {
     ("window", "full"): "",
     ("window", "width"): "window S x W",
     ("window", "band"): "window band",
+    ("chunks", "full"): "",
+    ("chunks", "width"): "chunk S x C",
+    ("chunks", "triangles"): "chunk triangles",
     ("passes", "forward"): "",
     ("passes", "training"): "6ND",
     ("passes", "training, fused attention"): "6ND, fused attention",
@@ -95,9 +98,15 @@ WIDTHS: frozenset[str] = frozenset({"32-bit cache", "16-bit cache", "8-bit cache
 """Widths in which the same cache is stored."""
 
 CONVENTIONS: frozenset[str] = READINGS | WIDTHS | {
-    "window S x W", "window band", "windows as full attention",
+    "window S x W", "window band", "windows as full attention", "chunk S x C", "chunk triangles", "kept scores",
     "windows cached in full", "window cached with its own token", "cache of windows missing",
 }  # fmt: skip
 """Causes that count the same work or the same cache by another convention. A single one needs no further evidence,
 even if a product of sizes would fit the claim by chance: every cache size is a product of sizes. Every other cause adds
 work, omits work, or changes the model or its run."""
+
+CONVENTION_CAUSES: frozenset[str] = CONVENTIONS | {*STATED.values(), "full recompute"} - {""}
+"""Causes that a source may state, and four passes of training with recomputation."""
+
+PART_OF_CALLS = "view missing"
+"""Beginning of the causes by which a number is that of some calls of a stage, counted as here."""

@@ -7,10 +7,10 @@ from fractions import Fraction
 from itertools import islice, product
 from typing import Final, NamedTuple
 
-from costproof.claims.catalogue import CONVENTIONS, WIDTHS
+from costproof.claims.catalogue import CONVENTION_CAUSES, CONVENTIONS, PART_OF_CALLS, WIDTHS
 from costproof.claims.effects import Effect
 from costproof.claims.formulas import ELSEWHERE, Comparison, EquivalenceCheck, comparison
-from costproof.claims.lengths import RARE, Relation, best, chance_text, expected, hold, numbers, ratio
+from costproof.claims.lengths import ONE_NUMBER, RARE, Relation, best, chance_text, expected, hold, numbers, ratio
 from costproof.claims.mistakes import RECOMPUTE, RECOMPUTED
 from costproof.claims.search import Chance, Found, Reachable, fine, reach, search, walk
 from costproof.claims.truth import ClaimCase
@@ -19,7 +19,10 @@ from costproof.claims.types import Amount, ClaimExplanation, Formula, Judgement,
 CHANCE: Final = Fraction(1, 10)
 """The most coincidental fits to expect at which a set of causes still counts as evidence."""
 SELDOM: Final = Fraction(1, 100)
-"""The same limit for an exact ratio, and for a single cause if the claim is a product of sizes."""
+"""The same limit for an exact ratio, and for a single cause if the claim is a product of sizes or a multiple of the
+common divisor of all terms."""
+UNCOMMON: Final = Fraction(1, 500)
+"""The same limit for several causes, not all of them conventions, if the claim is a multiple of the common divisor."""
 _SHOWN: Final = 5
 _EVIDENCE: Final = 4
 _NAMES_TRIED: Final = 64
@@ -74,7 +77,11 @@ def _is_evidence(sets: tuple[tuple[Effect, ...], ...], chance: Chance, amount: A
     # nothing: it is evidence unless another single cause, such as windows without a cache, gives the same number.
     if all(len(s) == 1 and WIDTHS & {s[0].cause, *s[0].aliases} for s in sets):
         return True
-    return chance.numbers <= CHANCE and (reading or chance.products <= most)
+    # Nor does a number of one of several calls, such as a view, count other work.
+    part = reading or all(len(s) == 1 and s[0].cause.startswith(PART_OF_CALLS) for s in sets)
+    stated = all({e.cause, *e.aliases} & CONVENTION_CAUSES for s in sets for e in s)
+    lattice = chance.multiples <= (SELDOM if stated or len(sets[0]) <= 1 else UNCOMMON)
+    return chance.numbers <= CHANCE and (part or lattice) and (reading or chance.products <= most)
 
 
 class _Related(NamedTuple):
@@ -96,7 +103,7 @@ def _related(case: ClaimCase, amount: Amount, among: Reachable) -> _Related:
         same = tuple(r.cause for r in others if r.times == exact.times)
         same = (RECOMPUTE, *same) if case.claim.metric == "flops" and exact.times == RECOMPUTED else same
         return _Related([exact], others, (_by_relation(case, amount, exact, same),), chance.both)
-    ways = tuple(_by_relation(case, amount, r) for r in others if r.chance.numbers <= RARE)
+    ways = tuple(_by_relation(case, amount, r) for r in others if r.chance.numbers <= ONE_NUMBER)
     expectation = min(chance.both, SELDOM) + expected(case, amount)
     weak = [exact] if exact is not None and chance.both < 1 else []  # a relation that any number fits is meaningless
     return _Related(weak, others, ways[:_SHOWN], expectation)
@@ -212,7 +219,7 @@ def _by_length(judged: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
     if not found:
         return replace(judged, status="refuted", explanations=judged.explanations if case.stated else (), note="")
     chance = held.chance(len(found[0][0].causes))
-    if judged.status == "unexplained" and chance <= CHANCE:
+    if judged.status == "unexplained" and chance <= (RARE if fine(amount) else CHANCE):
         return replace(judged, status="explained", explanations=at_lengths(judged, case, held.lengths), residual=0)
     few = f"fits, not evidence: with {held.lengths.symbol} free, chance alone would give such a number"
     shown = judged.explanations or at_lengths(judged, case, held.lengths)

@@ -243,7 +243,12 @@ _CLOSE: Final = Fraction(9, 8)
 _FAR: Final = Fraction(5)
 """The density of ratios is measured up to these factors from the claim's: among all numbers, and among products."""
 RARE: Final = Fraction(1, 1_000)
-"""The most coincidental fits to expect at which another value of one number counts as evidence."""
+"""The most coincidental fits to expect at which another length counts as evidence for a number with many digits."""
+ONE_NUMBER: Final = Fraction(1, 1_200)
+"""The same limit for another value of one number, of which a model has about ten."""
+_SMALL_NUMBER: Final = 64
+_WIDTHS: Final = 8
+"""Larger numbers of a model, which are widths, are multiples of this; another value is no evidence."""
 _OF_RUN: Final = ("B", "N")
 
 
@@ -306,7 +311,7 @@ def numbers(case: ClaimCase, amount: Amount) -> list[Relation]:
 
 def expected(case: ClaimCase, amount: Amount) -> Fraction:
     """Return the expected number of sizes whose change would fit by coincidence and count as evidence."""
-    return sum((c for line in _free(case) if (c := line.chance_near(amount)) <= RARE), Fraction(0))
+    return sum((c for line in _free(case) if (c := line.chance_near(amount)) <= ONE_NUMBER), Fraction(0))
 
 
 @dataclass(frozen=True)
@@ -345,9 +350,12 @@ class _Line:
         return value if amount.low <= there < amount.high + 1 else None
 
     def chance(self, value: int, amount: Amount) -> Fraction:
-        """Return the probability that a fit at this size is a coincidence, from the results around it."""
+        """Return the probability that a fit at this size is a coincidence, from the results around it.
+
+        It is 1 for a value that no published model has.
+        """
         here, before = self.at(value), self.at(value - 1) if value > 1 else Fraction(0)
-        if here is None or before is None or here <= before:
+        if here is None or before is None or here <= before or (value > _SMALL_NUMBER and value % _WIDTHS):
             return Fraction(1)
         return min(max(self.grain, Fraction(amount.high - amount.low + 1)) / (here - before), Fraction(1))
 

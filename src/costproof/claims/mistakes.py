@@ -113,7 +113,8 @@ TRAINING: Final[MistakeTable] = (
             metrics=FLOPS),
     # Four times the truth is a plain ratio, so recomputation is a cause only in combination with another one.
     *(_recompute(cause) for cause in (TRIANGLE, *HALVES, *_RULES)),
-    *(_recompute(cause, TRIANGLE, *HALVES) for cause in ("window S x W", "window band")),
+    *(_recompute(cause, TRIANGLE, *HALVES)
+      for cause in ("window S x W", "window band", "chunk S x C", "chunk triangles")),
     _passes("6ND, fused attention", "three forward passes, three and a half of attention: its fused backward has five "
             "products for two", Fraction(3), Fraction(7, 2)),
     _passes("full recompute, fused attention", "four forward passes, four and a half of attention: its fused backward "
@@ -142,7 +143,23 @@ def _of_prompt(term: ClaimTerm) -> bool:
 
 def _causal(cause: str, form: str, factor: Callable[[ClaimTerm], Fraction]) -> Mistake:
     what = f"of the scores of causal attention {form} are counted"
-    return Mistake(cause, "attention", what, (TermChange(_scores("S"), factor),), metrics=FLOPS)
+    return Mistake(
+        cause, "attention", what, (TermChange(lambda t: t.counted and t.prompt_scores, factor),), metrics=FLOPS
+    )  # fmt: skip
+
+
+def _triangle(term: ClaimTerm) -> Fraction:
+    return Fraction(term.values["S"] + 1, 2 * term.values["S"])
+
+
+def _other_mask(term: ClaimTerm) -> bool:
+    """Return whether a mask in a graph is neither that of causal attention nor of a window or chunk."""
+    causal = term.prompt_scores and term.kept == _triangle(term)
+    return _masked(term) and not (causal or term.window or term.chunk)
+
+
+def _masked(term: ClaimTerm) -> bool:
+    return term.counted and not term.role and term.kept != 1
 
 
 def _context(cause: str, what: str, seen: Callable[[ClaimTerm], int]) -> Iterator[Mistake]:
@@ -217,9 +234,12 @@ DECODER: Final[MistakeTable] = (
             "which it shares", (times(lambda t: t.counted and t.part == "embedding", 2),),
             metrics=frozenset({"params", "params_active", "weight_bytes"}),
             unless_any=lambda t: _head(t) and bool(t.value)),
-    _causal(TRIANGLE, "S (S + 1) / 2", lambda t: Fraction(t.values["S"] + 1, 2 * t.values["S"])),
+    _causal(TRIANGLE, "S (S + 1) / 2", _triangle),
     _causal("causal half", "S² / 2", lambda t: Fraction(1, 2)),
     _causal("causal 1.8", "S² / 1.8", lambda t: Fraction(5, 9)),
+    Mistake("kept scores", "attention", "of the scores of attention those that masks leave are counted",
+            (TermChange(_masked, lambda t: t.kept),), metrics=FLOPS, if_any=_other_mask,
+            excludes=("window S x W", "window band", "chunk S x C", "chunk triangles")),
     *_context("context attention missing", "decode steps attend to the new token alone", lambda t: 1),
     *_context("decode context frozen", "every decode step attends to the prompt alone", lambda t: t.values["P"]),
     *_context("decode context of the last step", "every decode step attends to as much as the last one",

@@ -23,6 +23,8 @@ _ROOM: Final = 8
 _FAR: Final = 4
 """Products of sizes are sparse, so their density is measured from a quarter of the claim to four times the claim."""
 _FINE: Final = 10**5
+_SIMPLE: Final = 12
+"""Ratios of the truth are multiples of the grain over their denominators, up to this one."""
 _ONE: Final = 10**18
 
 
@@ -35,9 +37,11 @@ class Chance:
     the truth's terms, whichever are more."""
     products: Fraction = Fraction(0)
     """Fits among products of sizes of the model and the run; 0 for a claim that is not a product of sizes."""
+    multiples: Fraction = Fraction(0)
+    """Fits among multiples of the greatest common divisor; 0 for a claim that is none."""
 
     def __add__(self, other: Chance) -> Chance:
-        return Chance(self.numbers + other.numbers, self.products + other.products)
+        return Chance(self.numbers + other.numbers, self.products + other.products, self.multiples + other.multiples)
 
     @property
     def both(self) -> Fraction:
@@ -97,6 +101,12 @@ class ReferenceClass:
         """The greatest common divisor of all terms of the truth."""
         self.products = _products(tuple(sorted({2, *(s for s in sizes if s > 1)})))
 
+    def lattice(self, amount: Amount, parts: int = 1) -> Fraction | None:
+        """Return the grain of which a claim with many digits is a multiple, or the grain over up to ``parts``."""
+        width = amount.high + 1 - amount.low
+        grains = (self.grain / part for part in range(1, parts + 1)) if fine(amount) else ()
+        return next((g for g in grains if g > width and amount.low <= amount.high // g * g), None)
+
     def has_product(self, amount: Amount) -> bool:
         """Return whether a precise claim is a product of sizes; false for one with few digits."""
         return fine(amount) and (amount.low < amount.high or self.products.weight(amount.low) > 0)
@@ -118,7 +128,8 @@ class KnownNumbers:
 
     def chance(self, amount: Amount) -> Chance:
         """Return how many of the known numbers are expected to fit a claim by coincidence."""
-        return Chance(self.among_all(amount), self.among_products(amount))
+        multiples = self.among_multiples(amount)
+        return Chance(max(self._among_close(amount), multiples), self.among_products(amount), multiples)
 
     def among_all(self, amount: Amount, *, itself: bool = False) -> Fraction:
         """Return the expected fits among numbers with as many digits, or multiples of the grain, whichever is more.
@@ -127,22 +138,38 @@ class KnownNumbers:
             amount: the claim.
             itself: whether numbers that fit the claim count toward the density around the claim.
         """
+        return max(self._among_close(amount, itself=itself), self.among_multiples(amount, itself=itself))
+
+    def _among_close(self, amount: Amount, *, itself: bool = False) -> Fraction:
+        """Return the expected fits among numbers with as many digits."""
         width = Fraction(amount.high + 1 - amount.low)
         rooms = [(Fraction(amount.low * (p - 1), p), Fraction(amount.high * (p + 1), p)) for p in _PARTS]
         rooms = [rooms[0], *(r for r in rooms[1:] if r[1] - r[0] > _ROOM * width)]
-        # If no number is near, assume half a number.
-        least = Fraction(min(len(self.values), 1), 2)
-        own = 0 if itself else len(self._between(Fraction(amount.low), Fraction(amount.high)))
-        taken = [max(Fraction(len(self._between(*r)) - own), least if r == rooms[0] else Fraction(0)) for r in rooms]
-        most = max(t * width / max(r[1] - r[0], width) for t, r in zip(taken, rooms, strict=True))
-        grain = self.reference.grain
-        if not fine(amount) or grain <= width or amount.low > amount.high // grain * grain:
-            return most
-        reach = max(Fraction(amount.low, _PARTS[0]), _ROOM // 2 * grain)
+        own = 0 if itself else self._own(amount)
+        taken = [max(Fraction(len(self._between(*r)) - own), self._least if r == rooms[0] else Fraction(0))
+                 for r in rooms]  # fmt: skip
+        return max(t * width / max(r[1] - r[0], width) for t, r in zip(taken, rooms, strict=True))
+
+    def among_multiples(self, amount: Amount, *, itself: bool = False) -> Fraction:
+        """Return the expected fits among multiples of the lattice that a claim belongs to; 0 if it belongs to none."""
+        lattice = self.reference.lattice(amount, _SIMPLE if itself else 1)
+        if lattice is None:
+            return Fraction(0)
+        reach = max(Fraction(amount.low, _PARTS[0]), _ROOM // 2 * lattice)
         low, high = max(amount.low - reach, Fraction(0)), amount.high + reach
-        step = int(grain * self.scale)
-        multiples = sum(1 for v in self._between(low, high) if not v % step)
-        return max(most, max(Fraction(multiples - min(own, multiples)), least) * grain / (high - low))
+        step = lattice * self.scale
+        multiples = sum(1 for v in self._between(low, high) if not v * step.denominator % step.numerator)
+        own = 0 if itself else min(self._own(amount), multiples)
+        return max(Fraction(multiples - own), self._least) * lattice / (high - low)
+
+    def _own(self, amount: Amount) -> int:
+        """Return how many numbers fit a claim."""
+        return len(self._between(Fraction(amount.low), Fraction(amount.high)))
+
+    @property
+    def _least(self) -> Fraction:
+        """Return the numbers to assume where none is near: half a number."""
+        return Fraction(min(len(self.values), 1), 2)
 
     def among_products(self, amount: Amount) -> Fraction:
         """Return the expected fits among products of sizes; 0 if the claim cannot be one."""

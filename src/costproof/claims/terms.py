@@ -22,17 +22,20 @@ from costproof.algebra.symbols import parse
 from costproof.claims.types import TOTAL, PublishedClaim
 from costproof.compare.patterns import Mask, matches, template
 from costproof.ledger.capture import Capture
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import KEPT_FLOPS, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.workload import FLOAT_BYTES
 
 BIASED = frozenset({"linear", "conv2d", "patch_embedding"})
 """Names of the formulas for layers that may have a bias."""
 
+_ATTENTION = frozenset({"attention", "latent_attention"})
+"""Names of the formulas for scores and weighted sum of attention over full keys and values."""
+
 CallValues = Mapping[tuple[str, str], Mapping[str, int]]
 """(stage, invocation) -> values of the symbols; ``("", "")`` -> those with one value in all invocations."""
 Windows = Mapping[tuple[str, str], int]
-"""(stage, module) -> attention window of its layer, in tokens."""
+"""(stage, module) -> attention window of its layer, or chunks of it, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,10 @@ class ClaimTerm:
     """Whether the value counts multiply-accumulates, so that counting in MACs halves it."""
     window: int = 0
     """Attention window of its layer in tokens, including the query's own, if the run is longer; 0 for no limit."""
+    kept: Fraction = Fraction(1)
+    """Fraction of its FLOPs that masks leave; 1 for other metrics, or if it is unknown."""
+    chunk: int = 0
+    """Tokens of each chunk of a prompt that attends only to itself; 0 for none."""
 
     @property
     def tower(self) -> str:
@@ -84,8 +91,15 @@ class ClaimTerm:
 
     @property
     def scores(self) -> bool:
-        """Return whether the term is attention's scores and weighted sum."""
-        return self.products and (self.owner == "attention" or "scaled_dot_product" in self.kind)
+        """Return whether the term is attention's scores and weighted sum, by a formula or as operators of a graph."""
+        return self.products and (
+            self.owner in _ATTENTION or "scaled_dot_product" in self.kind or (self.kept != 1 and not self.role)
+        )
+
+    @property
+    def prompt_scores(self) -> bool:
+        """Return whether the term is the S x S scores of a prompt's attention and their weighted sum."""
+        return self.scores and "S" in self.values and (self.part == "attention" or self.kept != 1)
 
     @property
     def text(self) -> bool:
@@ -136,9 +150,10 @@ def nodes_of(ledger: Ledger, claim: PublishedClaim, metric: Metric) -> list[Cost
 
 def terms_of(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> tuple[ClaimTerm, ...]:
     """Return all terms of a claim: those that the truth counts, and those that a wrong model may count."""
-    values, windows = _values(capture), _windows(capture, ledger)
+    values = _values(capture)
+    windows, chunks = _windows(capture, ledger, values)
     nodes = nodes_of(ledger, claim, claim.metric)
-    real = _grouped(nodes, claim.metric, values, windows)
+    real = _grouped(nodes, claim.metric, values, windows, chunks)
     extras: list[ClaimTerm] = []
     if claim.metric == "flops":
         extras += _vector(capture, ledger, claim, values)
@@ -174,26 +189,58 @@ def _values(capture: Capture) -> CallValues:
     return {("", ""): common, **{(i.stage, i.id): capture.values(i) for i in capture.invocations}}
 
 
-def _windows(capture: Capture, ledger: Ledger) -> Windows:
-    """Return, for each module in a layer with an attention window, the window that limits its tokens."""
-    found: dict[tuple[str, str], int] = {}
+def _windows(capture: Capture, ledger: Ledger, values: CallValues) -> tuple[Windows, Windows]:
+    """Return the modules whose attended or cached tokens a window limits, and those whose prompt is cut into chunks.
+
+    A formula contains the window. In a graph, the pairs of a query and a key that the mask leaves must be those of a
+    window or chunk that the configuration names.
+    """
+    windows: dict[tuple[str, str], int] = {}
+    chunks: dict[tuple[str, str], int] = {}
+    sizes = capture.target.symbols
     for node in ledger.nodes:
-        name = f"{node.role.partition('.')[0]}_window"
-        if name in capture.target.symbols and any(name in free_symbols(e) for e in node.exprs.values()):
-            found[node.stage, node.module] = capture.target.symbols[name]
-    return found
+        name, place = f"{node.role.partition('.')[0]}_window", (node.stage, node.module)
+        if name in sizes and any(name in free_symbols(e) for e in node.exprs.values()):
+            windows[place] = sizes[name]
+        tokens = values.get((node.stage, node.invocation), {}).get("S", 0)
+        share = Fraction(1) if node.role else _kept(node, "flops")
+        for name, size in sizes.items() if share != 1 else ():
+            if 1 < size < tokens and "window" in name and share * tokens**2 == band(tokens, size):
+                windows[place] = size
+            if 1 < size < tokens and "chunk" in name and share * tokens**2 == triangles(tokens, size):
+                chunks[place] = size
+    return windows, chunks
+
+
+def band(tokens: int, window: int) -> int:
+    """Return the number of (query, key) pairs if each query sees itself and at most ``window`` - 1 tokens before it.
+
+    Each query sees ``window`` keys, itself included; the first queries see fewer.
+    """
+    return tokens * window - window * (window - 1) // 2
+
+
+def triangles(tokens: int, chunk: int) -> int:
+    """Return the number of (query, key) pairs of causal attention within chunks, the last maybe shorter."""
+    whole, rest = divmod(tokens, chunk)
+    return whole * chunk * (chunk + 1) // 2 + rest * (rest + 1) // 2
 
 
 def _grouped(
-    nodes: Iterable[CostNode], metric: Metric, values: CallValues, windows: Windows = MappingProxyType({})
+    nodes: Iterable[CostNode],
+    metric: Metric,
+    values: CallValues,
+    windows: Windows = MappingProxyType({}),
+    chunks: Windows = MappingProxyType({}),
 ) -> list[ClaimTerm]:
-    groups: dict[tuple[str, str, Mask, str, str, str, int, int], list[CostNode]] = {}
+    groups: dict[tuple[str, str, Mask, str, str, str, int, int, int, Fraction], list[CostNode]] = {}
     for node in nodes:
         if (one := node.cost(metric)) is None:
             continue  # no truth to compare with
         mask, _ = template(node.module)
+        place = node.stage, node.module
         key = (node.stage, node.invocation, mask, node.kind, node.owner, node.exprs.get(metric, ""), one,
-               windows.get((node.stage, node.module), 0))  # fmt: skip
+               windows.get(place, 0), chunks.get(place, 0), _kept(node, metric))  # fmt: skip
         groups.setdefault(key, []).append(node)
     return [
         ClaimTerm(
@@ -208,9 +255,17 @@ def _grouped(
             count=len(members),
             evidence=(f"{members[0].id} x {len(members)}" if len(members) > 1 else members[0].id,),
             window=window,
+            chunk=chunk,
+            kept=kept,
         )
-        for (stage, invocation, _, kind, owner, expr, one, window), members in groups.items()
+        for (stage, invocation, _, kind, owner, expr, one, window, chunk, kept), members in groups.items()
     ]
+
+
+def _kept(node: CostNode, metric: Metric) -> Fraction:
+    """Return the fraction of a node's FLOPs that masks leave; 1 for other metrics, or if it is unknown."""
+    every, kept = node.cost("flops"), node.costs.get(KEPT_FLOPS)
+    return Fraction(kept, every) if metric == "flops" and every and kept is not None else Fraction(1)
 
 
 def _off(terms: Iterable[ClaimTerm], extra: str) -> list[ClaimTerm]:

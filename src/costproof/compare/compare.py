@@ -31,6 +31,7 @@ def compare(capture: Capture) -> Discrepancy:
     of_experts = (*expert_findings(capture), *uneven_experts(capture))
     of_sources = (
         *trace_findings(capture), *size_findings(capture), *silent_findings(capture), *unchecked_findings(capture),
+        *resident_findings(capture),
         *peak_findings(capture),
     )  # fmt: skip
     findings = (*sums(capture, modules), *modules, *of_experts, *of_sources, *disputed)
@@ -90,7 +91,7 @@ _IN_TORCH: Final = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.c
 
 
 def unchecked_findings(capture: Capture) -> list[Finding]:
-    """Return one finding for each check of a traced run that is missing: by the second judge, or of the two tracers."""
+    """Return a finding for each missing check of a traced run: second judge, or comparison of the two tracers."""
     dynamic = next((x for x in capture.ledgers if x.source == "dynamic"), None)
     if capture.run is None or dynamic is None:
         return []
@@ -108,6 +109,23 @@ def unchecked_findings(capture: Capture) -> list[Finding]:
         _finding(f"dispatcher/{i:03d}#flops", _defect("silent_source", text), text, stage="dispatcher", metric="flops")
         for i, text in enumerate(said, start=1)
     ]
+
+
+def resident_findings(capture: Capture) -> list[Finding]:
+    """Return a finding if the resident bytes of the static source are not those of its parameters and buffers.
+
+    Separate code counts both. Not compared for a quantised model, which holds other bytes than those of its parameters.
+    """
+    static = capture.by_source.get("static")
+    parts = ("weight_bytes", "buffer_bytes", "resident_bytes")
+    if static is None or capture.target.quantised or not {*parts} <= {*static.metrics}:
+        return []
+    weights, buffers, resident = (static.total(metric) for metric in parts)
+    if weights is None or buffers is None or resident in (None, weights + buffers):
+        return []
+    text = f"static has {resident:,} resident bytes, but {weights:,} of parameters and {buffers:,} of buffers"
+    cause = _defect("source_disagreement", text)
+    return [_finding("static#resident_bytes", cause, text, stage="static", metric="resident_bytes")]
 
 
 def size_findings(capture: Capture) -> list[Finding]:

@@ -107,7 +107,7 @@ def model_facts(model: nn.Module) -> ModelFacts:
 
 
 def model_names(model: nn.Module) -> ModelNames:
-    """Return what the class of a model knows of the names in its checkpoint."""
+    """Return the names in a checkpoint that the class of a model has, ties, ignores, or has for further tokens."""
     names, seen = checkpoint_names(model), set[int]()
     parameters: set[str] = set()
     tied: dict[str, tuple[int, ...]] = {}

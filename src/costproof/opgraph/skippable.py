@@ -63,7 +63,7 @@ def skippable_flops(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> Mappin
 
 
 def _not_negative(saved: Size) -> Size:
-    """Return what is saved, or 0 if that is negative; for a decode step, whose context is a symbol, it never is."""
+    """Return the saved FLOPs, or 0 if negative, which those of a decode step with a symbolic context never are."""
     if isinstance(saved, int):
         return max(0, saved)
     return saved if CONTEXT in saved.free_symbols else sympy.Max(0, sympy.expand(saved))

@@ -109,6 +109,7 @@ def parameter_nodes(
     owners: Mapping[str, str],
     active: Mapping[str, int | None],
     storage: Storage = MappingProxyType({}),
+    sizes: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> list[CostNode]:
     """Return nodes, each for all invocations of a stage, with the parameters and buffers that a module owns.
 
@@ -118,13 +119,14 @@ def parameter_nodes(
         owners: module path -> class name.
         active: full name -> elements that one token passes, if not all.
         storage: metrics of storage of each module.
+        sizes: full name of a parameter -> elements and bytes; by default computed from its shape and dtype.
     """
     works_in = cache(stages)
     held: list[tuple[str, dict[Metric, int | None]]] = []
     for name, (shape, dtype) in parameters.items():
-        count = math.prod(shape)
+        count, size = sizes[name] if name in sizes else (math.prod(shape), math.prod(shape) * ITEM_BYTES[dtype])
         costs: dict[Metric, int | None] = {
-            "params": count, "params_active": active.get(name, count), "weight_bytes": count * ITEM_BYTES[dtype],
+            "params": count, "params_active": active.get(name, count), "weight_bytes": size,
         }  # fmt: skip
         held.append((name, costs))
     held += [(name, {"buffer_bytes": size}) for name, size in buffers.items() if size != 0]
@@ -185,6 +187,8 @@ class LedgerBuilder:
     unknown: list[UnknownOp] = field(default_factory=list)
     parameters: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     """Full name -> shape and dtype."""
+    sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Full name of a parameter -> elements and bytes, of a source that does not compute them from the shape."""
     buffers: dict[str, int | None] = field(default_factory=dict)
     """Full name -> bytes that are not counted under another name."""
     active: dict[str, int | None] = field(default_factory=dict)
@@ -226,7 +230,7 @@ class LedgerBuilder:
         storage: Storage = MappingProxyType({}),
     ) -> list[CostNode]:
         """Return the nodes of parameters and buffers; see :func:`parameter_nodes`."""
-        return parameter_nodes(self.parameters, self.buffers, stages, owners, self.active, storage)
+        return parameter_nodes(self.parameters, self.buffers, stages, owners, self.active, storage, self.sizes)
 
     def missing(self) -> tuple[UnknownOp, ...]:
         """Return the unknown operators, one entry per stage, module and operator."""

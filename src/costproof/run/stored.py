@@ -124,7 +124,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
 
 
 def _read_of(files: Mapping[str, Sequence[HeaderTensor]]) -> str:
-    """Return the number of tensors and bytes of files whose names are not known."""
+    """Return a phrase with the number of tensors and bytes of files whose tensor names follow an unknown layout."""
     tensors = [tensor for found in files.values() for tensor in found]
     dtypes = sorted({tensor.dtype for tensor in tensors})
     return f"; {plural(len(tensors), 'tensor')} of {sum(t.bytes for t in tensors):,} bytes in {', '.join(dtypes)}"

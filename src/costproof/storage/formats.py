@@ -455,7 +455,7 @@ class Nvfp4(Format):
 
 @dataclass(frozen=True, slots=True)
 class TorchaoEightBit(Format):
-    """W in eight bits with float32 scales: one, one for each row, or one for each group of columns.
+    """torchao's 8-bit weights W with float32 scales: one for the matrix, for each row, or for each group of columns.
 
     Integers have zero points too, although they are zeros.
     """
@@ -474,7 +474,7 @@ class TorchaoEightBit(Format):
 
     @property
     def products(self) -> str:
-        """Return the dtype of inputs that are quantised too; weights alone are unpacked."""
+        """Return the dtype of products if inputs are quantised too; empty if weights alone are, and are unpacked."""
         if not self.dynamic:
             return ""
         return "other" if self.dtype == "I8" else "float8"
@@ -497,7 +497,7 @@ _TILE: Final = (8, 1024)
 
 @dataclass(frozen=True, slots=True)
 class TorchaoInt4(Format):
-    """W in four bits, with scales and zero points for groups of columns in the dtype of the model, transposed."""
+    """torchao's 4-bit weights W, with transposed scales and zero points for groups of columns, in the model's dtype."""
 
     title: ClassVar[str] = "torchao, 4 bits"
     source: ClassVar[str] = "torchao Int4Tensor and Int4TilePackedTo4dTensor, flattened for safetensors"

@@ -67,7 +67,7 @@ class GgufTensor:
 def gguf_tensors(
     model_type: str, parameters: Mapping[str, tuple[int, ...]], *, transposed: bool = False
 ) -> Iterator[GgufTensor]:
-    """Yield the tensors of a GGUF file for the parameters of a model, which it stores once.
+    """Yield the tensors of a GGUF file for the parameters of a model; tied ones are stored once.
 
     Args:
         parameters: path -> shape, of tied ones the first; corrections of routers among them.

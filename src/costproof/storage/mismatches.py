@@ -28,7 +28,7 @@ _INDICES: Final = ("g_idx", "weight_g_idx")
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
-    """What the class of a model knows of the names in its checkpoint."""
+    """Names in a checkpoint that the class of a model has, ties, ignores, or has for further tokens."""
 
     parameters: frozenset[str] = frozenset()
     """Names of all parameters, with those of tied ones."""
@@ -75,7 +75,7 @@ class _Open:
         self.one, self.left = replace(tensor, count=1), int(tensor.count)
 
     def is_form_of(self, tensor: HeaderTensor) -> bool:
-        """Return whether one is left that has the dtype and shape of a tensor in a header."""
+        """Return whether a tensor of the layout is still unmatched and has the dtype and shape of one in a header."""
         return self.left > 0 and (self.one.dtype, self.one.shape) == (tensor.dtype, tensor.shape)
 
 
@@ -136,7 +136,7 @@ def _key(name: str, modules: set[str]) -> str:
 
 
 def _cause_of_extra(key: str, stated: HeaderTensor, names: ModelNames, packed: set[str]) -> str:
-    """Return the cause of a tensor that the layout does not have."""
+    """Return the known cause of a tensor in a header that the layout does not have; empty for an unknown one."""
     module, _, last = key.rpartition(".")
     if module in packed and last == "bias" and key not in names.parameters:
         return ZERO_BIAS

@@ -205,6 +205,8 @@ def dynamic_ledger(
         notes.append(f"decode: traced at contexts {traced_at}; the other steps lie on the same straight line")
     owners = paths.class_names()
     tally.parameters |= {n: (tuple(p.shape), dtype_name(p.dtype)) for n, p in paths.parameters.items()}
+    # As the tensors state them; exports multiply shapes and item sizes.
+    tally.sizes |= {n: (p.numel(), p.numel() * p.element_size()) for n, p in paths.parameters.items()}
     tally.buffers |= resident_bytes(paths.buffers)
     if any(run.elsewhere for run in runs):  # its inputs may be guesses
         unread = unread_modules(paths.parameters, traced.read)

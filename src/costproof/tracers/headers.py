@@ -101,7 +101,7 @@ def headers_ledger(target: Target, workload: Workload) -> Ledger:
 def _layout(
     target: WithStorage, model: nn.Module, notes: list[str]
 ) -> tuple[list[StoredTensor] | None, _Places, dict[str, None]]:
-    """Return the layout of a checkpoint, its places, and ends of names without a size; add a note if it is unknown."""
+    """Return the layout of a checkpoint, modules by tensor name, and name suffixes of tensors of unknown size."""
     try:
         scheme, known = target.stored.scheme(model_facts(model).model_type), True
         layout = list(stored_modules(model, scheme))
@@ -139,7 +139,7 @@ class _Places:
 
     @classmethod
     def of(cls, model: nn.Module, layout: Iterable[StoredModule]) -> _Places:
-        """Return the places of a model with a layout of its checkpoint."""
+        """Return the modules of a model by the names of their tensors, with those that the checkpoint's layout adds."""
         names = checkpoint_names(model)
         held = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
         tensors = {names.parameter(path): path.rpartition(".")[0] for path, _ in held}

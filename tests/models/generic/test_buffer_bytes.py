@@ -12,6 +12,7 @@ from torch import nn
 
 import costproof
 from costproof.ledger.node import Ledger
+from costproof.opgraph import tally
 from costproof.snapshots.copies import held_bytes
 from costproof.tracers.resident_bytes import resident_bytes
 
@@ -221,3 +222,25 @@ def test_masks_and_indices_are_no_numbers(masked: bool) -> None:
 
     for ledger in ledgers(Indexed(), torch.ones(8)):
         assert ledger.total("floor_bytes") == 2 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "metric"),
+    [
+        ("costproof.opgraph.tally.ITEM_BYTES", {"float32": 2}, "weight_bytes"),
+        ("costproof.opgraph.tally.math.prod", lambda shape: 7, "params"),
+    ],
+)
+def test_a_run_counts_its_parameters_apart_from_an_export(
+    place: str, value: object, metric: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, value)
+    found = costproof.count(nn.Linear(4, 2), torch.zeros(1, 4)).discrepancy
+    assert metric in {f.metric for f in found.select(level="total", status="unexplained")}
+
+
+def test_buffers_that_both_lose_differ_from_what_is_resident(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = tally.parameter_nodes
+    monkeypatch.setattr(tally, "parameter_nodes", lambda parameters, buffers, *more: nodes(parameters, {}, *more))
+    found = costproof.count(nn.BatchNorm1d(4).eval(), torch.zeros(2, 4)).discrepancy
+    assert "static#resident_bytes" in {f.id for f in found.findings}

@@ -41,6 +41,14 @@ class Packed(nn.Module):
         return x
 
 
+class Unregistered(nn.BatchNorm1d):
+    """A tensor that is a plain attribute, of 1,000,000 bytes or of 4 less; a view of a weight is none of its own."""
+
+    def __init__(self, numbers: int) -> None:
+        super().__init__(4)
+        self.table, self.same = torch.zeros(numbers), [self.weight.detach()[:2]]
+
+
 LAYER = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
 
 
@@ -50,6 +58,8 @@ LAYER = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
         (Packed(), "counted as the elements that are stored"),
         (nn.TransformerEncoder(LAYER, 1).eval(), "drops rows that a padding mask hides"),
         (nn.TransformerEncoder(LAYER, 1, enable_nested_tensor=False).eval(), ""),
+        (Unregistered(250_000), "are in no number of bytes: 1,000,000 B"),
+        (Unregistered(249_999), ""),
         (nn.BatchNorm1d(4), ""),  # its count of batches is an integer and no weight
     ],
 )

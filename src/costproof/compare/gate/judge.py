@@ -137,9 +137,10 @@ def _other_work(base: Baseline, head: Baseline, changed: Differences, sources: S
 
 
 def _lost(base: Baseline, head: Baseline, source: str) -> Iterator[str]:
-    """Yield what only the base counts in a stage of both sides, which would pass as a saving, and lost time bounds.
+    """Yield metrics, parts and time bounds that only the base counts, whose loss would pass as a saving.
 
-    That is a proven metric; by the formulas of one configuration it is any metric and any part of the model.
+    Metrics are those that verdicts require; of formulas of one configuration all metrics and parts. Stages are those of
+    both sides.
     """
     if base.sources[source].bounds and not head.sources[source].bounds:
         yield f"{source} gives metrics of time bounds in the base and not in the head"

@@ -153,7 +153,7 @@ def chunk_job(
 
 
 def _chunk_example(workload: Workload, decoder: Decoder) -> tuple[int, int]:
-    """Return example numbers of new tokens and of those in the cache, on the sides of the window of the workload's."""
+    """Return example numbers of new and of cached tokens that fill the window, or not, as the workload's do."""
     length, window = 1 if workload.text_tokens == 1 else _LENGTH, decoder.window
     if not window:
         return length, _CONTEXT

@@ -307,7 +307,7 @@ def _filled(workload: Workload, window: int) -> bool:
 
 
 def _hides(workload: Workload, call: StackCall, window: int) -> bool:
-    """Return whether keys of a call are outside of a window.
+    """Return whether a window hides keys of a call.
 
     Branches: the same as in :func:`_attention`.
     """

@@ -479,7 +479,29 @@ def _of_modules(module: nn.Module) -> tuple[str, ...]:
         for part in module.modules()
     ):
         notes.append("nn.TransformerEncoder drops rows that a padding mask hides, on its fast path; all are counted")
+    if (held := _unregistered_bytes(module)) >= _WORTH_A_NOTE:
+        notes.append(f"tensors that are attributes, no parameters or buffers, are in no number of bytes: {held:,} B")
     return tuple(notes)
+
+
+_WORTH_A_NOTE: Final = 1_000_000
+
+
+def _unregistered_bytes(module: nn.Module) -> int:
+    """Return the bytes of tensors that are plain attributes of modules, apart from memory of parameters and buffers."""
+    import torch
+
+    def memory(tensor: torch.Tensor) -> int:
+        try:
+            return int(tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):  # a sparse tensor has none
+            return id(tensor)
+
+    registered = {memory(t) for t in (*module.parameters(), *module.buffers())}
+    values = (v for part in module.modules() for v in vars(part).values())
+    tensors = (t for v in values for t in (v if isinstance(v, list | tuple) else (v,)) if isinstance(t, torch.Tensor))
+    found = {memory(t): t.numel() * t.element_size() for t in tensors}
+    return sum(size for where, size in found.items() if where not in registered)
 
 
 def _with_numbers(args: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
