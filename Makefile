@@ -133,7 +133,7 @@ bench: $(VENV)/dev  ## Benchmarks: time and memory beside other tools, mutations
 	$(BIN)/python -m benchmarks.rule_mutations
 	$(BIN)/python -m benchmarks.proof_mutations
 	$(BIN)/python -m benchmarks.claims
-	$(BIN)/python -m benchmarks.false_claims --numbers 500
+	$(BIN)/python -m benchmarks.false_claims
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.fuzz_files
 	$(BIN)/python -m benchmarks.fuzz_configs

@@ -71,6 +71,8 @@ result with the ledgers, node by node:
 | deepseek-ocr | 33 | 32 | 528 | 32 | 33,600 | 0 | 281 |
 | qwen3-30b-a3b | 18 | 18 | 153 | 0 | 5,130 | 0 | 189 |
 
+`--pairs 20` takes 20 pairs of each, some 30 s of processor time: 5,928 and 2,166 differences, 0 wrong.
+
 In Python, `costproof.diff(base, head)` returns the same:
 
 ```python

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 from typing import Any
 
@@ -83,8 +83,9 @@ class Exhausted:
         if key not in self.known:
             target = self.target.with_keys(changes) if changes else self.target
             ledger = evaluate_formulas(target, self.workload)
-            stages = {(s, m): ledger.stage_total(s, m) for s in ledger.stages for m in ledger.metrics}
-            self.known[key] = {**stages, **{("", m): ledger.total(m) for m in ledger.metrics}}
+            parts = {s: replace(ledger, nodes=tuple(n for n in ledger.nodes if n.stage == s)) for s in ledger.stages}
+            parts[""] = ledger
+            self.known[key] = {(s, m): part.total(m) for s, part in parts.items() for m in ledger.metrics}
         return self.known[key]
 
     def between(self, changes: Mapping[str, Any]) -> Levers:

@@ -150,6 +150,8 @@ class Ledger(NotebookRepr):
         gone = frozenset(left)
 
         def kept(node: CostNode) -> CostNode:
+            if node.costs.keys().isdisjoint(left) and node.exprs.keys().isdisjoint(left):
+                return node
             if gone.isdisjoint(node.costs) and gone.isdisjoint(node.exprs):
                 return node
             costs = {m: cost for m, cost in node.costs.items() if m not in gone}

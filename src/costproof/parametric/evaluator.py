@@ -66,6 +66,10 @@ class Regime:
     atoms: AtomTable
     costs: dict[CostCell | BaselineRow, Quotient]
     """Costs that were compiled so far."""
+    formulas: dict[tuple[str, str, str], Polynomial] = field(default_factory=dict)
+    """(Stage, invocation, formula) -> its polynomial, which the sums of a stage and of the whole run share."""
+    bearing: dict[Metric, list[CostNode]] = field(default_factory=dict)
+    """Metric -> the nodes with a formula for it, once a cost was compiled."""
     checked: bool = False
     """Whether the compiled costs were compared with the formulas at another point."""
     rows: dict[BaselineRow, list[tuple[CostNode, Metric]]] = field(default_factory=dict)
@@ -159,7 +163,11 @@ class Regime:
             else:
                 assert self.ledger is not None
                 stage, metric = what
-                parts = [(n, metric) for n in self.ledger.nodes if metric in n.exprs and stage in ("", n.stage)]
+                if not self.bearing:
+                    for node in self.ledger.nodes:
+                        for each in node.exprs:
+                            self.bearing.setdefault(each, []).append(node)
+                parts = [(n, metric) for n in self.bearing.get(metric, ()) if stage in ("", n.stage)]
                 if metric in STAGE_WIDE:
                     parts = list({n.module: (n, metric) for n, _ in parts}.values())
             self.costs[what] = self.compiled(parts)
@@ -173,8 +181,10 @@ class Regime:
             counts[key] = counts.get(key, 0) + 1
         summands: list[Polynomial] = []
         for (stage, invocation, source), times in counts.items():
-            symbols = self.symbols.get((stage, invocation), self.symbols["", ""])
-            summands.append(scale(self.atoms.from_formula(parse(source), symbols), times))
+            if (stage, invocation, source) not in self.formulas:
+                symbols = self.symbols.get((stage, invocation), self.symbols["", ""])
+                self.formulas[stage, invocation, source] = self.atoms.from_formula(parse(source), symbols)
+            summands.append(scale(self.formulas[stage, invocation, source], times))
         return as_quotient(add(summands))
 
 
