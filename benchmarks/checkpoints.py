@@ -51,7 +51,9 @@ a run holds is in [`fits`](roofline.md): stored weights, buffers, cache and acti
 A format or a key outside of this is exit code 3 with its name, and no number. What no key says is stated as assumed:
 the dtype of block scales (float32; bfloat16 for Qwen3), biases of zeros that AutoGPTQ writes, the dtype of the shapes
 of packed matrices. The JSON descriptions that bitsandbytes stores for nested maxima contain a number from the weights;
-their size is open. Modules for further tokens (MTP) count with `--mtp N`, for models built like DeepSeek-V3.
+their size is open. Modules for further tokens (MTP) count with `--mtp N` for DeepSeek-V3, Kimi K2, GLM-4.5 and 4.6,
+Qwen3-Next, Qwen3.5 and MiMo: a layer like the last one with full attention, a projection, norms, and in the first three
+copies of the tables.
 
 ## Headers against the layout
 

@@ -62,6 +62,92 @@ def test_a_registered_model_needs_no_file() -> None:
     assert stored("llama-3.1-8b").totals.bytes == 2 * 8_030_261_248
 
 
+GLM_AIR = {
+    "model_type": "glm4_moe", "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+    "num_hidden_layers": 46, "first_k_dense_replace": 1, "vocab_size": 151552, "num_attention_heads": 96,
+    "num_key_value_heads": 8, "head_dim": 128, "n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8,
+    "num_nextn_predict_layers": 1, "torch_dtype": "bfloat16", "attention_bias": True, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_elements_of_checkpoints_with_a_module_for_further_tokens(tmp_path: Path) -> None:
+    """As the Hub counts them (safetensors.total): GLM-4.5-Air, a model made from it without the module, Qwen3-Next."""
+    (tmp_path / "config.json").write_text(json.dumps(GLM_AIR), encoding="utf-8")
+    glm = f"hf:{tmp_path / 'config.json'}"
+    assert [stored(glm, next_token=n).totals.elements for n in (1, 0)] == [110_468_824_832, 106_852_251_264]
+    qwen = configuration(tmp_path, "Qwen3-Next-80B-A3B", None)
+    assert stored(qwen, next_token=1).totals.elements == 81_324_862_720
+    assert stored(qwen).left_out == ("1 module for further tokens, which --mtp counts",)
+
+
+NEXT = {
+    "model_type": "qwen3_next", "hidden_size": 40, "intermediate_size": 56, "num_hidden_layers": 4, "vocab_size": 30,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 12, "moe_intermediate_size": 24, "num_experts": 3,
+    "num_experts_per_tok": 2, "shared_expert_intermediate_size": 16, "linear_num_key_heads": 2, "dtype": "bfloat16",
+    "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "tie_word_embeddings": False,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
+
+
+def module_of(folder: Path, data: dict[str, Any], **more: Any) -> dict[str, int]:
+    """Return name -> bytes of the tensors that ``next_token=1`` adds."""
+    (folder / "config.json").write_text(json.dumps(data | more), encoding="utf-8")
+    whole, plain = (stored(f"hf:{folder}", next_token=n).parts for n in (1, 0))
+    before = {part.name: part.bytes for part in plain}
+    return {part.name: part.bytes - before.get(part.name, 0) for part in whole if part not in plain}
+
+
+def test_the_module_of_qwen3_next_by_hand(tmp_path: Path) -> None:
+    """Its layer is the last one with full attention: queries have a gate of the same width."""
+    found = module_of(tmp_path, NEXT)
+    attention = 2 * 2 * 12 * 40 + 2 * 12 * 40 + 40 * 24 + 2 * 12
+    experts = 3 * 3 * 24 * 40 + 3 * 16 * 40 + 3 * 40 + 40
+    assert sum(found.values()) == 2 * (attention + experts + 2 * 40 + 3 * 40 + 2 * 40 * 40)
+    assert found["mtp.fc.weight"] == 2 * 40 * 80
+    assert found["mtp.layers.*.self_attn.q_proj.weight"] == 2 * 48 * 40
+    assert not any(name.startswith("model.layers") for name in found)
+
+
+def test_rules_see_the_names_of_the_module_for_further_tokens(tmp_path: Path) -> None:
+    """In fp8 the projection has a scale too, unless a list has its name; a list of ``mtp`` leaves all of it."""
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head", "mtp.fc"]}
+    found = module_of(tmp_path, NEXT, quantization_config=fp8)
+    assert found["mtp.fc.weight"] == 2 * 40 * 80
+    assert found["mtp.layers.*.self_attn.q_proj.weight"] == 48 * 40
+    assert found["mtp.layers.*.self_attn.q_proj.weight_scale_inv"] == 2
+    found = module_of(tmp_path, NEXT, quantization_config=fp8 | {"modules_to_not_convert": ["lm_head"]})
+    assert (found["mtp.fc.weight"], found["mtp.fc.weight_scale_inv"]) == (40 * 80, 2)
+    found = module_of(tmp_path, NEXT, quantization_config=fp8 | {"modules_to_not_convert": ["lm_head", "mtp"]})
+    assert not [name for name in found if name.endswith("scale_inv")]
+
+
+def test_the_module_of_mimo_by_hand() -> None:
+    """A layer of Qwen2, whose projections of attention have biases; its class is not in transformers."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from costproof.models.stored_module import next_token_tensors
+    from costproof.storage.scheme import PLAIN
+    from costproof.storage.tensors import totals
+
+    config = AutoConfig.for_model(
+        "qwen2", hidden_size=40, intermediate_size=56, num_hidden_layers=2, vocab_size=30, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=False,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    config.model_type, config.num_nextn_predict_layers = "mimo", 1
+    model.config = config
+    found = list(next_token_tensors(model, PLAIN, 1))
+    layer = 2 * 40 * 40 + 2 * 20 * 40 + 40 + 2 * 20 + 3 * 56 * 40 + 2 * 40
+    assert totals(found).bytes == 2 * (layer + 3 * 40 + 2 * 40 * 40)
+    assert {"model.mtp_layers.0.input_proj.weight", "model.mtp_layers.0.self_attn.q_proj.bias"} <= {
+        t.name for t in found
+    }
+    with pytest.raises(BadInput, match="at most 1"):
+        list(next_token_tensors(model, PLAIN, 2))
+
+
 TINY = {
     "model_type": "qwen3_moe", "hidden_size": 160, "intermediate_size": 96, "moe_intermediate_size": 96,
     "num_hidden_layers": 2, "vocab_size": 90, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 40,

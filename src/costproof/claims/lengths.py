@@ -248,7 +248,7 @@ ONE_NUMBER: Final = Fraction(1, 1_200)
 """The same limit for another value of one number, of which a model has about ten."""
 _SMALL_NUMBER: Final = 64
 _WIDTHS: Final = 8
-"""Larger numbers of a model, which are widths, are multiples of this; another value is no evidence."""
+"""Larger numbers of a model, which are widths, are multiples of this; other values are not evidence."""
 _OF_RUN: Final = ("B", "N")
 
 

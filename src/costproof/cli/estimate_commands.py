@@ -72,7 +72,7 @@ def fits(target: str, device: str | None, **choices: Any) -> object:
 )  # fmt: skip
 @click.option(
     "--files", type=click.Path(path_type=Path), metavar="FOLDER|FILE",
-    help="Compare with the headers of a checkpoint: safetensors, or an index with its shards.",
+    help="Compare with the headers of a checkpoint: safetensors, an index with its shards, or GGUF.",
 )  # fmt: skip
 @options("config")
 @report_command("stored", "trust-remote-code")

@@ -14,7 +14,7 @@ from costproof.storage import gguf
 from costproof.storage.formats import Format, LinearShape
 from costproof.storage.headers import HeaderTensor
 from costproof.storage.mismatches import ModelNames
-from costproof.storage.scheme import LinearModule, Scheme, UnknownFormat, in_numbered_layer
+from costproof.storage.scheme import LinearModule, Rule, Scheme, UnknownFormat, in_numbered_layer
 from costproof.storage.tensors import StoredTensor
 
 if TYPE_CHECKING:
@@ -35,22 +35,75 @@ _IN_FLOAT32: Final = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
 
 
 @dataclass(frozen=True, slots=True)
+class FurtherModule:
+    """Names of the tensors of a module that predicts one more token, in the checkpoints of a family.
+
+    ``{n}`` is a number that counts on from the last layer, ``{i}`` one from 0; names without one are of all modules.
+    """
+
+    layer: str
+    projection: str
+    """Projection [h, 2 h] of the embedding and the hidden state."""
+    norms: tuple[str, ...]
+    tables: tuple[str, ...] = ()
+    """Copies of the embedding and of the output projection."""
+    is_quantised: bool = True
+    """Whether the projection is quantised where rules do not exclude it."""
+    key: str = NEXT_TOKEN
+    """Key of the configuration with the number of modules."""
+    usual: int = 0
+    """Number of modules where the configuration does not have the key."""
+
+
+_OF_DEEPSEEK: Final = FurtherModule(
+    "model.layers.{n}.", "model.layers.{n}.eh_proj",
+    ("model.layers.{n}.enorm", "model.layers.{n}.hnorm", "model.layers.{n}.shared_head.norm"),
+    ("model.layers.{n}.embed_tokens", "model.layers.{n}.shared_head.head"), is_quantised=False,
+)  # fmt: skip
+_OF_QWEN: Final = FurtherModule(
+    "mtp.layers.{i}.", "mtp.fc", ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"), usual=1
+)
+_OF_MIMO: Final = FurtherModule(
+    "model.mtp_layers.{i}.", "model.mtp_layers.{i}.input_proj",
+    tuple(f"model.mtp_layers.{{i}}.{name}" for name in ("token_layernorm", "hidden_layernorm", "final_layernorm")),
+)  # fmt: skip
+FURTHER: Final[dict[str, FurtherModule]] = {
+    **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe"), _OF_DEEPSEEK),
+    "qwen3_next": _OF_QWEN,
+    **dict.fromkeys(
+        ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+        replace(_OF_QWEN, key="mtp_num_hidden_layers", usual=0),
+    ),
+    "mimo": _OF_MIMO,
+}
+"""Model type -> its modules for further tokens; sources: DeepSeek-V3's report, vLLM ``glm4_moe_mtp.py``,
+``qwen3_next_mtp.py`` and ``mimo_mtp.py``."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts about a model, other than its tensors, that decide the layout of its checkpoint."""
+    """Properties of a model, besides its tensors, on which the layout of its checkpoint depends."""
 
     model_type: str
     params: int
     """Elements of all parameters, each once."""
     next_token_modules: int
-    """Modules for further tokens that the configuration names."""
+    """Modules for further tokens that the configuration names, or that the family usually has."""
+    next_token_key: str = NEXT_TOKEN
+    """Key of the configuration with their number; empty if it does not have it."""
 
 
 def model_facts(model: nn.Module) -> ModelFacts:
     """Return the facts of a model on meta."""
     config = attribute(model, "config")
-    modules = attribute(config, NEXT_TOKEN, 0)
+    model_type = str(attribute(config, "model_type", ""))
+    family = FURTHER.get(model_type)
+    key, usual = (family.key, family.usual) if family is not None else (NEXT_TOKEN, 0)
+    inner = attribute(config, "get_text_config", lambda: config)()
+    stated = attribute(inner, key, None)
+    modules = stated if type(stated) is int else usual
     params = sum(p.numel() for p in model.parameters())
-    return ModelFacts(str(attribute(config, "model_type", "")), params, modules if type(modules) is int else 0)
+    return ModelFacts(model_type, params, modules, key if type(stated) is int else "")
 
 
 def model_names(model: nn.Module) -> ModelNames:
@@ -70,7 +123,9 @@ def model_names(model: nn.Module) -> ModelNames:
     modules = model_facts(model).next_token_modules
     layers = attribute(attribute(model, "config"), "num_hidden_layers", 0)
     further = [f"model.layers.{layers + i}." for i in range(modules)] if type(layers) is int else []
-    return ModelNames(frozenset(parameters), tied, tuple(ignored), (*further, "mtp.", "model.mtp."))
+    return ModelNames(
+        frozenset(parameters), tied, tuple(ignored), (*further, "mtp.", "model.mtp.", "model.mtp_layers.")
+    )
 
 
 def named_as_class(headers: Iterable[HeaderTensor], model: nn.Module) -> tuple[HeaderTensor, ...]:
@@ -295,42 +350,62 @@ def _is_transposed(module: nn.Module) -> bool:
     return bool(stated)
 
 
-_LIKE_DEEPSEEK: Final = ("deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe")
-"""Model types whose module for one more token is built as DeepSeek-V3's."""
-
-
 def next_token_tensors(model: nn.Module, scheme: Scheme, modules: int) -> Iterator[StoredTensor]:
-    """Yield the checkpoint tensors of the modules that predict further tokens, as in DeepSeek-V3.
+    """Yield the tensors of the modules that predict one more token, as checkpoints have them.
 
-    A module is a layer like the last one, a projection eh_proj [h, 2 h] of embedding and hidden state that is not
-    quantised, three norms, and copies of the embedding and of the output projection. The class in transformers has
-    none of it.
+    A module is a layer like the last one with full attention, a projection [h, 2 h] of embedding and hidden state,
+    three norms, and in some families copies of the embedding and of the output projection. The class in transformers
+    has none of it. Rules of the scheme see the names that the layer has in the module.
 
     Raises:
         BadInput: the checkpoint of this model is not known to have such modules, or not so many.
     """
     facts = model_facts(model)
-    if facts.model_type not in _LIKE_DEEPSEEK:
+    family = FURTHER.get(facts.model_type)
+    if family is None:
         raise BadInput("the modules that predict further tokens are not known for this model", where="--mtp",
-                       expected=" or ".join(_LIKE_DEEPSEEK), got=facts.model_type)  # fmt: skip
+                       expected=" or ".join(FURTHER), got=facts.model_type)  # fmt: skip
     if modules > facts.next_token_modules:
         raise BadInput("the checkpoint does not have that many modules for further tokens", where="--mtp",
-                       expected=f"at most {facts.next_token_modules} ({NEXT_TOKEN})", got=modules)  # fmt: skip
-    layers = attribute(attribute(model, "model"), "layers")
-    number, width = len(layers), attribute(model, "config").hidden_size
-    last = [t for t in stored_tensors(model, scheme) if f".layers.{number - 1}." in t.name]
+                       expected=f"at most {facts.next_token_modules} ({family.key})", got=modules)  # fmt: skip
+    config, base = attribute(model, "config").get_text_config(), attribute(model, "model")
+    layers = attribute(attribute(base, "language_model", base), "layers")
+    kinds = list(attribute(config, "layer_types", None) or ())
+    full = max((i for i, kind in enumerate(kinds) if kind == "full_attention"), default=len(layers) - 1)
+    path = next(path for path, module in model.named_modules() if module is layers[full])
+    copied, width = f"{checkpoint_names(model).module(path)}.", config.hidden_size
     dtype = _dtype(attribute(model, "get_input_embeddings")().weight)
-    table, head = (
-        tuple(attribute(model, name)().weight.shape) for name in ("get_input_embeddings", "get_output_embeddings")
-    )
-    for i in range(number, number + modules):
-        for tensor in last:
-            yield replace(tensor, name=tensor.name.replace(f".layers.{number - 1}.", f".layers.{i}."))
-        yield StoredTensor(f"model.layers.{i}.eh_proj.weight", dtype, (width, 2 * width))
-        for name in ("enorm", "hnorm", "shared_head.norm"):
-            yield StoredTensor(f"model.layers.{i}.{name}.weight", dtype, (width,))
-        yield StoredTensor(f"model.layers.{i}.embed_tokens.weight", dtype, table)
-        yield StoredTensor(f"model.layers.{i}.shared_head.head.weight", dtype, head)
+    sizes = [tuple(attribute(model, f"get_{part}_embeddings")().weight.shape) for part in ("input", "output")]
+    seen: set[str] = set()
+    for i in range(modules):
+        layer, projection, *others = (
+            name.format(n=len(layers) + i, i=i) for name in (family.layer, family.projection, *family.norms)
+        )
+        for tensor in stored_tensors(model, _renamed(scheme, copied, layer)):
+            if tensor.name.startswith(copied):
+                yield replace(tensor, name=layer + tensor.name.removeprefix(copied))
+        tensors = [StoredTensor(f"{name}.weight", dtype, (width,)) for name in others]
+        place = LinearModule(projection, columns=2 * width, rows=width, in_layers=in_numbered_layer(projection))
+        of = scheme.format_of(place) if family.is_quantised else None
+        if of is None:
+            tensors.append(StoredTensor(f"{projection}.weight", dtype, (width, 2 * width)))
+        else:
+            tensors += _named(_packed(of, LinearShape(width, 2 * width, False, dtype)), projection)
+        for table, size in zip(family.tables, sizes, strict=False):
+            tensors.append(StoredTensor(f"{table.format(n=len(layers) + i)}.weight", dtype, size))
+        yield from (tensor for tensor in tensors if tensor.name not in seen)
+        seen |= {tensor.name for tensor in tensors}
+
+
+def _renamed(scheme: Scheme, old: str, new: str) -> Scheme:
+    """Return a scheme whose rules see modules below one name as if they were below another."""
+
+    def moved(module: LinearModule) -> LinearModule:
+        inside = module.path.startswith(old)
+        return replace(module, path=new + module.path.removeprefix(old), own_path="") if inside else module
+
+    rules = (Rule(rule.format, lambda m, rule=rule: rule.applies(moved(m))) for rule in scheme.rules)  # type: ignore[misc]
+    return replace(scheme, rules=tuple(rules))
 
 
 def gguf_layout(

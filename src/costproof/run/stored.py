@@ -55,7 +55,6 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         Incomplete: the format of the weights is not known.
     """
     from costproof.models.stored_module import (
-        NEXT_TOKEN,
         assumed_of_experts,
         gguf_layout,
         model_facts,
@@ -95,7 +94,8 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     quantised = [of for rule in scheme.rules if (of := rule.format)]
     undetermined = tuple(dict.fromkeys(text for of in quantised for text in of.undetermined()))
     more = facts.next_token_modules - next_token
-    left = () if more < 1 else (f"{plural(more, 'module')} for further tokens ({NEXT_TOKEN}), which --mtp counts",)
+    key = f" ({facts.next_token_key})" if facts.next_token_key else ""
+    left = () if more < 1 else (f"{plural(more, 'module')} for further tokens{key}, which --mtp counts",)
     headers = None
     if files is not None:
         named = there if packed else {name: named_as_class(found, model) for name, found in there.items()}
