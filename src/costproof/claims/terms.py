@@ -264,7 +264,7 @@ def _grouped(
 
 def _kept(node: CostNode, metric: Metric) -> Fraction:
     """Return the fraction of a node's FLOPs that masks leave; 1 for other metrics, or if it is unknown."""
-    every, kept = node.cost("flops"), node.costs.get(KEPT_FLOPS)
+    every, kept = node.cost("flops"), node.cost(KEPT_FLOPS) if KEPT_FLOPS in node.costs else None
     return Fraction(kept, every) if metric == "flops" and every and kept is not None else Fraction(1)
 
 
