@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from costproof.patches.catalogue import PATCHES
 from costproof.patches.patch import LoadedPatch, Patch, patched
+from costproof.run.doctor import PATCHES
 
 TESTS = Path(__file__).parents[1]
 
@@ -32,7 +32,7 @@ def test_the_target_of_a_patch_exists(patch: Patch) -> None:
 
 
 def test_the_list_imports_no_patched_package() -> None:
-    code = "import sys, costproof.patches.catalogue; print({'torch', 'transformers', 'torchlens'} & {*sys.modules})"
+    code = "import sys, costproof.run.doctor; print({'torch', 'transformers', 'torchlens'} & {*sys.modules})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 

@@ -23,9 +23,9 @@ from costproof.ledger.offline import OFFLINE
 from costproof.ledger.plural import plural
 from costproof.models.registry import TARGETS
 from costproof.opgraph.rules.registry import RULES
-from costproof.patches import flash_attention
-from costproof.patches.catalogue import PATCHES
+from costproof.patches import export, flash_attention, inference, tensor, torchlens
 from costproof.patches.flash_attention import COMPILED, FLASH, WITHOUT_CUDA
+from costproof.patches.patch import Patch
 from costproof.plugins import Registry
 from costproof.reports.outputs import REGISTRY
 from costproof.tracers.cache import folder
@@ -47,6 +47,21 @@ EXTRA = {"torch": "trace", "transformers": "trace", "torchlens": "trace", "pillo
 NATIVE: Final = (5,)
 """First version of transformers whose own classes can be counted; snapshots with remote code run on older ones too."""
 _VENDOR_ALONE: Final = "for vendor snapshots alone: native classes need transformers 5"
+PATCHES: Final[tuple[Patch, ...]] = (
+    *tensor.SPLIT_INDEXING, *tensor.STACK_INDEX_ROWS, *tensor.AUTOCAST, *tensor.REFUSE_GRADIENTS, *tensor.JIT_ON_META,
+    tensor.READ_VALUES, *tensor.TO_NUMPY, tensor.EINSUM, *tensor.KNOWN_INTEGERS, tensor.SELECT_ALL_ROWS,
+    *tensor.ROW_COUNTS,
+    export.NO_STACK_TRACES, export.NO_TENSOR_METADATA, export.NO_FAKE_TENSOR_CACHE, *export.SHAPES_OF_RESULTS,
+    *export.QUIET_EXPORT, *export.CONCRETE_VALUES,
+    torchlens.SET_DIRECTLY, torchlens.KEEP_COMPILER_TABLES, torchlens.KEEP_SEARCHED_MODULES,
+    torchlens.FIND_NAMESPACES_ONCE,
+    *torchlens.SKIP_UNUSED_WORK, *torchlens.ASK_EVERY_STORAGE,
+    torchlens.LEAVE_NO_METHODS, torchlens.KEEP_VIEW_LABELS, *torchlens.WHOLE_OPERATORS, *torchlens.KEEP_DEAD_CODE,
+    inference.CAST_INSIDE_FORWARD, *inference.METHODS, *inference.HINTS, *inference.FUNCTIONS,
+    inference.NO_RESULT_CACHE,
+    *flash_attention.PATCHES,
+)  # fmt: skip
+"""Each patch of torch, transformers and TorchLens that can be installed, in no particular order."""
 OLDEST = {"torch": (2, 6), "transformers": (4, 46, 3), "torchlens": (2, 36)}
 
 
