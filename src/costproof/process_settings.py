@@ -89,7 +89,7 @@ def _attribute(owner: Any, name: str) -> ProcessSetting:
 
 
 def _list(name: str, values: Callable[[], list[Any]]) -> ProcessSetting:
-    """Return the setting that consists of the contents of a list."""
+    """Return the setting that saves and restores the items of a list that is changed in place, such as ``sys.path``."""
 
     def put(before: list[Any]) -> None:
         values()[:] = before

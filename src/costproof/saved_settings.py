@@ -38,13 +38,13 @@ class SavedSettings:
         _OF_OS.update(self._os)
 
     def put_back(self, *, in_fork: bool = False) -> list[str]:
-        """Restore everything that can be restored; return what a module computes with and was changed.
+        """Restore everything that can be restored; return the changes that could alter what a module computes.
 
         Args:
             in_fork: leave what belongs to a thread, and random numbers, which Python seeds in a fork.
 
         Returns:
-            What was changed of what a module computes: functions of torch, hooks of all modules.
+            Names of what was changed: functions of torch, hooks of all modules.
         """
         self.put_back_builtins()
         for space in self._code:

@@ -252,7 +252,7 @@ class FeaturesInPrompt:
 
     Everything is data movement: no FLOPs. In come the features, rows x width in all, and the embedded prompt,
     prompt x width. Out goes the prompt with the features in it, and, where the model also returns them, the joined
-    features. Where a place of an image is, integers decide, and these count 0.
+    features. The places of image tokens are computed with integers, which count 0.
 
     Unfused, the joined features are written and read: 2 rows x width, of which one is what is returned.
     """

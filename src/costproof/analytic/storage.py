@@ -172,7 +172,7 @@ def _plain_node(node: CostNode) -> CostNode:
 
 
 def _costed(node: HeldNode, quantised: _Quantised, storage: Storage) -> CostNode:
-    """Return a module's node with its storage metrics; an unknown one is ``None``."""
+    """Return a module's node with its storage metrics; an unknown metric is ``None``."""
     scales = storage.scheme.cache_scales if node.module.endswith(_RUNS_CACHE) else ()
     in_float32 = storage.scheme.float32 and storage.layout.loads_in_float32(node.module)
     found = _texts(node.layers, quantised, scales, "float32" if in_float32 else storage.dtype)

@@ -282,8 +282,8 @@ def _apart(rows: Sequence[AlignedRow], unjudged: Sequence[str]) -> tuple[list[Al
 
     An operator without a formula does work that torch's count lacks: all work of a kind that only our rules name, or
     part of its own kind. Apart from it both sides must have equal sums, since a composite operator of one side may be
-    several products on the other. Failing that, only kinds that our rules do not name may be parts of the operator, and
-    only if they do not exceed the work that torch lacks.
+    several products on the other. If the sums differ, only kinds that our rules do not name can be parts of the
+    operator, and only if they do not exceed the work that torch lacks.
     """
     own = {kind_of(name) for name in unjudged}
     gaps: list[tuple[AlignedRow, int]] = []

@@ -147,7 +147,7 @@ def readings(found: tuple[tuple[str, int], ...]) -> tuple[Kinds, ...]:
     """Return the possible readings of a module's operators as kinds of work; the plain one comes first.
 
     Args:
-        found: operator, by its common name, and its operations.
+        found: operators by their common name, each with its FLOPs.
     """
     there = dict(found)
     recipes = [(None, *_WRITTEN_OUT[name]) for name in _WRITTEN_OUT if name in there]

@@ -170,7 +170,7 @@ class Fits:
 
     @property
     def certain_bytes(self) -> int | None:
-        """Bytes of weights, cache, and buffers if they are known."""
+        """Bytes of weights and cache, and of buffers where these are known."""
         return None if self.lasting_bytes is None or self.cache_bytes is None else self.lasting_bytes + self.cache_bytes
 
     @property
@@ -245,7 +245,9 @@ def parse_size(text: str, where: str) -> int:
         Fraction(int(whole + decimals), 10 ** len(decimals)) * 10**exponent * (1024 if "i" in unit else 1000) ** rank
     )
     if number.denominator != 1 or number <= 0:
-        raise BadInput("a memory size is not a whole number of bytes", where=where, expected="1 or more", got=text[:60])
+        raise BadInput(
+            "a memory size is not a whole number of bytes", where=where, expected="such as 80GB, 80GiB", got=text[:60]
+        )
     return int(number)
 
 

@@ -114,7 +114,7 @@ class CallPeaks:
 
     @property
     def residual(self) -> int | None:
-        """Return the bytes of the difference that its named parts do not explain."""
+        """Return the bytes of the difference between eager and graph peak that its named parts do not explain."""
         return None if self.gap_bytes is None else self.gap_bytes - sum(p.bytes for p in self.gap)
 
 

@@ -167,9 +167,10 @@ def _check_ledger(
     for metric in ledger.metrics:
         if metric not in EVERY_METRIC:
             yield BadInput("no such metric", where=f"{where}.metrics", got=metric)
+    stages = ", ".join(capture.target.stages)
     for stage in ledger.stages:
         if stage not in capture.target.stages:
-            yield BadInput("not a stage of this target", where=f"{where}.stages", got=stage)
+            yield BadInput("not a stage of this target", where=f"{where}.stages", expected=stages, got=stage)
     places = {(i.stage, i.id): i for i in capture.invocations}
     common = shared_values(i.symbols for i in capture.invocations)
     seen: set[tuple[str, Metric]] = set()

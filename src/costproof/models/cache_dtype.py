@@ -122,6 +122,6 @@ def _without(node: CostNode, less: dict[tuple[str, str, str], tuple[int | None, 
 
 
 def _whole(size: Fraction, node: CostNode) -> int:
-    """Return a number of elements or bytes as an integer; a fraction of one would be a mistake in a layout."""
+    """Return a number of elements or bytes as an integer; a layout never gives a fraction of one."""
     assert size.denominator == 1, (node.id, size)
     return int(size)

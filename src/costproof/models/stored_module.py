@@ -435,7 +435,7 @@ def gguf_layout(
         again = {path: tuple(p.shape) for path, p in every if path not in shapes}
         tied = {one.name: one.shape for one in gguf.gguf_tensors(facts.model_type, again)}
     except KeyError as error:
-        raise UnknownFormat("gguf", f"no name is known for {error.args[0]} of {facts.model_type}") from error
+        raise UnknownFormat("gguf", f"no GGUF name is known for {error.args[0]} of {facts.model_type}") from error
     if any(name.endswith(".attn_k_b.weight") for name in types):
         widths = attribute(config, "qk_nope_head_dim", 0), attribute(config, "v_head_dim", 0)
         found = [part for one in found for part in gguf.split_latents(one, *widths)]

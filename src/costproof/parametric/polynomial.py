@@ -71,7 +71,7 @@ class AtomTable:
             return _constant(Fraction(int(node.p), int(node.q)))
         if node.is_Symbol:
             if node.name not in symbols:
-                raise BadInput("an expression has a symbol that the settings do not determine", where=str(node.name))
+                raise BadInput("a symbol of a formula has no value in these settings", where=str(node.name))
             return symbols[node.name]
         if node.is_Pow and node.exp.is_Integer:
             return self._power(self.from_formula(node.base, symbols), int(node.exp))

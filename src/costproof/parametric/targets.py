@@ -97,7 +97,7 @@ class BlendedTarget:
         sides = [self.base.workload, self.head.workload]
         if given.keys() not in [side.inputs.keys() for side in sides]:
             raise BadInput(
-                "these settings only make sense together", where="a mix of the two sides of a diff",
+                "settings of the two sides cannot be combined", where="diff, with part of BASE's settings changed",
                 expected=" or ".join(", ".join(side.inputs) or "none" for side in sides),
                 got=", ".join(given) or "none",
             )  # fmt: skip

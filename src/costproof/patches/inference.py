@@ -150,7 +150,7 @@ def _disable_dynamic_rope(undo: ExitStack, model: nn.Module) -> None:
 
 
 def _clear_memoized(undo: ExitStack, model: nn.Module) -> None:
-    """Replace memoized functions (``lru_cache``) of the model's Python modules by ones without results.
+    """Replace memoized functions (``lru_cache``) of the model's Python modules by wrappers with empty caches.
 
     A tensor that one run made would enter the next without a producer, and one from an export has no values.
     """

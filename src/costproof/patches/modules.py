@@ -87,7 +87,7 @@ def _redirect_class(cls: type[nn.Module], undo: ExitStack, redirected: set[int],
 
 
 def _redirect_instance(module: nn.Module, undo: ExitStack, announced: set[int]) -> None:
-    """Redirect the ``forward`` that a module has as an instance attribute."""
+    """Let a call of a module's ``forward`` that is an instance attribute run the module with its hooks."""
     original, own = module.forward, vars(module)
 
     @functools.wraps(original)

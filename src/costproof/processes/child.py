@@ -41,7 +41,7 @@ class Child:
         """Start the process.
 
         Args:
-            environment: what :func:`environment_now` returned before code of others ran beside this.
+            environment: what :func:`environment_now` returned before foreign code could change the environment.
             ready: modules that are imported already; the process is a fork of one that keeps them, if it can be.
         """
         self.dead = False

@@ -115,7 +115,7 @@ def _measure(
     prepared = prepare(request(asked, profile=0, run="meta" if predict else where))
     model, workload = prepared.target, prepared.workload
     if not isinstance(model, Runnable):
-        raise BadInput("this target has no dynamic source to measure", where=model.name, expected="a model that runs")
+        raise BadInput("this target has no dynamic source, so it cannot be measured", where=model.name)
     dtype = math or workload.dtype
     arithmetic = Arithmetic(workload.dtype, True, None if math is None else {workload.dtype: math})
     again = partial(_device, on, where, dtype, progress)

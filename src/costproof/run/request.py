@@ -155,7 +155,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _wrong_sources(asked: tuple[str, ...], where: str) -> list[CostproofError]:
-    known = "of " + ", ".join(ALL_SOURCES)
+    known = "one or more of " + ", ".join(ALL_SOURCES)
     if not asked:
         return [BadInput("no source to count with", where=where, expected=known, got="nothing")]
     return [

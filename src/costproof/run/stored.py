@@ -51,7 +51,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     """Return the stored tensors of a target that is already loaded; see :func:`stored`.
 
     Raises:
-        BadInput: the target has no checkpoint, or not so many modules for further tokens.
+        BadInput: the target has no checkpoint, or fewer modules for further tokens (MTP) than ``next_token``.
         Incomplete: the format of the weights is not known.
     """
     from costproof.models.stored_module import (

@@ -273,7 +273,7 @@ class _ExportReader:
                 where=f"{self.job.stage}, export {self.job.id}, node {node.name}",
                 expected="a wrapper that only makes empty tensors and calls modules",
                 got=name,
-                fix="move the operator into a module that prefix of the export job names",
+                fix="move the operator into a module that is named by `prefix` of the export job",
             )
         value = self.values.get(node)
         if isinstance(value, Value):

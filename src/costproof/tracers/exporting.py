@@ -59,6 +59,7 @@ def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, 
             "torch.export cannot export a part of the model",
             where=f"{job.stage}, export {job.id}",
             got=_reason(error),
+            fix="the analytic and dynamic sources need no export",
         ) from error
 
 
@@ -216,7 +217,7 @@ def plain_sympy(expr: sympy.Expr) -> sympy.Expr:
 
 
 def _floor(x: sympy.Expr) -> sympy.Expr:
-    """Return ``floor(x)``, written as ``-ceiling(-x)`` for a negated argument, as formulas are."""
+    """Return ``floor(x)``, or the equal ``-ceiling(-x)`` for a negated argument, which is the form in formulas."""
     return -sympy.ceiling(-x) if x.could_extract_minus_sign() else sympy.floor(x)
 
 

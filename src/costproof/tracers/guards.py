@@ -244,6 +244,7 @@ def _about_sizes(job: ExportJob) -> Iterator[None]:
             where=f"{job.stage}, export {job.id}",
             expected="sizes of inputs, integers and comparisons",
             got=str(error),
+            fix="the analytic and dynamic sources need no export",
         ) from error
 
 

@@ -219,7 +219,7 @@ def cost_job(
         tally.buffers |= exported.buffers
 
     def followed(one: ExportJob) -> Exported:
-        """Export at constant sizes; if the model needs concrete values, export it with some."""
+        """Export at constant sizes; if the model needs the values of inputs, export it on inputs that have values."""
         try:
             return export(one)
         except Incomplete as error:

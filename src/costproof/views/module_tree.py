@@ -217,7 +217,7 @@ def _merge_equal(values: dict[str, int | None], many: int) -> object:
 
 
 def _operators(source: str, nodes: Iterable[CostNode]) -> list[list[object]]:
-    """Return ``[source, call, operator, costs, first names, number of names]`` for each operator."""
+    """Return ``[source, call, operator, costs, first few node names, number of node names]`` for each operator."""
     return [
         [source, n.invocation, n.kind, dict(sorted(n.costs.items())), list(n.evidence[:LABELS]), len(n.evidence)]
         for n in nodes

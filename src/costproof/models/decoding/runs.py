@@ -205,7 +205,7 @@ def real_masks(model: nn.Module, workload: Workload, decoder: Decoder, queries: 
 
 
 def traced_steps(workload: Workload) -> frozenset[int]:
-    """Return the indices of the traced decode steps: all of them if a loop over experts depends on the data."""
+    """Return the indices of the decode steps to trace: all if they are few or loop over experts, else a sample."""
     count = workload.new_tokens
     if count <= STEP_LIMIT or workload.experts == "eager":
         return frozenset(range(count))

@@ -34,7 +34,7 @@ class Encode(nn.Module):
         self.part, self.count = part, count
 
     def called(self, args: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """Return the encoder's tensors for these arguments."""
+        """Return the first ``count`` tensors that the encoder returns for these arguments."""
         return tensors(self.part.get_encoder()(**args))[: self.count]  # type: ignore[operator]
 
 

@@ -207,7 +207,7 @@ def _channels(case: Case) -> tuple[int, ...]:
 
 
 def _seen(case: Case) -> int:
-    """Return the past positions of a time series that the model reads, including the largest lag."""
+    """Return the number of past positions of a time series that the model reads, including the largest lag."""
     context = case.number("context_length", "prediction_length", default=case.length)
     lags: list[int] = attribute(case.config, "lags_sequence", None) or [0]
     return context + max(lags)

@@ -1,4 +1,4 @@
-"""Parts that published numbers of DeepSeek-V3 include besides the class: its next-token module, and stored matrices."""
+"""List what published numbers of DeepSeek-V3 include and its class lacks: the MTP module, and scales of matrices."""
 
 from __future__ import annotations
 

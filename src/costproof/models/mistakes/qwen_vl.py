@@ -32,9 +32,9 @@ def _windowed(term: ClaimTerm) -> bool:
 
 
 def _of_pixels(term: ClaimTerm) -> Fraction | None:
-    """Return the cost of attention to as many patches as a window has pixels, relative to the real one.
+    """Return the factor of a mistake in attention: a window of as many patches as it has pixels.
 
-    Else ``None``.
+    ``None`` for a term that is not attention.
     """
     v = term.values
     if not term.scores:

@@ -232,7 +232,10 @@ def _pairs(count: int, path: Sequence[int] | None) -> list[tuple[int, int]]:
 
 
 def _parse(equation: str, operands: tuple[Value, ...]) -> tuple[list[list[str]], list[str]]:
-    """Return index lists of operands and result; ellipsis dimensions are ``.0``, ``.1``… from the right."""
+    """Parse an einsum equation into the indices of each operand and of the result.
+
+    Dimensions of an ellipsis are ``.0``, ``.1``… from the right.
+    """
     left, arrow, right = equation.replace(" ", "").partition("->")
     raw = left.split(",")
     if len(raw) != len(operands):

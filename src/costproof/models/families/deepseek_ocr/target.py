@@ -147,9 +147,9 @@ class DeepseekOcr(PageTarget[OcrConfig]):
         return with_numbers(model, workload, self.decoder, self.options, progress, placed)
 
     def derivable(self, stage: str) -> tuple[Exportable, Workload, dict[str, int]] | None:
-        """Return (target, workload, symbol -> step) to export a vision stage with symbolic side.
+        """Return (target, workload, symbol -> step it grows by) to export a vision stage with a symbolic image side.
 
-        For others ``None``.
+        Other stages have none: ``None``.
         """
         from costproof.models.families.deepseek_ocr.proof import AnySideOcr
 

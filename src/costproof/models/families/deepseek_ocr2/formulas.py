@@ -89,7 +89,7 @@ def _border(stage: str) -> Size:
 def _tokens(structure: PageStructure) -> Size:
     """Return the tokens of all views of a page: Q_g of the global view, Q_c of each crop.
 
-    Branches: a page has crops if it has a second view.
+    Branches: with crops and without; a page has crops if it has a second view.
     """
     if not structure.views:
         return 0
