@@ -83,12 +83,17 @@ def test_exact_devices_have_figures_of_their_own() -> None:
     dense = {name: getattr(api.machine(name).peak("bfloat16"), "flops", None) for name in NAMES}
     assert dense["h100-sxm"] == 989 * 10**12
     assert dense["h100-pcie"] == 756 * 10**12
-    assert dense["mi300x"] == 13074 * 10**11
+    assert dense["mi300x"] == dense["mi325x"] == 13074 * 10**11
+    assert dense["mi355x"] == 25166 * 10**11  # AMD rounds it to 2.5 PFLOPS, below what the device can do
+    assert dense["gb200"] == dense["gb300"] == 2500 * 10**12  # the HGX variant, b200-sxm, has 2250
+    assert dense["l40"] == 181050 * 10**9  # 362.1 with sparsity
+    assert dense["v100-sxm2-16gb"] is None  # it multiplies float16 only
     assert dense["h20"] is None  # the sources say 147 and 148
     bandwidth = {name: getattr(api.machine(name).bandwidth, "value", None) for name in NAMES}
     assert bandwidth["a100-sxm-40gb"] == 1555 * 10**9
     assert bandwidth["a100-sxm-80gb"] == 2039 * 10**9
     assert bandwidth["a100-pcie-80gb"] == 1935 * 10**9
+    assert bandwidth["tpu-v5e"] == 819 * 10**9  # another copy of the page says 800 GiBps, JAX 820 GB/s
     assert bandwidth["l4"] == 300 * 10**9  # torch 2.13's own table has that of an H100 here
 
 
@@ -181,7 +186,8 @@ def test_the_shell_completes_devices() -> None:
         return [item.value for item in DEVICE.shell_complete(context, click.Argument(["device"]), typed)]
 
     assert offered("h100-") == ["h100-nvl", "h100-pcie", "h100-sxm"]
-    assert offered("gb") == []
+    assert offered("gb") == ["gb200", "gb300"]
+    assert offered("gx") == []
 
 
 def test_the_list(golden: Golden, tmp_path: Path) -> None:
@@ -291,7 +297,7 @@ def test_every_device_bounds_every_dtype_or_says_how_to(name: str, dtype: str) -
             roof(found, dtype)
         return
     if dtype == "float8" and dtype not in known:
-        with pytest.raises(BadInput, match="one of bfloat16"):
+        with pytest.raises(BadInput, match=f"one of {next(iter(known))}"):
             roof(found, dtype)
         return
     of = roof(found, dtype)
