@@ -464,7 +464,7 @@ def test_a_peak_in_symbols_that_does_not_hold_here_is_not_told() -> None:
     assert unknown.form == ""
     assert "symbols without a value" in unknown.notes[0]
     assert other.notes[0].endswith(
-        "at this workload the model takes another branch than its symbolic graph, with 1,296 bytes"
+        "at these sizes the model takes another branch than its graph in symbols, with 1,296 bytes"
     )
 
 
