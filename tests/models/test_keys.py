@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -137,6 +138,31 @@ def test_sizes_beside_the_section_that_they_belong_to_are_refused(tmp_path: Path
         assert len(told) == 2
         assert all("nothing reads this key here" in text for text in told)
         assert "$.text_config.hidden_size" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "seen"), [("qwen3", "max_window_layers", (0, 0)), ("gemma3", "sliding_window_pattern", (8, 8))]
+)
+def test_a_pattern_longer_than_the_model_is_cut_before_it_is_made(family: str, key: str, seen: tuple[int, ...]) -> None:
+    """All layers are before the first one with a window, or before the first one without: no text of 2 GB."""
+    used = {"use_sliding_window": True} if family == "qwen3" else {}
+    target: Any = load_target(family)
+    data = {
+        **target.config.native(),
+        **used,
+        "layer_types": None,
+        "sliding_window": 8,
+        "num_hidden_layers": 2,
+        key: 2**31 - 1,
+    }
+    tracemalloc.start()
+    try:
+        config = type(target.config).of(data, Path("config.json"))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**24
+    assert tuple(config.windows() or ()) == seen
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-3.1-8b"])

@@ -380,7 +380,7 @@ class LateWindowedConfig(WindowedConfig):
         """Read ``window`` and ``pattern``; return no fields unless ``use_sliding_window`` is set."""
         layers, used = sizes["layers"], yes_or_no(top, "use_sliding_window")
         window, first = top.take("sliding_window", 4096), top.integer("max_window_layers", 28, least=0)
-        pattern = pattern_of(top, layers, ("f" * first + "w" * layers)[:layers])
+        pattern = pattern_of(top, layers, ("f" * min(first, layers) + "w" * layers)[:layers])
         if not used or window is None:
             if "w" in pattern and top.data.get("layer_types") is not None:
                 expected = "use_sliding_window and sliding_window, or full_attention alone"

@@ -60,7 +60,8 @@ class Gemma3Config(WindowedConfig):
         top.fixed("use_bidirectional_attention", False, None, why=why)
         every = top.integer("sliding_window_pattern", 6)
         window = top.integer("sliding_window", 4096)
-        return {"window": window, "pattern": pattern_of(top, sizes["layers"], "w" * (every - 1) + "f")}
+        layers = sizes["layers"]
+        return {"window": window, "pattern": pattern_of(top, layers, "w" * min(every - 1, layers) + "f")}
 
 
 @dataclass(frozen=True, slots=True)
