@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -218,6 +218,14 @@ def _number(described: Data, *keys: str, least: int = 1) -> int | None:
     return value
 
 
+def _bits(described: Data, method: str, widths: Sequence[int], *keys: str) -> int:
+    """Return the bits of an element, which must be one of ``widths``: those that the method can pack."""
+    bits = _number(described, *keys)
+    if bits is None or bits not in widths:
+        raise UnknownFormat(method, f"{bits} bits")
+    return bits
+
+
 def _names(described: Data, *keys: str) -> tuple[str, ...] | None:
     """Return the list of names under a key; ``None`` if there is none."""
     value = next((described[key] for key in keys if described.get(key) is not None), None)
@@ -293,8 +301,8 @@ def _is_packable(module: LinearModule, rows: int) -> bool:
 
 def _awq(described: Data, model_type: str) -> Scheme:
     version = str(described.get("version") or "gemm").lower()
-    bits = _number(described, "bits", "w_bit")
-    if version != "gemm" or bits is None:
+    bits = _bits(described, "awq", (2, 4, 8), "bits", "w_bit")
+    if version != "gemm":
         raise UnknownFormat("awq", f"version {version!r} with {bits} bits")
     of = formats.Awq(bits, _number(described, "group_size", "q_group_size"))
     names = _names(described, "modules_to_not_convert") or ()
@@ -304,9 +312,13 @@ def _awq(described: Data, model_type: str) -> Scheme:
     )
 
 
+_GPTQ_BITS: Final = (2, 3, 4, 8)
+_MLX_BITS: Final = (2, 3, 4, 5, 6, 8)
+
+
 def _gptq(described: Data, model_type: str) -> Scheme:
-    bits, group = _number(described, "bits"), _number(described, "group_size")
-    if bits is None or str(described.get("checkpoint_format") or "gptq") not in ("gptq", "gptq_v2"):
+    bits, group = _bits(described, "gptq", _GPTQ_BITS, "bits"), _number(described, "group_size")
+    if str(described.get("checkpoint_format") or "gptq") not in ("gptq", "gptq_v2"):
         raise UnknownFormat("gptq", f"{bits} bits, checkpoint_format {described.get('checkpoint_format')!r}")
     meta = described.get("meta")
     quantizers = meta.get("quantizer") if isinstance(meta, Mapping) else None
@@ -324,7 +336,9 @@ def _gptq(described: Data, model_type: str) -> Scheme:
         if not isinstance(changes, Mapping):
             raise UnknownFormat("gptq", f"dynamic[{str(pattern)[:40]!r}] is not an object")
         own = formats.Gptq(
-            _number(changes, "bits") or bits, _number({"group_size": group, **changes}, "group_size"), zeros
+            _bits({"bits": bits, **changes}, "gptq", _GPTQ_BITS, "bits"),
+            _number({"group_size": group, **changes}, "group_size"),
+            zeros,
         )
         rules.append(Rule(own, lambda m, p=compiled: any(map(p.match, m.paths))))  # type: ignore[misc]
     of = formats.Gptq(bits, group, zeros)
@@ -343,8 +357,8 @@ def _mlx(described: Data, model_type: str) -> Scheme:
 
     A vision tower is left as it is, as mlx-vlm does by default.
     """
-    bits, group = _number(described, "bits"), _number(described, "group_size")
-    if bits is None or group is None:
+    bits, group = _bits(described, "mlx", _MLX_BITS, "bits"), _number(described, "group_size")
+    if group is None:
         raise UnknownFormat("mlx", f"{bits} bits in groups of {group}")
     rules = []
     own = {key: value for key, value in described.items() if value is False or isinstance(value, Mapping)}
@@ -352,7 +366,8 @@ def _mlx(described: Data, model_type: str) -> Scheme:
         if settings is not False:
             if settings.get("mode", "affine") != "affine":
                 raise UnknownFormat("mlx", f"the mode of {path[:60]} is {settings['mode']!r}"[:160])
-            changed = formats.Mlx(_number(settings, "bits") or bits, _number(settings, "group_size") or group)
+            own_bits = _bits({"bits": bits, **settings}, "mlx", _MLX_BITS, "bits")
+            changed = formats.Mlx(own_bits, _number(settings, "group_size") or group)
             rules.append(Rule(changed, lambda m, path=path: path in m.paths))  # type: ignore[misc]
 
     def quantised(module: LinearModule) -> bool:
