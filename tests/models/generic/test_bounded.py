@@ -63,6 +63,22 @@ def refused(data: object, tmp_path: Path) -> CostproofError:
         ({"num_hidden_layers": 10**6}, "$.num_hidden_layers"),
         ({"num_hidden_layers": -1}, "$.num_hidden_layers"),
         ({"text_config": {"num_layers": 1001}}, "$.text_config.num_layers"),
+        ({"block_sizes": [4, 4, 3 * 10**7]}, "$.block_sizes[2]"),
+        *(
+            ({key: [2, 1001]}, f"$.{key}[1]")
+            for key in (
+                "depths",
+                "depth",
+                "block_repeats",
+                "num_block_repeats",
+                "blocks_per_stage",
+                "layers_per_block",
+                "n_attn_blocks",
+                "stage_num_blocks",
+                "stage_numb_of_layers",
+                "num_layers",
+            )
+        ),
         ({"num_labels": 3 * 10**7}, "$.num_labels"),
         ({"backbone_config": {"num_classes": 10**9}}, "$.backbone_config.num_classes"),
         ({"hidden_size": 0}, "$.hidden_size"),
@@ -99,6 +115,7 @@ def test_the_largest_keys_that_pass() -> None:
             "id2label": {str(n): "a" for n in range(100_000)}, "architectures": None, "auto_map": None,
             # What authors write: no limit, a layer from the end, no layers of a kind, flags where numbers are usual.
             "max_length": 10**30, "model_max_length": 10**30, "vision_feature_layer": -2, "num_kv_shared_layers": 0,
+            "depths": [3, 4, 1_000, 3], "cross_attention_layers": [3, -1], "vision_feature_layers": [-2, 8],
             "n_shared_experts": None, "num_labels_smoothed": True, "sliding_window": -1, "pad_token_id": -1,
         },
         "c.json",
