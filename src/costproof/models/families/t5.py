@@ -133,7 +133,7 @@ class T5Config(NativeConfig):
         activation, gated = _MLPS[mlp]
         # Files that the class saved have what it made of the above, and it takes them over that.
         for key, value in (("dense_act_fn", activation), ("is_gated_act", gated)):
-            top.fixed(key, value, why=f"no formulas for this change to the MLP of {mlp}")
+            top.fixed(key, value, why=f"no formulas for a {mlp} MLP with this change")
         tied = yes_or_no(top, "tie_word_embeddings", default=True)
         scaled = yes_or_no(top, "scale_decoder_outputs", default=tied)
         config = cls(**sizes, layers=layers, decoder_layers=count, mlp=mlp, scaled=scaled)
