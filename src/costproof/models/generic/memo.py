@@ -174,7 +174,7 @@ class Choice:
     """Whether the text must contain the placeholder tokens of images or sounds."""
 
     def of(self, case: Case, filled: int | None = None) -> Case:
-        """Return the case with this choice; without ``filled``, placeholders fill the whole text."""
+        """Return the case with this choice of inputs and ``filled`` placeholder tokens (default: the whole text)."""
         most = case.length if filled is None else filled
         return replace(case, turned=self.turned, filled=most if self.placed else None)
 

@@ -72,7 +72,7 @@ SETTINGS: Final = (
     common.SEQ_LEN,
     common.PAST,
     common.NEW_TOKENS,
-    Setting("image_size", "Pixels per side of an image; 0 for a text alone."),
+    Setting("image_size", "Pixels per side of an image; 0 for text only."),
     common.DTYPE,
     common.ATTENTION,
     Setting("input", "An input by shape; may be given several times.", "list", metavar="NAME=SHAPE[:DTYPE]"),
@@ -305,7 +305,7 @@ class GenericTarget:
         return replace(self, maker=maker, options=options, cut=cut, whole=self.maker) if cut.edits else self
 
     def stretched(self) -> tuple[Truncation, GenericTarget, Truncation] | None:
-        """Return this truncation, the target truncated to more layers, and the truncation of that one."""
+        """Return the truncation of this target, a target that keeps more layers, and the truncation of that target."""
         if self.cut is None or self.options.layers is None or not isinstance(self.whole, Cuttable):
             return None
         maker, cut = self.whole.first_layers(self.options.layers, more=True)
