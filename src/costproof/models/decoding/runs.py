@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.workload import Workload, sampled_steps
+from costproof.ledger.workload import ROWS_INVOCATION, Workload, sampled_steps
 from costproof.models.decoding.decoder import Decoder, Locate, Masks, Past, ids_on_meta
-from costproof.models.decoding.exports import contexts
+from costproof.models.decoding.exports import contexts, packed_inputs
 from costproof.models.specs import Run
 
 if TYPE_CHECKING:
@@ -72,6 +72,69 @@ def shape_runs(
         kwargs = step_inputs(model, workload, decoder, context)
         found.append(Run(f"step@{context}", model, kwargs, decoder.places[1], context, _cached(kwargs, decoder)))
     return _of_decoder(found, decoder)
+
+
+def rows_runs(model: nn.Module, workload: Workload, decoder: Decoder, ids: torch.Tensor | None = None) -> tuple[Run, ...]:
+    """Return the run of a batch of unequal rows, packed into one sequence, on the meta device or with values.
+
+    Args:
+        ids: token ids of all rows, past and new ones row by row, for a run with values.
+    """
+    import torch
+
+    from costproof.models.decoding.modules import row_masks, row_name, rows_cache, unpacked
+
+    rows = workload.rows
+    each = [(workload.of_row(row), row) for row in rows]
+    given = packed_inputs(workload)
+    if ids is None:
+        pasts = [decoder.past(model, one, row.count, row.past) if row.past else None for one, row in each]
+        masks = [decoder.empty_masks(one, row.new, row.past) for one, row in each]
+        cache = rows_cache(model, workload, decoder, pasts)
+    else:
+        device = next(model.parameters()).device
+        masks = [real_masks(model, one, decoder, row.new, row.past) for one, row in each]
+        cache = rows_cache(model, workload, decoder, [None] * len(rows))
+        new, positions, kept, start = [], [], [], 0
+        for i, (one, row) in enumerate(each):
+            size, length = row.count * (row.past + row.new), row.past + row.new
+            own = ids[start : start + size].view(row.count, length).to(device)
+            start += size
+            if row.past:
+                mask = decoder.mask(real_masks(model, one, decoder, row.past, 0))
+                with torch.no_grad(), unpacked(model, workload.attention):
+                    before = model(input_ids=own[:, : row.past], attention_mask=mask, use_cache=True)
+                cache.caches[i] = before.past_key_values
+            where = torch.arange(row.past, length).repeat(row.count)
+            ends = sum(len(part) for part in positions) + torch.arange(1, row.count + 1) * row.new
+            kept.append((ends[:, None] - torch.arange(row.logits, 0, -1)).flatten())
+            new.append(own[:, row.past :].flatten())
+            positions.append(where)
+        joined = {"ids": torch.cat(new)[None], "positions": torch.cat(positions)[None], "kept": torch.cat(kept)}
+        given = {name: joined[name].to(device) for name in given}
+    kwargs = {
+        "input_ids": given["ids"],
+        "position_ids": given["positions"],
+        "attention_mask": decoder.mask(row_masks(masks)),  # type: ignore[arg-type]
+        "past_key_values": cache,
+        "use_cache": True,
+        "logits_to_keep": given.get("kept", 0),
+    }
+    run = Run(ROWS_INVOCATION, model, kwargs, in_rows, cache_before=[])
+    if ids is not None:
+        again = copy.deepcopy(kwargs)
+        with torch.no_grad(), expert_rows(model) as counted:
+            result = model(**again)
+        tokens = {path: tuple(counts) for path, counts in counted.items()}
+        run = replace(run, expected=result.logits, expert_tokens=tokens)
+    (found,) = _of_decoder([run], decoder)
+    every = {f"{place}.{row_name(i)}": mask for place, mask in found.masks.items() for i in range(len(rows))}
+    return (replace(found, masks=every),)
+
+
+def in_rows(path: str, call: int) -> tuple[str, str]:
+    """Return the stage and the invocation of a module in a batch of rows."""
+    return "prefill", ROWS_INVOCATION
 
 
 def _cached(kwargs: Mapping[str, Any], decoder: Decoder) -> Past:
