@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -286,33 +287,44 @@ class PackedLatentBlock:
         up = replace(
             made[0], rows=sympy.Add(*(x.rows for x in made)), skippable=sympy.Add(*(x.skippable for x in made))
         )
+        kept = tuple(row for block, row in each if not block.absorbed)
+        # Rows without a past are one piece already, unless others lie between them.
+        whole = len(kept) < 2 or (len(kept) == len(each) and all(row.past == 0 for row in kept))
         packed = PackedLatents(
             PackedAttention(cores, call.rows * one.heads * one.value_dim, b),
-            joined=sympy.Add(*(x.rows for x in expanded)) * (one.rank + one.rope) if len(expanded) > 1 else 0,
-            past=any(row.past != 0 for block, row in each if not block.absorbed),
+            joined=0 if whole else _context(kept, one.rank + one.rope),
+            latents=0 if whole else _context((row for row in kept if row.past == 0), one.rank),
             shared=bool(expanded) and len(expanded) < len(each),
         )
         return one.around(role, call, packed, ModulePart(f"{role}.kv_up", (up,), called=bool(expanded)))
+
+
+def _context(rows: Iterable[StackCall], width: Size) -> Size:
+    """Return the elements of the context of some rows."""
+    return sympy.Add(*(row.batch * (row.past + row.tokens) for row in rows)) * width
 
 
 @layer
 class PackedLatents:
     """Latent attention of rows of different lengths, some of which expand their latents and others absorb that.
 
-    Costs are those of :class:`~costproof.analytic.attention.PackedAttention`. If a row that is expanded has a past,
-    the latents and rotated keys of all such rows are joined for one projection, which writes and reads ``joined``
-    elements once more. Weights that absorbing rows read are read by the projection, too, if it is called.
+    Costs are those of :class:`~costproof.analytic.attention.PackedAttention`. If several rows are expanded, and one of
+    them has a past or others are absorbed, the latents and rotated keys of all expanded rows are joined for one
+    projection, which writes and reads ``joined`` elements once more; then the new latents of rows without a past come
+    in and go out, too. Weights that absorbing rows read are read by the projection, too, if it is called.
     """
 
     name: ClassVar[str] = "packed_latents"
     title: ClassVar[str] = "Latent attention of rows of different lengths"
-    source: ClassVar[str] = "vLLM v1 MLACommonImpl (prefill expanded, decode absorbed); costproof.models.decoding.absorbed"
+    source: ClassVar[str] = (
+        "vLLM v1 MLACommonImpl (prefill expanded, decode absorbed); costproof.models.decoding.absorbed"
+    )
 
     attention: PackedAttention
     joined: Size = 0
-    """Latents and rotated keys of several expanded rows."""
-    past: bool = False
-    """Whether an expanded row has a past."""
+    """Latents and rotated keys of the expanded rows, if they are joined."""
+    latents: Size = 0
+    """Those of the latents that are of rows without a past."""
     shared: bool = False
     """Whether some rows absorb the projection and others call it."""
 
@@ -320,9 +332,11 @@ class PackedLatents:
         """Return the costs of one call."""
         found = self.attention.costs()
         b = self.attention.item_bytes
-        inner, joined = found.intermediate_bytes, 2 * self.joined * b if self.past else 0
+        inner, joined = found.intermediate_bytes, 2 * (self.joined - self.latents) * b
         return replace(
             found,
+            input_bytes=found.input_bytes + self.latents * b,
+            output_bytes=found.output_bytes + self.latents * b,
             shared_weight_bytes=found.weight_read_bytes if self.shared else 0,
             intermediate_bytes=None if inner is None else inner + joined,
         )

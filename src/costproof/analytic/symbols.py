@@ -19,7 +19,6 @@ RUN_SYMBOLS: Final[dict[str, SymbolDoc]] = {
 """Symbols of a run of a decoder."""
 
 
-
 def row_symbols(rows: Sequence[Row]) -> dict[str, SymbolDoc]:
     """Return the symbols of a batch of rows, in addition to those of every run."""
     found = {

@@ -76,8 +76,8 @@ def _stored_rows(text: str) -> tuple[Row, ...]:
         matched = _ROW.fullmatch(part)
         if matched is None:
             raise BadInput("a workload has a row that is not one", where="$.workload.inputs.rows", got=part[:60])
-        count, new, past, logits = (int(n) if n else usual for n, usual in zip(matched.groups(), (1, 0, 0, 1)))
-        found.append(Row(new, past, count, logits))
+        count, new, past, logits = matched.groups(default="")
+        found.append(Row(int(new), int(past or 0), int(count or 1), int(logits or 1)))
     return tuple(found)
 
 

@@ -26,8 +26,8 @@ SEQ_LEN: Final = Setting("seq_len", "Tokens of the prompt, or positions of a seq
 PAST: Final = Setting(PAST_INPUT, "Tokens of each sequence that are in the cache before the prefill.")
 ROWS: Final = Setting(
     ROWS_INPUT,
-    "Rows of a batch of unequal sequences: 4096, 16x1+8000 is a prompt and 16 steps behind 8000 tokens, /N positions with "
-    "logits; or a file with new and past tokens a row, or a scheduler's fields.",
+    "Rows of a batch of unequal sequences: 4096, 16x1+8000, 8x5+2000/all is a prompt, 16 steps behind 8000 tokens, and "
+    "5 tokens, all with logits, of 8 sequences; or a file with the new and past tokens of each row.",
     "text",
     metavar="ROWS",
 )
@@ -233,7 +233,9 @@ _KEPT: Final = ("logits",)
 
 
 def rows_of(text: str, usual: Logits) -> tuple[Row, ...]:
-    """Return the rows of a batch from a text such as ``4096, 16x1+8000, 8x5+2000/all``, or from a file; equal ones once.
+    """Return the rows of a batch from a text such as ``4096, 16x1+8000, 8x5+2000/all``, or from a file.
+
+    Equal rows are one row with their number.
 
     Args:
         text: the rows, or the path of a file: CSV with a header, JSON, or a JSON object a line, each a row, or one
@@ -298,6 +300,7 @@ def _checked(row: _Numbers | str, where: str, usual: Logits) -> tuple[int, int, 
     ):  # fmt: skip
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise BadInput(f"not a number of {what}", where=where, expected=f"{least} or more", got=str(value)[:60])
+    logits = int(logits)
     if logits > new:
         raise BadInput("more logits than new tokens", where=where, expected=f"at most {new}", got=logits)
     return new, past, logits, count
@@ -307,7 +310,9 @@ def _filed(path: Path) -> list[_Numbers | str]:
     """Return the rows of a file."""
     text = first_bytes(path, MAX_BYTES, regular=True).decode(errors="replace") if path.is_file() else None
     if text is None:
-        raise BadInput("there is no such file of rows", where=f"--{ROWS_INPUT}", expected=f"a file, or {_FORM}", got=path)
+        raise BadInput(
+            "there is no such file of rows", where=f"--{ROWS_INPUT}", expected=f"a file, or {_FORM}", got=path
+        )
     if path.suffix == ".csv":
         lines = csv.DictReader(text.splitlines())
         return [_named({k: int(v) if v and v.strip().isdecimal() else v for k, v in line.items()}) for line in lines]

@@ -57,7 +57,8 @@ def rows_job(model: nn.Module, workload: Workload, decoder: Decoder) -> ExportJo
         args["keys"] = [keys for past in pasts for keys, _ in past]
         args["values"] = [values for past in pasts for _, values in past]
     masks = [decoder.empty_masks(one, row.new, row.past) for one, row in zip(each, rows, strict=True)]
-    masked, contents = [], {}
+    masked: list[tuple[int, ...]] = []
+    contents: dict[str, CausalMask] = {}
     for name, which, window in zip((f"{_MASKS[0]}s", f"{_MASKS[1]}s"), (0, 1), (0, decoder.window), strict=True):
         given = {i: mask for i, pair in enumerate(masks) if (mask := pair[which]) is not None}
         masked.append(tuple(given))

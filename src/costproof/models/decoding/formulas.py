@@ -208,9 +208,7 @@ def decoder_stack(
     return stack
 
 
-def packed(
-    workload: Workload, style: DecoderStyle, call: StackCall, window: int
-) -> PackedBlock | PackedLatentBlock:
+def packed(workload: Workload, style: DecoderStyle, call: StackCall, window: int) -> PackedBlock | PackedLatentBlock:
     """Return the attention block of one layer for the rows of a batch."""
     each = list(row_calls(workload, call))
     calls = tuple(own for _, _, own in each)

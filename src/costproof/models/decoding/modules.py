@@ -8,7 +8,7 @@ own cache. Importing this module imports torch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from costproof.ledger.workload import Row, Workload
-from costproof.models.decoding.decoder import Decoder, Masks, Past, config_of, text_config
+from costproof.models.decoding.decoder import Decoder, Masks, Past, text_config
 
 CacheTensors = list[tuple[torch.Tensor, ...]]
 
@@ -111,7 +111,7 @@ class RowsCache:
         found, start = [], 0
         for row in self.rows:
             own = packed.narrow(2, start, row.count * row.new)
-            found.append(own.unflatten(2, (row.count, row.new)).squeeze(0).transpose(0, 1))
+            found.append(own.view(*_rows_of(own, row.count)).transpose(0, 1))
             start += row.count * row.new
         return found
 
@@ -126,16 +126,6 @@ class RowsCache:
             return keys, values
         return joined([k for k, _ in found]), joined([v for _, v in found])
 
-    def contexts(self, packed: torch.Tensor) -> list[torch.Tensor]:
-        """Return the context of each row [B_i, heads, C_i + S_i, width], views of a packed tensor."""
-        found, start = [], 0
-        for row in self.rows:
-            length = row.count * (row.past + row.new)
-            own = packed.narrow(2, start, length)
-            found.append(own.unflatten(2, (row.count, row.past + row.new)).squeeze(0).transpose(0, 1))
-            start += length
-        return found
-
     def get_seq_length(self, *args: Any) -> int:
         """Return 0: positions are given."""
         return 0
@@ -144,6 +134,23 @@ class RowsCache:
         """Return, for each layer, the tensors of all rows."""
         each = [self.decoder.cache_tensors(cache) for cache in self.caches]
         return [tuple(t for tensors in same for t in tensors) for same in zip(*each, strict=True)]
+
+
+def _rows_of(packed: torch.Tensor, count: int) -> tuple[int, ...]:
+    """Return [heads, count, length / count, width] of a tensor [1, heads, length, width]."""
+    _, heads, length, width = packed.shape
+    return heads, count, length // count, width
+
+
+def contexts_of(rows: Sequence[Row], packed: torch.Tensor) -> list[torch.Tensor]:
+    """Return the context of each row [B_i, heads, C_i + S_i, width], views of a packed tensor."""
+    found, start = [], 0
+    for row in rows:
+        length = row.past + row.new
+        own = packed.narrow(2, start, row.count * length)
+        found.append(own.view(*_rows_of(own, row.count)).transpose(0, 1))
+        start += row.count * length
+    return found
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -164,7 +171,7 @@ def attend_rows(
     config: Any = module.config
     modeling = sys.modules[MODELING[id(config)]]
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(cache.attention, modeling.eager_attention_forward)
-    split = [x if isinstance(x, list) else cache.contexts(x) for x in (key, value)]
+    split = [x if isinstance(x, list) else contexts_of(cache.rows, x) for x in (key, value)]
     found = []
     for i, parts in enumerate(zip(cache.split(query), *split, strict=True)):
         mask = None if attention_mask is None else attention_mask.get(row_name(i))

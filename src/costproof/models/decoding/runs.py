@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from costproof.models.decoding.modules import RowsCache
+
 STEP_LIMIT: Final = 8
 """Up to this number all decode steps are traced; of more, only the first, middle and last."""
 
@@ -74,7 +76,9 @@ def shape_runs(
     return _of_decoder(found, decoder)
 
 
-def rows_runs(model: nn.Module, workload: Workload, decoder: Decoder, ids: torch.Tensor | None = None) -> tuple[Run, ...]:
+def rows_runs(
+    model: nn.Module, workload: Workload, decoder: Decoder, ids: torch.Tensor | None = None
+) -> tuple[Run, ...]:
     """Return the run of a batch of unequal rows, packed into one sequence, on the meta device or with values.
 
     Args:
@@ -82,36 +86,16 @@ def rows_runs(model: nn.Module, workload: Workload, decoder: Decoder, ids: torch
     """
     import torch
 
-    from costproof.models.decoding.modules import row_masks, row_name, rows_cache, unpacked
+    from costproof.models.decoding.modules import row_masks, row_name, rows_cache
 
-    rows = workload.rows
-    each = [(workload.of_row(row), row) for row in rows]
-    given = packed_inputs(workload)
+    each = [(workload.of_row(row), row) for row in workload.rows]
     if ids is None:
         pasts = [decoder.past(model, one, row.count, row.past) if row.past else None for one, row in each]
         masks = [decoder.empty_masks(one, row.new, row.past) for one, row in each]
-        cache = rows_cache(model, workload, decoder, pasts)
+        cache, given = rows_cache(model, workload, decoder, pasts), packed_inputs(workload)
     else:
-        device = next(model.parameters()).device
         masks = [real_masks(model, one, decoder, row.new, row.past) for one, row in each]
-        cache = rows_cache(model, workload, decoder, [None] * len(rows))
-        new, positions, kept, start = [], [], [], 0
-        for i, (one, row) in enumerate(each):
-            size, length = row.count * (row.past + row.new), row.past + row.new
-            own = ids[start : start + size].view(row.count, length).to(device)
-            start += size
-            if row.past:
-                mask = decoder.mask(real_masks(model, one, decoder, row.past, 0))
-                with torch.no_grad(), unpacked(model, workload.attention):
-                    before = model(input_ids=own[:, : row.past], attention_mask=mask, use_cache=True)
-                cache.caches[i] = before.past_key_values
-            where = torch.arange(row.past, length).repeat(row.count)
-            ends = sum(len(part) for part in positions) + torch.arange(1, row.count + 1) * row.new
-            kept.append((ends[:, None] - torch.arange(row.logits, 0, -1)).flatten())
-            new.append(own[:, row.past :].flatten())
-            positions.append(where)
-        joined = {"ids": torch.cat(new)[None], "positions": torch.cat(positions)[None], "kept": torch.cat(kept)}
-        given = {name: joined[name].to(device) for name in given}
+        cache, given = _real_rows(model, workload, decoder, ids)
     kwargs = {
         "input_ids": given["ids"],
         "position_ids": given["positions"],
@@ -120,7 +104,7 @@ def rows_runs(model: nn.Module, workload: Workload, decoder: Decoder, ids: torch
         "use_cache": True,
         "logits_to_keep": given.get("kept", 0),
     }
-    run = Run(ROWS_INVOCATION, model, kwargs, in_rows, cache_before=[])
+    run = Run(ROWS_INVOCATION, model, kwargs, in_rows)
     if ids is not None:
         again = copy.deepcopy(kwargs)
         with torch.no_grad(), expert_rows(model) as counted:
@@ -128,8 +112,38 @@ def rows_runs(model: nn.Module, workload: Workload, decoder: Decoder, ids: torch
         tokens = {path: tuple(counts) for path, counts in counted.items()}
         run = replace(run, expected=result.logits, expert_tokens=tokens)
     (found,) = _of_decoder([run], decoder)
-    every = {f"{place}.{row_name(i)}": mask for place, mask in found.masks.items() for i in range(len(rows))}
+    every = {f"{place}.{row_name(i)}": mask for place, mask in found.masks.items() for i in range(len(each))}
     return (replace(found, masks=every),)
+
+
+def _real_rows(
+    model: nn.Module, workload: Workload, decoder: Decoder, ids: torch.Tensor
+) -> tuple[RowsCache, dict[str, torch.Tensor]]:
+    """Return the cache of a batch of rows, which a run of each past fills, and ids, positions and indices of logits."""
+    import torch
+
+    from costproof.models.decoding.modules import rows_cache, unpacked
+
+    device = next(model.parameters()).device
+    cache = rows_cache(model, workload, decoder, [None] * len(workload.rows))
+    parts: dict[str, list[torch.Tensor]] = {"ids": [], "positions": [], "kept": []}
+    start = 0
+    for i, row in enumerate(workload.rows):
+        length = row.past + row.new
+        own = ids[start : start + row.count * length].reshape(row.count, length).to(device)
+        start += row.count * length
+        if row.past:
+            mask = decoder.mask(real_masks(model, workload.of_row(row), decoder, row.past, 0))
+            with torch.no_grad(), unpacked(model, workload.attention):
+                before = model(input_ids=own[:, : row.past], attention_mask=mask, use_cache=True)
+            cache.caches[i] = before.past_key_values
+        ends = sum(map(len, parts["ids"])) + torch.arange(1, row.count + 1) * row.new
+        parts["kept"].append((ends[:, None] - torch.arange(row.logits, 0, -1)).flatten())
+        parts["ids"].append(own[:, row.past :].flatten())
+        parts["positions"].append(torch.arange(row.past, length).repeat(row.count))
+    made = {name: torch.cat(tensors).to(device) for name, tensors in parts.items()}
+    found = {"ids": made["ids"][None], "positions": made["positions"][None]}
+    return cache, found | ({"kept": made["kept"]} if len(made["kept"]) < workload.text_tokens else {})
 
 
 def in_rows(path: str, call: int) -> tuple[str, str]:

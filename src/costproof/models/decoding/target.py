@@ -150,7 +150,9 @@ class CausalTarget(Native[C]):
         for name, value in (("text_tokens", total), ("new_tokens", 0), ("batch", 1), (common.PAST.name, 0)):
             if given.pop(name, None) not in (None, value):
                 where = f"--{ROWS}, {common.option(name)}"
-                found.append(BadInput("the rows of a batch say this", where=where, fix=f"leave out {common.option(name)}"))
+                found.append(
+                    BadInput("the rows of a batch say this", where=where, fix=f"leave out {common.option(name)}")
+                )
         given[ROWS] = ",".join(row.text for row in rows)
         every = all(row.logits == row.new for row in rows)
         given["logits"] = chosen if chosen not in (None, "all", "last") else "all" if every else "last"

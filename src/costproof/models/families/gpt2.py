@@ -191,9 +191,7 @@ class Gpt2(CausalTarget[Gpt2Config]):
         border = partial(logits_and_masks, workload)
         cache, decode, past = cache_share(workload, latent=False), workload.new_tokens > 0, workload.past > 0
         first = ROWS_INVOCATION if workload.rows else "prompt"
-        nodes = prefill_and_decode(
-            parts, _NAMES, border=border, decode=decode, cache=cache, past=past, first_id=first
-        )
+        nodes = prefill_and_decode(parts, _NAMES, border=border, decode=decode, cache=cache, past=past, first_id=first)
         return analytic_ledger(nodes, STAGES)
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str], MemoryTape]:
