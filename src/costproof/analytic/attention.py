@@ -188,9 +188,11 @@ class PackedAttention:
     Sequences of different rows do not see each other. Each row is attended by a call of its own
     (:class:`Attention`, or one of latents), as a kernel for unequal lengths does block by block:
 
-        costs = sum of the costs of all rows
+        flops       = sum over rows of 2 B_i heads S_i (C_i + S_i) (d + d_v)
+        kept_scores = sum over rows of B_i heads (S_i C_i + S_i (S_i + 1) / 2), less with a window
 
-    Parameters of the layer are read once in all. Unfused, each call reads them; the results of several rows are joined
+    for B_i sequences of S_i new tokens behind C_i, and so on for all costs. Parameters of the layer are read once in
+    all. Unfused, each call reads them; the results of several rows are joined
     into one tensor, which is written and read once more: 2 tokens heads d_v elements.
     """
 

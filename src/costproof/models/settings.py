@@ -139,6 +139,14 @@ def row_problems(workload: Workload, most: int) -> list[CostproofError]:
         for row in workload.rows
         if row.past + row.new > most
     ]
+    total = sum(row.count * row.new for row in workload.rows)
+    for name, value, said in (
+        ("text_tokens", workload.text_tokens, total), ("batch", workload.batch, 1),
+        ("new_tokens", workload.new_tokens, 0), (PAST_INPUT, workload.past, 0),
+    ):  # fmt: skip
+        if value != said:
+            where = f"--{ROWS_INPUT}, {option(name)}"
+            found.append(BadInput("the rows of a batch say this", where=where, expected=said, got=value))
     if workload.attention == flash_attention.FLASH:
         where, fix = f"--{ROWS_INPUT}, --attention", "--attention sdpa, which costs the same"
         found.append(BadInput("a batch of rows runs no FlashAttention", where=where, fix=fix))
@@ -294,13 +302,12 @@ def _checked(row: _Numbers | str, where: str, usual: Logits) -> tuple[int, int, 
         raise BadInput("not a row of a batch", where=where, expected=_FORM, got=row.strip()[:60] or "nothing")
     new, past, logits, count = row
     logits = usual if logits is None else logits
-    logits = {"all": new, "last": 1}.get(logits, logits)
+    logits = new if logits == "all" else 1 if logits == "last" else logits
     for what, value, least in (
         ("new tokens", new, 1), ("past tokens", past, 0), ("logits", logits, 0), ("sequences", count, 1),
     ):  # fmt: skip
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise BadInput(f"not a number of {what}", where=where, expected=f"{least} or more", got=str(value)[:60])
-    logits = int(logits)
     if logits > new:
         raise BadInput("more logits than new tokens", where=where, expected=f"at most {new}", got=logits)
     return new, past, logits, count

@@ -147,16 +147,14 @@ class CausalTarget(Native[C]):
             found.append(error)
             return workload
         total = sum(row.count * row.new for row in rows)
-        for name, value in (("text_tokens", total), ("new_tokens", 0), ("batch", 1), (common.PAST.name, 0)):
-            if given.pop(name, None) not in (None, value):
-                where = f"--{ROWS}, {common.option(name)}"
-                found.append(
-                    BadInput("the rows of a batch say this", where=where, fix=f"leave out {common.option(name)}")
-                )
+        said = {"text_tokens": total, "new_tokens": 0, "batch": 1}
+        for name, value in said.items():
+            if given.get(name) is None:
+                given[name] = value
         given[ROWS] = ",".join(row.text for row in rows)
         every = all(row.logits == row.new for row in rows)
         given["logits"] = chosen if chosen not in (None, "all", "last") else "all" if every else "last"
-        return replace(workload, text_tokens=total, new_tokens=0, batch=1)
+        return workload
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Return an error for each reason why the model cannot run a workload."""
