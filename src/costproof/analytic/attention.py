@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import sympy
 
-from costproof.analytic.costs import LayerCosts, Size, layer
+from costproof.analytic.costs import Layer, LayerCosts, Size, costs_of, layer
 
 Bias = Literal["none", "inside", "input", "boolean", "heads"]
 
@@ -178,3 +179,62 @@ class Attention:
         if self.scaled == "queries":
             return (2 + 2 * operators) * scores + sinks + 2 * query_elements
         return (4 + 2 * operators) * scores + sinks
+
+
+@layer
+class PackedAttention:
+    """Attention of a batch whose rows differ: some sequences have other new tokens, or another past, than others.
+
+    Sequences of different rows do not see each other. Each row is attended by a call of its own
+    (:class:`Attention`, or one of latents), as a kernel for unequal lengths does block by block:
+
+        flops       = sum over rows of 2 B_i heads S_i (C_i + S_i) (d + d_v)
+        kept_scores = sum over rows of B_i heads (S_i C_i + S_i (S_i + 1) / 2), less with a window
+
+    for B_i sequences of S_i new tokens behind C_i, and so on for all costs. Parameters of the layer are read once in
+    all. Unfused, each call reads them; the results of several rows are joined
+    into one tensor, which is written and read once more: 2 tokens heads d_v elements.
+    """
+
+    name: ClassVar[str] = "packed_attention"
+    title: ClassVar[str] = "Attention of rows of different lengths"
+    source: ClassVar[str] = (
+        "Dao 2023, FlashAttention-2 (varlen); vLLM v1 FlashAttentionMetadata (query_start_loc, seq_lens); "
+        "costproof.models.decoding.modules"
+    )
+
+    rows: tuple[Layer, ...]
+    """The attention of each row."""
+    elements: Size
+    """Elements of the result: tokens x heads x d_v."""
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        each = [costs_of(row) for row in self.rows]
+        first, several = each[0], len(each) > 1
+
+        def total(name: str) -> Size:
+            return sum((getattr(costs, name) for costs in each), 0)
+
+        def by_kind(name: str) -> dict[str, Size]:
+            kinds = dict.fromkeys(kind for costs in each for kind in getattr(costs, name))
+            return {kind: sum((getattr(costs, name).get(kind, 0) for costs in each), 0) for kind in kinds}
+
+        read = max((costs.weight_read_bytes for costs in each), key=lambda size: size != 0)
+        inner = [costs.intermediate_bytes for costs in each if costs.intermediate_bytes is not None]
+        again = total("weight_read_bytes") - read + (2 * self.elements * self.item_bytes if several else 0)
+        return replace(
+            first,
+            weight_read_bytes=read,
+            flops=by_kind("flops"),
+            vector_flops=by_kind("vector_flops"),
+            kept_scores=by_kind("kept_scores"),
+            hidden_flops=by_kind("hidden_flops"),
+            skippable_flops=by_kind("skippable_flops"),
+            input_bytes=total("input_bytes"),
+            output_bytes=total("output_bytes"),
+            kv_read_bytes=total("kv_read_bytes"),
+            kv_cache_bytes=total("kv_cache_bytes"),
+            intermediate_bytes=sum(inner, 0) + again if len(inner) == len(each) else None,
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from costproof.analytic.attention import Attention, Bias
+from costproof.analytic.attention import Attention, Bias, PackedAttention
 from costproof.analytic.compose import ModulePart, StackCall
 from costproof.analytic.costs import Layer, Size
 from costproof.analytic.linear import Linear
@@ -69,7 +69,7 @@ class AttentionBlock:
         rotary = RotaryPairs(*turned, b) if self.pairs else Rotary(*turned, b, self.head_dim - self.rotary)
         table = RotaryProduct(call.tokens, self.rotary, b)
         return (
-            ModulePart(role, (self._core(call), *((rotary,) if self.rotary != 0 else ()), *self.beside)),
+            ModulePart(role, (self.core(call), *((rotary,) if self.rotary != 0 else ()), *self.beside)),
             *(fused if self.fused else (self._in(role, x, rows, b) for x in ("q", "k", "v"))),
             self._out(role, rows, b),
             *self._norms(role, rows, b),
@@ -79,7 +79,7 @@ class AttentionBlock:
     def cross_parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
         """Return the modules of the block, used as cross-attention to ``call.memory`` new keys and the cached ones."""
         b, rows, new = call.item_bytes, call.rows, call.batch * call.memory
-        core = replace(self._core(call, new_keys=call.memory, past=call.memory_past), causal=False)
+        core = replace(self.core(call, new_keys=call.memory, past=call.memory_past), causal=False)
         return (
             ModulePart(role, (core, *self.beside)),
             self._in(role, "q", rows, b),
@@ -88,7 +88,8 @@ class AttentionBlock:
             self._out(role, rows, b),
         )
 
-    def _core(self, call: StackCall, new_keys: Size | None = None, past: Size | None = None) -> Attention:
+    def core(self, call: StackCall, new_keys: Size | None = None, past: Size | None = None) -> Attention:
+        """Return the scores, softmax and weighted sum of a call, by default with a new key for every query."""
         return Attention(
             batch=call.batch,
             queries=call.tokens,
@@ -140,3 +141,22 @@ class AttentionBlock:
             ModulePart(f"{role}.q_norm", (norm(rows * self.heads, self.head_dim, b),)),
             ModulePart(f"{role}.k_norm", (norm(rows * self.kv_heads, self.head_dim, b),)),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBlock:
+    """An :class:`AttentionBlock` of a batch whose rows have different lengths: one set of projections for all rows."""
+
+    blocks: tuple[AttentionBlock, ...]
+    """The block of each row; they differ in masks."""
+    calls: tuple[StackCall, ...]
+    """Sizes of each row."""
+
+    def parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
+        """Return the modules of the block with their formulas; ``call`` has the tokens of all rows."""
+        one = self.blocks[0]
+        own, *others = one.parts(role, call)
+        width = one.head_dim if one.value_dim is None else one.value_dim
+        cores = tuple(block.core(row) for block, row in zip(self.blocks, self.calls, strict=True))
+        packed = PackedAttention(cores, call.rows * one.heads * width, call.item_bytes)
+        return (replace(own, layers=(packed, *own.layers[1:])), *others)

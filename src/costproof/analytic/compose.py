@@ -251,6 +251,7 @@ def prefill_and_decode(
     decode: bool = True,
     cache: Size = 1,
     past: bool = False,
+    first_id: str = "prompt",
 ) -> Iterator[CostNode]:
     """Yield the nodes of ``prefill``, a prompt of S tokens, and of ``decode``, N steps at contexts P to P + N - 1.
 
@@ -261,11 +262,12 @@ def prefill_and_decode(
         decode: whether there are decode steps; their stage owns its parameters in any case.
         cache: see :func:`invocation_nodes`.
         past: whether C tokens are in the cache before the prompt.
+        first_id: name of the invocation of the prefill.
     """
     first = prompt_call(past=past)
     prompt = parts(first)
     yield from stage_nodes("prefill", prompt, names)
-    yield from invocation_nodes("prefill", "prompt", prompt, names, border=border(first), cache=cache)
+    yield from invocation_nodes("prefill", first_id, prompt, names, border=border(first), cache=cache)
     one = StackCall(sym("B"), 1, sym("b"), past=CONTEXT)
     step = parts(one)
     yield from stage_nodes("decode", step, names)

@@ -133,7 +133,7 @@ class DecoderTape:
 
     def _cache_sizes(self, layer: TransformerLayer, new: Size | None = None) -> tuple[Size, Size]:
         """Return the bytes of a layer's cached keys and of its cached values, after the call or before it."""
-        call, block = self.call, layer.attention
+        call, block = self.call, _plain(layer)
         keys = self._keys(block) - (0 if new is None else call.tokens)
         if isinstance(block, LatentBlock):
             return call.batch * keys * block.rank * call.item_bytes, call.batch * keys * block.rope * call.item_bytes
@@ -151,7 +151,7 @@ class DecoderTape:
     ) -> Piece:
         rows, width = self.call.rows, layer.width
         normed = self._norm(layer.norm, x, rows, width)
-        block = layer.attention
+        block = _plain(layer)
         if isinstance(block, LatentBlock):
             result = self._latent(block, normed, table, old, mask)
         else:
@@ -577,3 +577,9 @@ def _last_two(kinds: Sequence[object]) -> set[int]:
     for i, kind in enumerate(kinds):
         found.setdefault(kind, []).append(i)
     return {i for places in found.values() for i in places[-2:]}
+
+
+def _plain(layer: TransformerLayer) -> AttentionBlock | LatentBlock:
+    """Return the attention of a layer in a call of equal sequences, which is the only one that has a tape."""
+    assert isinstance(layer.attention, AttentionBlock | LatentBlock)
+    return layer.attention

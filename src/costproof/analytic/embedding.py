@@ -279,3 +279,21 @@ class FeaturesInPrompt:
             output_bytes=out,
             intermediate_bytes=features if self.returned else 2 * features,
         )
+
+
+@layer
+class PickedPositions:
+    """Picks ``rows`` rows of hidden states, those whose logits are needed: read and written once, without FLOPs."""
+
+    name: ClassVar[str] = "picked_positions"
+    title: ClassVar[str] = "Positions that get logits"
+    source: ClassVar[str] = "transformers, forward of causal language models (logits_to_keep as indices)"
+
+    rows: Size
+    width: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        moved = self.rows * self.width * self.item_bytes
+        return LayerCosts(input_bytes=moved, output_bytes=moved, weight_read_bytes=0, intermediate_bytes=0)

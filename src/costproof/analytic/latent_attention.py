@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import sympy
 
-from costproof.analytic.attention import Attention, Bias
+from costproof.analytic.attention import Attention, Bias, PackedAttention
 from costproof.analytic.compose import ModulePart, StackCall
-from costproof.analytic.costs import LayerCosts, Size, layer
+from costproof.analytic.costs import Layer, LayerCosts, Size, layer
 from costproof.analytic.linear import Linear
 from costproof.analytic.norms import RmsNorm
 from costproof.analytic.rotary import RotaryPairs
@@ -204,27 +205,36 @@ class LatentBlock:
 
     def parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
         """Return the modules of the block with their formulas."""
-        b, rows = call.item_bytes, call.rows
-        context = call.batch * (call.past + call.tokens)
+        up = ModulePart(f"{role}.kv_up", (self.expansion(call),), called=not self.absorbed)
+        return self.around(role, call, self.core(call), up)
+
+    def core(self, call: StackCall) -> LatentAttention | AbsorbedAttention:
+        """Return the attention of a call to latents."""
         widths = (self.nope, self.rope, self.value_dim, self.rank)
         kind = AbsorbedAttention if self.absorbed else LatentAttention
         core: LatentAttention | AbsorbedAttention
-        core = kind(call.batch, call.tokens, self.heads, *widths, b, call.past, self.mask, self.written_out)
-        if isinstance(core, LatentAttention):
-            core = replace(core, wide=self.wide)
-        else:
-            core = replace(core, narrow=self.narrow)
+        core = kind(
+            call.batch, call.tokens, self.heads, *widths, call.item_bytes, call.past, self.mask, self.written_out
+        )
+        return replace(core, wide=self.wide) if isinstance(core, LatentAttention) else replace(core, narrow=self.narrow)
+
+    def expansion(self, call: StackCall) -> Linear:
+        """Return the projection that expands the latents of a call's context to keys and values."""
+        context = call.batch * (call.past + call.tokens)
+        width = self.heads * (self.nope + self.value_dim)
+        return Linear(context, self.rank, width, call.item_bytes, bias=False, skippable=self._saved(call))
+
+    def around(self, role: str, call: StackCall, core: Layer, up: ModulePart) -> tuple[ModulePart, ...]:
+        """Return the modules of the block around an attention and the expansion of latents."""
+        b, rows = call.item_bytes, call.rows
         rotation = RotaryPairs(call.batch, call.tokens, self.heads, 1, self.rope, b, self.as_complex)
         down = Linear(rows, self.width, self.rank + self.rope, b, self.bias)
-        up = Linear(
-            context, self.rank, self.heads * (self.nope + self.value_dim), b, bias=False, skippable=self._saved(call)
-        )
         return (
             ModulePart(role, (core, rotation)),
             *self._queries(role, rows, b),
             ModulePart(f"{role}.kv_down", (down,)),
             ModulePart(f"{role}.kv_norm", (RmsNorm(rows, self.rank, b),)),
-            ModulePart(f"{role}.kv_up", (up,), called=not self.absorbed),
+            up,
             ModulePart(f"{role}.out", (Linear(rows, self.heads * self.value_dim, self.width, b, self.bias),)),
         )
 
@@ -255,4 +265,78 @@ class LatentBlock:
             ModulePart(f"{role}.q_down", (Linear(rows, self.width, self.q_rank, b, self.bias),)),
             ModulePart(f"{role}.q_norm", (RmsNorm(rows, self.q_rank, b),)),
             ModulePart(f"{role}.q_up", (Linear(rows, self.q_rank, inner, b, bias=False),)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLatentBlock:
+    """A :class:`LatentBlock` of a batch whose rows have different lengths: some absorb ``.kv_up``, others call it."""
+
+    blocks: tuple[LatentBlock, ...]
+    """The block of each row; they differ in masks, and in whether they absorb."""
+    calls: tuple[StackCall, ...]
+    """Sizes of each row."""
+
+    def parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
+        """Return the modules of the block with their formulas; ``call`` has the tokens of all rows."""
+        one, b = self.blocks[0], call.item_bytes
+        each = tuple(zip(self.blocks, self.calls, strict=True))
+        cores = tuple(block.core(row) for block, row in each)
+        expanded = [block.expansion(row) for block, row in each if not block.absorbed]
+        made = expanded or [one.expansion(call)]
+        up = replace(
+            made[0], rows=sympy.Add(*(x.rows for x in made)), skippable=sympy.Add(*(x.skippable for x in made))
+        )
+        kept = tuple(row for block, row in each if not block.absorbed)
+        # Rows without a past are one piece already, unless others lie between them.
+        whole = len(kept) < 2 or (len(kept) == len(each) and all(row.past == 0 for row in kept))
+        packed = PackedLatents(
+            PackedAttention(cores, call.rows * one.heads * one.value_dim, b),
+            joined=0 if whole else _context(kept, one.rank + one.rope),
+            latents=0 if whole else _context((row for row in kept if row.past == 0), one.rank),
+            shared=bool(expanded) and len(expanded) < len(each),
+        )
+        return one.around(role, call, packed, ModulePart(f"{role}.kv_up", (up,), called=bool(expanded)))
+
+
+def _context(rows: Iterable[StackCall], width: Size) -> Size:
+    """Return the elements of the context of some rows."""
+    return sympy.Add(*(row.batch * (row.past + row.tokens) for row in rows)) * width
+
+
+@layer
+class PackedLatents:
+    """Latent attention of rows of different lengths, some of which expand their latents and others absorb that.
+
+    Costs are those of :class:`~costproof.analytic.attention.PackedAttention`. If several rows are expanded, and one of
+    them has a past or others are absorbed, the latents and rotated keys of all expanded rows are joined for one
+    projection, which writes and reads ``joined`` elements once more; then the new latents of rows without a past come
+    in and go out, too. Weights that absorbing rows read are read by the projection, too, if it is called.
+    """
+
+    name: ClassVar[str] = "packed_latents"
+    title: ClassVar[str] = "Latent attention of rows of different lengths"
+    source: ClassVar[str] = (
+        "vLLM v1 MLACommonImpl (prefill expanded, decode absorbed); costproof.models.decoding.absorbed"
+    )
+
+    attention: PackedAttention
+    joined: Size = 0
+    """Latents and rotated keys of the expanded rows, if they are joined."""
+    latents: Size = 0
+    """Those of the latents that are of rows without a past."""
+    shared: bool = False
+    """Whether some rows absorb the projection and others call it."""
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        found = self.attention.costs()
+        b = self.attention.item_bytes
+        inner, joined = found.intermediate_bytes, 2 * (self.joined - self.latents) * b
+        return replace(
+            found,
+            input_bytes=found.input_bytes + self.latents * b,
+            output_bytes=found.output_bytes + self.latents * b,
+            shared_weight_bytes=found.weight_read_bytes if self.shared else 0,
+            intermediate_bytes=None if inner is None else inner + joined,
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.workload import Row
 
 RUN_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "B": SymbolDoc("B", "sequences in the batch"),
@@ -15,6 +17,21 @@ RUN_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "b": SymbolDoc("b", "bytes per element of the run's dtype"),
 }
 """Symbols of a run of a decoder."""
+
+
+def row_symbols(rows: Sequence[Row]) -> dict[str, SymbolDoc]:
+    """Return the symbols of a batch of rows, in addition to those of every run."""
+    found = {
+        "B": SymbolDoc("B", "packed sequences, 1"),
+        "S": SymbolDoc("S", "new tokens of all rows"),
+        "L": SymbolDoc("L", "positions of all rows that lm_head maps"),
+    }
+    for i, row in enumerate(rows, 1):
+        found[f"B_{i}"] = SymbolDoc(f"B_{{{i}}}", f"sequences of row {row.short}")
+        found[f"S_{i}"] = SymbolDoc(f"S_{{{i}}}", f"new tokens of each sequence of row {row.short}")
+        found |= {f"C_{i}": SymbolDoc(f"C_{{{i}}}", f"cached tokens before row {row.short}")} if row.past else {}
+    return found
+
 
 PAST_SYMBOLS: Final = {"C": SymbolDoc("C", "tokens in the cache before the prefill")}
 """Symbols of a decoder whose prefill begins with a filled cache, in addition to those of every run."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from costproof.analytic.attention_block import AttentionBlock
+from costproof.analytic.attention_block import AttentionBlock, PackedBlock
 from costproof.analytic.compose import CONTAINER, ModulePart, StackCall, in_layer
 from costproof.analytic.costs import Layer, Size
 from costproof.analytic.elementwise import LayerScale, Residual
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.feed_forward import ExpertMixture, Mlp
-from costproof.analytic.latent_attention import LatentBlock
+from costproof.analytic.latent_attention import LatentBlock, PackedLatentBlock
 from costproof.analytic.linear import LmHead
 from costproof.analytic.norms import NORMS, NormKind
 from costproof.analytic.rotary import RotaryTable
@@ -30,7 +30,7 @@ class TransformerLayer:
     """
 
     width: Size
-    attention: AttentionBlock | LatentBlock
+    attention: AttentionBlock | PackedBlock | LatentBlock | PackedLatentBlock
     feed_forward: Mlp | ExpertMixture
     norm: NormKind = "rms"
     norm_last: bool = False

@@ -143,15 +143,19 @@ def operators(kinds: Iterable[tuple[str, int | None]]) -> tuple[tuple[str, int],
 
 
 @lru_cache(maxsize=4096)
-def readings(found: tuple[tuple[str, int], ...]) -> tuple[Kinds, ...]:
+def readings(found: tuple[tuple[str, int], ...], softmax: int = 0) -> tuple[Kinds, ...]:
     """Return the possible readings of a module's operators as kinds of work; the plain one comes first.
 
     Args:
         found: operators by their common name, each with its FLOPs.
+        softmax: FLOPs of a softmax inside fused attention of which some calls have a mask; 0 if all or none do.
     """
     there = dict(found)
     recipes = [(None, *_WRITTEN_OUT[name]) for name in _WRITTEN_OUT if name in there]
     fused = _FUSED if "attention" in there else (_FUSED[0],)
+    if softmax:
+        share = Fraction(softmax, there["attention"])
+        fused = ({"softmax": share, ARITHMETIC: 1 - share}, *fused)
     made = (_read(there, shares, written) for shares, *written in product(fused, *recipes))  # type: ignore[arg-type]
     return tuple({tuple(sorted(kinds.items())): kinds for kinds in made if kinds is not None}.values())
 
@@ -190,4 +194,8 @@ def nearest(formula: Kinds, found: tuple[tuple[str, int], ...]) -> Kinds:
     def apart(other: Kinds) -> int:
         return sum(abs(formula.get(kind, 0) - other.get(kind, 0)) for kind in {*formula, *other})
 
-    return min(readings(found), key=apart)
+    attention = dict(found).get("attention", 0)
+    softmax = formula.get("softmax", 0) - sum(value for name, value in found if _KIND.get(name) == "softmax")
+    scores, odd = divmod(softmax, 5)
+    mixed = not odd and 0 < attention - 6 * scores < scores  # 6 a score, and 1 more of those with a mask
+    return min(readings(found, softmax if mixed else 0), key=apart)

@@ -251,11 +251,12 @@ def parse_size(text: str, where: str) -> int:
     return int(number)
 
 
-_MASKS: Final = "(3*b + 4)*B*S**2"
-"""Bytes of masks in a call with B sequences of S tokens and b bytes per element."""
+_MASK_BYTES: Final = "(3*b + 4)*"
+_MASKS: Final = "B*S**2"
+"""Elements of masks in a call with B sequences of S tokens; each has at most 3 b + 4 bytes."""
 _ATTENTION: Final = "attention"
-_PAST_MASKS: Final = "(3*b + 4)*B*S*C"
-"""Bytes that masks have in addition if C tokens are in the cache before the call."""
+_PAST_MASKS: Final = "B*S*C"
+"""Elements that masks have in addition if C tokens are in the cache before the call."""
 _SCORE_BYTES: Final = 13
 """Bytes per head, query and key of unfused attention, for its scores."""
 _KEY_BYTES: Final = 12
@@ -268,13 +269,15 @@ _LAST_STEP: Final = ("1", "(P + N)")
 """Numbers of queries and keys of the last call in a series of decode steps."""
 
 
-def activations(element: int, stage: str | None = None) -> FormulaSum:
+def activations(element: int, stage: str | None = None, rows: int = 0) -> FormulaSum:
     """Return the upper bound of activation bytes for one call of a stage, or for all stages; for decode, its last step.
 
     Args:
         element: bytes per element.
         stage: ``None``: all stages.
+        rows: number of rows of a batch that differ, each with its own masks; 0 for equal sequences.
     """
+    masks = [_of_row(source, i) for source in (_MASKS, _PAST_MASKS) for i in range(1, rows + 1)]
 
     def here(node: CostNode) -> bool:
         return stage in (None, node.stage)
@@ -290,9 +293,13 @@ def activations(element: int, stage: str | None = None) -> FormulaSum:
         inside("input_bytes"),
         inside("output_bytes"),
         MetricTerm("flops", past, factor=-(-element // 2), take="last step", layers="one of each kind"),
-        CallTerm(_MASKS, stage),
-        CallTerm(_PAST_MASKS, stage),
+        *(CallTerm(_MASK_BYTES + source, stage) for source in masks or (_MASKS, _PAST_MASKS)),
     )
+
+
+def _of_row(source: str, number: int) -> str:
+    """Return a formula of sequences B, new tokens S and cached tokens C in the symbols of one row of a batch."""
+    return re.sub(r"\b[BSC]\b", rf"\g<0>_{number}", source)
 
 
 def unfused_attention(
@@ -323,7 +330,10 @@ def unfused_attention(
     expanded = [latent] if any(_widths_differ(values) for values in sizes.values()) else []
     absorbed = [("text_kv_rank + text_rope", "text_kv_rank")] if side.conventions.mla == "absorbed" else expanded
     # Only a prefill with a past has the symbol C.
-    prompts = (_layer_bytes(*tokens, *widths) for widths in expanded for tokens in (_PROMPT, _CHUNK))
+    prompts = [_layer_bytes(*tokens, *widths) for widths in expanded for tokens in (_PROMPT, _CHUNK)]
+    if side.workload.rows:
+        prompts += [_layer_bytes(*_CHUNK, *widths) for widths in absorbed if widths not in expanded]
+        prompts = [_of_row(source, i) for source in prompts for i in range(1, len(side.workload.rows) + 1)]
     steps = (_layer_bytes(*_LAST_STEP, *widths) for widths in absorbed)
     return tuple(CallTerm(source, stage) for source in (*prompts, *steps))
 

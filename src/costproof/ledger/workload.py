@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Final, Literal, cast
 
+from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Metric
 from costproof.ledger.plural import plural
 
@@ -33,6 +35,50 @@ SettingValue = int | str | tuple[int, ...]
 """A value of a target's own setting."""
 PAST: Final = "past"
 """Input of a workload: tokens per sequence in the cache before the prefill, if there are any."""
+ROWS: Final = "rows"
+"""Input of a workload: the rows of a batch of unequal sequences, as :attr:`Row.text`, separated by commas."""
+ROWS_INVOCATION: Final = "rows"
+"""Invocation of the prefill that processes the rows of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Sequences of a batch that are equal: a prompt, a chunk behind a prefix, a decode step, drafted tokens."""
+
+    new: int
+    """Tokens that each sequence processes."""
+    past: int = 0
+    """Tokens of each sequence that are in the cache before."""
+    count: int = 1
+    """Number of these sequences."""
+    logits: int = 1
+    """Last positions of each sequence that lm_head maps."""
+
+    @property
+    def text(self) -> str:
+        """Return the row as it is stored: ``16x5+8000/1``, 16 sequences of 5 tokens behind 8000, 1 with logits."""
+        kept = "" if self.new == self.logits == 1 else f"/{self.logits}"
+        return f"{f'{self.count}x' if self.count > 1 else ''}{self.new}{f'+{self.past}' if self.past else ''}{kept}"
+
+    @property
+    def short(self) -> str:
+        """Return the row without its logits if only the last position has them."""
+        return self.text.removesuffix("/1")
+
+
+_ROW: Final = re.compile(r"(?:([0-9]+)x)?([0-9]+)(?:\+([0-9]+))?(?:/([0-9]+))?")
+
+
+@lru_cache(maxsize=64)
+def _stored_rows(text: str) -> tuple[Row, ...]:
+    found = []
+    for part in text.split(","):
+        matched = _ROW.fullmatch(part)
+        if matched is None:
+            raise BadInput("a workload has a row that is not one", where="$.workload.inputs.rows", got=part[:60])
+        count, new, past, logits = matched.groups(default="")
+        found.append(Row(int(new), int(past or 0), int(count or 1), int(logits or 1)))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +113,18 @@ class Workload:
         """Return the tokens per sequence that are in the cache before the prefill."""
         found = self.inputs.get(PAST, 0)
         return cast(int, found)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Return the rows of a batch of unequal sequences; empty if all are equal."""
+        text = self.inputs.get(ROWS, "")
+        return _stored_rows(cast(str, text)) if text else ()
+
+    def of_row(self, row: Row) -> Workload:
+        """Return the workload of one row as a batch of its own."""
+        inputs = {name: value for name, value in self.inputs.items() if name != ROWS}
+        inputs |= {PAST: row.past} if row.past else {}
+        return replace(self, text_tokens=row.new, new_tokens=0, batch=row.count, inputs=inputs)
 
     @property
     def context(self) -> int:

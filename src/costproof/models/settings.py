@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, Final, get_args
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean, invalid_choice
+from costproof.ledger.files import MAX_BYTES, first_bytes
 from costproof.ledger.run import RunOptions, parse_integer
 from costproof.ledger.workload import PAST as PAST_INPUT
-from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Logits, Workload
+from costproof.ledger.workload import ROWS as ROWS_INPUT
+from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Logits, Row, Workload
 from costproof.models.target import Setting
 from costproof.patches import flash_attention
 
 TEXT_TOKENS: Final = Setting("text_tokens", "Tokens of the prompt.")
 SEQ_LEN: Final = Setting("seq_len", "Tokens of the prompt, or positions of a sequence.")
 PAST: Final = Setting(PAST_INPUT, "Tokens of each sequence that are in the cache before the prefill.")
+ROWS: Final = Setting(
+    ROWS_INPUT,
+    "Rows of a batch of unequal sequences: 4096, 16x1+8000, 8x5+2000/all is a prompt, 16 steps behind 8000 tokens, and "
+    "5 tokens, all with logits, of 8 sequences; or a file with the new and past tokens of each row.",
+    "text",
+    metavar="ROWS",
+)
 NEW_TOKENS: Final = Setting("new_tokens", "Decode steps; 0 counts only the prefill.")
 BATCH: Final = Setting("batch", "Sequences at once.")
 IMAGE_SIZE: Final = Setting("image_size", "Pixels per side of an image.")
@@ -28,6 +41,8 @@ EXPERTS: Final = Setting("experts", "Kernel of the routed experts.", "choice", g
 
 MAX_BATCH: Final = 1024
 """Largest batch size; a larger one is probably a mistake."""
+MOST_KINDS: Final = 256
+"""Most rows of a batch that differ from each other."""
 
 
 def known_preset(name: str, known: Collection[str], where: str = "--preset") -> str:
@@ -112,6 +127,32 @@ def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]
     return [problem] if total > most else []
 
 
+def row_problems(workload: Workload, most: int) -> list[CostproofError]:
+    """Return an error for each row of a batch that exceeds the model's context of ``most`` tokens, or its kernels."""
+    found: list[CostproofError] = [
+        BadInput(
+            "a row is longer than the model's context",
+            where=f"--{ROWS_INPUT}, {row.short}",
+            expected=f"at most {most} tokens",
+            got=f"{row.past} in the cache + {row.new} new = {row.past + row.new}",
+        )
+        for row in workload.rows
+        if row.past + row.new > most
+    ]
+    total = sum(row.count * row.new for row in workload.rows)
+    for name, value, said in (
+        ("text_tokens", workload.text_tokens, total), ("batch", workload.batch, 1),
+        ("new_tokens", workload.new_tokens, 0), (PAST_INPUT, workload.past, 0),
+    ):  # fmt: skip
+        if value != said:
+            where = f"--{ROWS_INPUT}, {option(name)}"
+            found.append(BadInput("the rows of a batch say this", where=where, expected=said, got=value))
+    if workload.attention == flash_attention.FLASH:
+        where, fix = f"--{ROWS_INPUT}, --attention", "--attention sdpa, which costs the same"
+        found.append(BadInput("a batch of rows runs no FlashAttention", where=where, fix=fix))
+    return found
+
+
 def device_problems(workload: Workload, options: RunOptions) -> list[CostproofError]:
     """Return an error for each kernel of a workload that the device of the run does not have."""
     found: list[CostproofError] = []
@@ -188,3 +229,150 @@ def collect_problems(problems: list[CostproofError]) -> Iterator[None]:
         problems += error.problems
     except BadInput as error:
         problems.append(error)
+
+
+_ROW: Final = re.compile(r"(?:(\d+)\s*x\s*)?(\d+)\s*(?:\+\s*(\d+))?\s*(?:/\s*(\d+|all))?")
+_FORM: Final = "[COUNTx]NEW[+PAST][/LOGITS], as in 4096, 16x1+8000, 8x5+2000/all"
+_COUNTS: Final = ("count",)
+_NEW: Final = ("new", "new_tokens", "num_scheduled_tokens", "extend_input_len", "extend_seq_lens", "extend_lens")
+_BEFORE: Final = ("past", "past_tokens", "num_computed_tokens", "extend_prefix_lens", "prefix_lens")
+_KEPT: Final = ("logits",)
+"""Names of the numbers of a row in a file, the last ones of both groups those of vLLM's and SGLang's schedulers."""
+
+
+def rows_of(text: str, usual: Logits) -> tuple[Row, ...]:
+    """Return the rows of a batch from a text such as ``4096, 16x1+8000, 8x5+2000/all``, or from a file.
+
+    Equal rows are one row with their number.
+
+    Args:
+        text: the rows, or the path of a file: CSV with a header, JSON, or a JSON object a line, each a row, or one
+            step as vLLM's ``SchedulerOutput`` or SGLang's ``ForwardBatch`` has it.
+        usual: logits of rows that do not say theirs.
+
+    Raises:
+        Problems: all rows that are not valid, by number.
+        BadInput: the file cannot be read.
+    """
+    given = [_written(part) for part in text.split(",")] if _is_written(text) else _filed(Path(text))
+    problems: list[CostproofError] = []
+    found: dict[tuple[int, int, int], int] = {}
+    for number, row in enumerate(given, 1):
+        with collect_problems(problems):
+            new, past, logits, count = _checked(row, f"--{ROWS_INPUT}, row {number}", usual)
+            found[new, past, logits] = found.get((new, past, logits), 0) + count
+    rows = tuple(Row(new, past, count, logits) for (new, past, logits), count in found.items())
+    for what, number, most in (
+        ("too many sequences", sum(row.count for row in rows), MAX_BATCH),
+        ("too many rows that differ", len(rows), MOST_KINDS),
+    ):
+        if number > most:
+            problems.append(BadInput(what, where=f"--{ROWS_INPUT}", expected=f"at most {most}", got=number))
+    if rows and not problems and not any(row.logits for row in rows):
+        problems.append(BadInput("no row has logits", where=f"--{ROWS_INPUT}", expected="/1 or more in one of them"))
+    if problems:
+        raise Problems("the rows of the batch are not valid", problems)
+    return rows
+
+
+_Numbers = tuple[Any, Any, Any, Any]
+"""New tokens, past, logits (``None``: as usual; ``all``) and number of sequences of a row, not checked."""
+
+
+def _is_written(text: str) -> bool:
+    """Return whether a text is rows rather than the path of a file."""
+    return any(_ROW.fullmatch(part.strip()) for part in text.split(",")) or not Path(text).suffix
+
+
+def _written(text: str) -> _Numbers | str:
+    matched = _ROW.fullmatch(text.strip())
+    if matched is None:
+        return text
+    count, new, past, logits = matched.groups()
+    return int(new), int(past or 0), int(logits) if logits not in (None, "all") else logits, int(count or 1)
+
+
+def _checked(row: _Numbers | str, where: str, usual: Logits) -> tuple[int, int, int, int]:
+    """Return new tokens, past, positions with logits and number of sequences of a row.
+
+    Raises:
+        BadInput: one of them is out of range.
+    """
+    if isinstance(row, str):
+        raise BadInput("not a row of a batch", where=where, expected=_FORM, got=row.strip()[:60] or "nothing")
+    new, past, logits, count = row
+    logits = usual if logits is None else logits
+    logits = new if logits == "all" else 1 if logits == "last" else logits
+    for what, value, least in (
+        ("new tokens", new, 1), ("past tokens", past, 0), ("logits", logits, 0), ("sequences", count, 1),
+    ):  # fmt: skip
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise BadInput(f"not a number of {what}", where=where, expected=f"{least} or more", got=str(value)[:60])
+    if logits > new:
+        raise BadInput("more logits than new tokens", where=where, expected=f"at most {new}", got=logits)
+    return new, past, logits, count
+
+
+def _filed(path: Path) -> list[_Numbers | str]:
+    """Return the rows of a file."""
+    text = first_bytes(path, MAX_BYTES, regular=True).decode(errors="replace") if path.is_file() else None
+    if text is None:
+        raise BadInput(
+            "there is no such file of rows", where=f"--{ROWS_INPUT}", expected=f"a file, or {_FORM}", got=path
+        )
+    if path.suffix == ".csv":
+        lines = csv.DictReader(text.splitlines())
+        return [_named({k: int(v) if v and v.strip().isdecimal() else v for k, v in line.items()}) for line in lines]
+    try:
+        data = json.loads(text)
+    except ValueError:
+        try:
+            data = [json.loads(line) for line in text.splitlines() if line.strip()]
+        except ValueError as error:
+            raise BadInput(
+                "not a file of rows", where=str(path), expected="CSV, JSON, or a JSON object a line", got=str(error)
+            ) from None
+    steps = data if isinstance(data, list) else [data]
+    if len(steps) == 1 and isinstance(steps[0], dict) and (found := _step(steps[0])) is not None:
+        return found
+    return [_named(step) if isinstance(step, dict) else str(step) for step in steps]
+
+
+def _first(values: Mapping[str, Any], names: Iterable[str], usual: Any = None) -> Any:
+    return next((values[name] for name in names if values.get(name) not in (None, "")), usual)
+
+
+def _named(values: Mapping[str, Any]) -> _Numbers | str:
+    """Return the numbers of a row that is a map from names to them."""
+    new = _first(values, _NEW)
+    if not isinstance(new, int):
+        several = ", a file has one step" if isinstance(new, dict | list) else ""
+        return f"{', '.join(map(str, values))}{several}" or "nothing"
+    return new, _first(values, _BEFORE, 0), _first(values, _KEPT), _first(values, _COUNTS, 1)
+
+
+def _step(values: Mapping[str, Any]) -> list[_Numbers | str] | None:
+    """Return the rows of one step as a scheduler has it; ``None`` if it is a row.
+
+    vLLM (``SchedulerOutput``) maps requests to numbers, and lists new and known requests apart; drafted tokens get
+    logits. SGLang (``ForwardBatch``, ``ScheduleBatch``) has parallel lists.
+    """
+    new, past = _first(values, _NEW), _first(values, _BEFORE, [])
+    if isinstance(new, list):
+        before = past if isinstance(past, list) and past else [0] * len(new)
+        if len(before) != len(new):
+            return [f"{len(new)} new and {len(before)} past tokens"]
+        return [(n, p, None, 1) for n, p in zip(new, before, strict=True)]
+    if not isinstance(new, dict):
+        return None
+    fresh, known = values.get("scheduled_new_reqs") or [], values.get("scheduled_cached_reqs") or {}
+    drafts = values.get("scheduled_spec_decode_tokens") or {}
+    held = dict(past) if isinstance(past, dict) else {}
+    held |= {one.get("req_id"): one.get("num_computed_tokens") for one in fresh}
+    held |= dict(zip(known.get("req_ids", ()), known.get("num_computed_tokens", ()), strict=False))
+    return [
+        (n, held[name], len(drafts[name]) + 1 if name in drafts else None, 1)
+        if name in held
+        else f"request {name} without num_computed_tokens"
+        for name, n in new.items()
+    ]

@@ -28,7 +28,7 @@ from costproof.estimate.roofline import choose_source
 from costproof.estimate.sums import CallTerm, FormulaSum, MetricTerm
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.environment import require
-from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import FLOAT_BYTES, KV_DTYPE, PAST, Workload, cache_counted
@@ -98,7 +98,7 @@ def fits(
     for stage in folded.stages:
         held = None
         if along:
-            terms = (*activations(element, stage), *unfused_attention(side, sizes, stage))
+            terms = (*activations(element, stage, len(side.workload.rows)), *unfused_attention(side, sizes, stage))
             held = along["batch"].value(along["batch"].own, terms)
         known = (*_peaks(read.peaks, stage), by_stage.get(stage))
         stages.append(StageMemory(stage, folded.total("kv_cache_bytes", stage), held, *known))
@@ -108,7 +108,8 @@ def fits(
     unpacked = None if quantised is None else quantised.largest_matrix * element
     counted = not {*cache_counted(side.target, side.workload).quantised} - (set() if quantised is None else {"weights"})
     certain = None if held is None or buffers is None or not counted else held + buffers
-    kept = (*activations(element), *unfused_attention(side, sizes)) if along and live is None else None
+    rows = len(side.workload.rows)
+    kept = (*activations(element, rows=rows), *unfused_attention(side, sizes)) if along and live is None else None
     answer = Fits(
         side.conventions, side.target, side.workload, side.environment, device, room, name,
         weights_bytes=weights,
@@ -125,7 +126,7 @@ def fits(
         token_bytes=_token_bytes(along),
         reserve_bytes=kept_free,
         limits=()
-        if certain is None
+        if certain is None or side.workload.rows  # the rows say all lengths
         else (*_limits(along, certain, room, kept, live, read.peaks, unpacked or 0), *_of_graph(read, certain, room)),
         notes=(
             *side.notes, *unknown, *why, *_cache_notes(side.workload, live),
@@ -194,7 +195,7 @@ def _token_bytes(along: Mapping[str, SettingCurve]) -> int | None:
         return None
     try:
         more = of.value(of.own + 1, _CACHE) - of.value(of.own, _CACHE)
-    except BadInput:
+    except (BadInput, Problems):
         return None
     batch = along["batch"].own
     return more // batch if more % batch == 0 else None

@@ -352,7 +352,7 @@ def clock_borders(
     for row in rows:
         if row.clocks is not None and row.clocks.device:
             first.setdefault((row.stage, row.invocation), row)
-    if not first or not isinstance(target, WithKeys):
+    if not first or not isinstance(target, WithKeys) or workload.rows:
         return ()
     side = baseline_by_formulas(target, workload)
     curves = [SettingCurve(side, target, setting) for setting in _SETTINGS]

@@ -92,7 +92,7 @@ def roofline(
         folded, kind, experts = apply_routing(folded, ledger, batch.sizes(batch.own), routing)
     run, stages, parts = bounds(folded, of, arithmetic, routed=kind != "bound")
     solved: Iterable[BottleneckThreshold] = ()
-    if batch is not None and read.target is not None:
+    if batch is not None and read.target is not None and not side.workload.rows:  # the rows say all lengths
         solved = _borders(batch, SettingCurve(side, read.target, "text_tokens"), of, arithmetic)
     # Formulas give a bound: if a stage reads other experts, its weight bytes are unknown.
     other = {t.stage for t in experts}

@@ -11,6 +11,7 @@ from costproof.ledger.plural import plural
 from costproof.ledger.run import RANDOM, RunRecord
 from costproof.ledger.workload import STATED_REASONS, TargetInfo, Workload
 
+_MOST_ROWS: Final = 6
 _MOST_CHANGES: Final = 4
 _MOST_KEYS: Final = 8
 _MOST_NOTES: Final = 4
@@ -41,11 +42,22 @@ def workload_line(workload: Workload) -> str:
     """Return the workload in one line: the target's settings, text and new tokens, batch, dtype."""
     text = f"{workload.text_tokens} text tokens" if workload.text_tokens or workload.new_tokens else ""
     text += f" behind {plural(workload.past, 'token')} in the cache" if workload.past else ""
+    if workload.rows:
+        return ", ".join(filter(None, (workload.what, _rows(workload), workload.dtype)))
     new = plural(workload.new_tokens, "new token") if workload.new_tokens else ""
     # The shapes of a module's own arguments contain all that is known about a batch.
     batch = "" if workload.arguments and not text else f"batch {workload.batch}"
     parts = [workload.what, text, new, batch, workload.dtype]
     return ", ".join(filter(None, parts))
+
+
+def _rows(workload: Workload) -> str:
+    """Return a batch of rows in words: its first rows, and the numbers of sequences, tokens and logits."""
+    rows = workload.rows
+    shown = [row.short for row in rows[:_MOST_ROWS]] + ([f"{len(rows) - _MOST_ROWS} more"] if rows[_MOST_ROWS:] else [])
+    count, logits = sum(row.count for row in rows), sum(row.count * row.logits for row in rows)
+    sizes = f"{plural(count, 'sequence')}, {plural(workload.text_tokens, 'token')}, {logits} with logits"
+    return f"rows {', '.join(shown)} ({sizes})"
 
 
 def model_line(target: TargetInfo) -> str:

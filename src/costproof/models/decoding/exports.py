@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from costproof.ledger.workload import Workload, sampled_steps
+from costproof.ledger.workload import ROWS_INVOCATION, Workload, sampled_steps
 from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta, text_config
 from costproof.models.specs import ExportJob, SymbolicSize
+from costproof.opgraph.graph import CausalMask
 from costproof.patches import flash_attention
 
 if TYPE_CHECKING:
@@ -28,20 +29,67 @@ def export_jobs(model: nn.Module, workload: Workload, decoder: Decoder, *, embed
     Args:
         embeds: whether the prefill gets embeddings instead of token ids.
     """
+    if workload.rows:
+        return [replace(rows_job(model, workload, decoder), conventions=_stands_for(workload))]
     first = chunk_job(model, workload, decoder) if workload.past else None
     jobs = [first or prefill_job(model, workload, decoder, embeds=embeds)]
     if workload.new_tokens:
         jobs.append(step_job(model, workload, decoder))
     if workload.attention == flash_attention.FLASH:
         jobs[-1] = replace(jobs[-1], notes=flash_attention.notes(decoder.beside))
-    stands_for = {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
-    return [replace(job, conventions=stands_for) for job in jobs]
+    return [replace(job, conventions=_stands_for(workload)) for job in jobs]
+
+
+def _stands_for(workload: Workload) -> dict[str, str]:
+    """Return the convention in which an export differs from a run that loops over experts."""
+    return {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
+
+
+def rows_job(model: nn.Module, workload: Workload, decoder: Decoder) -> ExportJob:
+    """Return the export job of a batch of unequal rows, packed into one sequence, at the sizes of the workload."""
+    from costproof.models.decoding.modules import RowsModule
+
+    rows = workload.rows
+    each = [workload.of_row(row) for row in rows]
+    args: dict[str, Any] = packed_inputs(workload)
+    pasts = [decoder.past(model, one, row.count, row.past) for one, row in zip(each, rows, strict=True) if row.past]
+    if pasts:
+        args["keys"] = [keys for past in pasts for keys, _ in past]
+        args["values"] = [values for past in pasts for _, values in past]
+    masks = [decoder.empty_masks(one, row.new, row.past) for one, row in zip(each, rows, strict=True)]
+    masked: list[tuple[int, ...]] = []
+    contents: dict[str, CausalMask] = {}
+    for name, which, window in zip((f"{_MASKS[0]}s", f"{_MASKS[1]}s"), (0, 1), (0, decoder.window), strict=True):
+        given = {i: mask for i, pair in enumerate(masks) if (mask := pair[which]) is not None}
+        masked.append(tuple(given))
+        if given:
+            args[name] = list(given.values())
+            contents |= {f"{name}_{i}": CausalMask(window) for i in range(len(given))}
+    return ExportJob(
+        "rows", "prefill", (ROWS_INVOCATION,), RowsModule(model, decoder, workload, masked), {"part": ""}, args,
+        returns_cache=True, masks=contents,
+    )  # fmt: skip
+
+
+def packed_inputs(workload: Workload) -> dict[str, Any]:
+    """Return ids, positions and the indices of positions with logits of a batch of rows, on the meta device."""
+    import torch
+
+    found = {"ids": ids_on_meta(1, workload.text_tokens), "positions": ids_on_meta(1, workload.text_tokens)}
+    kept = sum(row.count * row.logits for row in workload.rows)
+    if kept < workload.text_tokens:
+        found["kept"] = torch.zeros(kept, dtype=torch.long, device="meta")
+    return found
 
 
 def stage_runs(
     model: nn.Module, workload: Workload, decoder: Decoder, length: int, *, embeds: bool = False
 ) -> list[ExportJob]:
     """Return isolated jobs of the prefill of ``length`` tokens and of the first, middle and last decode step."""
+    if workload.rows:
+        lengths = [("ids", 0, "B"), ("ids", 1, "S"), ("kept", 0, "L")]
+        sizes = [SymbolicSize((name,), dim, symbol) for name, dim, symbol in lengths]
+        return [replace(rows_job(model, workload, decoder), sizes=sizes)]
     batch = workload.batch
     steps = {n: step_job(model, workload, decoder, batch, n) for n in contexts(workload, workload.past + length)}
     prefill = (

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 from costproof.algebra.series import CACHED, CONTEXT
 from costproof.algebra.symbols import sym
-from costproof.analytic.attention_block import AttentionBlock, Projection
+from costproof.analytic.attention_block import AttentionBlock, PackedBlock, Projection
 from costproof.analytic.compose import (
     CONTAINER,
     ModulePart,
@@ -21,8 +21,9 @@ from costproof.analytic.compose import (
 from costproof.analytic.costs import Size
 from costproof.analytic.decoder_memory import CopyBranches, DecoderTape
 from costproof.analytic.elementwise import SoftCap
+from costproof.analytic.embedding import PickedPositions
 from costproof.analytic.feed_forward import ExpertMixture, Mlp
-from costproof.analytic.latent_attention import LatentBlock
+from costproof.analytic.latent_attention import LatentBlock, PackedLatentBlock
 from costproof.analytic.memory_tape import MemoryTape
 from costproof.analytic.norms import NormKind
 from costproof.analytic.rotary import Rotary, RotaryTable
@@ -30,7 +31,7 @@ from costproof.analytic.router import RoutingRule
 from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
-from costproof.ledger.workload import Workload
+from costproof.ledger.workload import ROWS_INVOCATION, Workload
 from costproof.models.cache_dtype import cache_share
 from costproof.models.decoding.config import DecoderConfig, MixtureConfig
 from costproof.models.decoding.names import STAGES, decoder_names, latent_names, mixture_names, sandwich_names
@@ -103,8 +104,11 @@ def decoder_ledger(config: DecoderConfig, workload: Workload, style: DecoderStyl
         return logits_and_masks(workload, call, _windows(config))
 
     parts, decode = decoder_parts(config, workload, style), workload.new_tokens > 0
+    first = ROWS_INVOCATION if workload.rows else "prompt"
     cache = cache_share(workload, latent=style.latent is not None)
-    nodes = prefill_and_decode(parts, style.names(), border=border, decode=decode, cache=cache, past=workload.past > 0)
+    nodes = prefill_and_decode(
+        parts, style.names(), border=border, decode=decode, cache=cache, past=workload.past > 0, first_id=first
+    )
     # A loop over experts calls the activation once for each expert that receives tokens; the formulas call it once.
     stands_for = {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
     return analytic_ledger(nodes, STAGES, stands_for)
@@ -116,10 +120,11 @@ def decoder_parts(
     """Return a function from one call to the parts (role, layers) of its modules, from the root to the logits."""
 
     def parts(call: StackCall) -> tuple[ModulePart, ...]:
-        positions = _positions(workload, call)
+        positions = positions_kept(workload, call)
         capped = SoftCap(call.batch * positions * sym("text_vocab"), call.item_bytes)
+        own = ((capped,) if style.logits_capped else ()) + picked_positions(workload, call)
         return (
-            ModulePart("root", (capped if style.logits_capped else CONTAINER,)),
+            ModulePart("root", own or (CONTAINER,)),
             ModulePart("text"),
             *decoder_stack(config, workload, style)(call).parts("text", call, positions),
         )
@@ -127,9 +132,40 @@ def decoder_parts(
     return parts
 
 
-def _positions(workload: Workload, call: StackCall) -> Size:
-    """Return the positions per sequence that get logits."""
+def positions_kept(workload: Workload, call: StackCall) -> Size:
+    """Return the positions per sequence that get logits.
+
+    Branches: rows of a batch, which have any number.
+    """
+    if is_packed(workload, call):
+        return sym("L")
     return call.tokens if workload.logits == "all" else 1
+
+
+def is_packed(workload: Workload, call: StackCall) -> bool:
+    """Return whether a call processes the rows of a batch, packed into one sequence."""
+    return bool(workload.rows) and call.past == 0
+
+
+def picked_positions(workload: Workload, call: StackCall) -> tuple[PickedPositions, ...]:
+    """Return the layer that picks the positions with logits among those of all rows; none if all have them.
+
+    Branches: whether all have them.
+    """
+    if not is_packed(workload, call) or all(row.logits == row.new for row in workload.rows):
+        return ()
+    return (PickedPositions(call.batch * sym("L"), sym("text_hidden"), call.item_bytes),)
+
+
+def row_calls(workload: Workload, call: StackCall) -> Iterator[tuple[Workload, StackCall, StackCall]]:
+    """Yield, for each row of a batch, its workload, its sizes as if it were all of the batch, and in its own symbols.
+
+    Branches: a row may have no past.
+    """
+    for i, row in enumerate(workload.rows, 1):
+        past = sym(f"C_{i}") if row.past else 0
+        own = StackCall(sym(f"B_{i}"), sym(f"S_{i}"), call.item_bytes, past=past)
+        yield workload.of_row(row), prompt_call(past=row.past > 0), own
 
 
 def decoder_stack(
@@ -140,11 +176,16 @@ def decoder_stack(
     mlp = Mlp(width, sym("text_intermediate"), config.activation, gated=True, bias=style.mlp_bias)
     mixtures = _mixtures(config, workload, style)
 
+    def attention(call: StackCall, window: int) -> AttentionBlock | PackedBlock | LatentBlock | PackedLatentBlock:
+        if is_packed(workload, call):
+            return packed(workload, style, call, window)
+        return _attention(workload, style, call, window) if style.latent is None else style.latent(workload, call)
+
     def stack(call: StackCall) -> DecoderStack:
         layers = tuple(
             TransformerLayer(
                 width,
-                _attention(workload, style, call, window) if style.latent is None else style.latent(workload, call),
+                attention(call, window),
                 mixtures.get(i, mlp),
                 norm=style.norm,
                 norm_after=style.norm_after,
@@ -165,6 +206,15 @@ def decoder_stack(
         )
 
     return stack
+
+
+def packed(workload: Workload, style: DecoderStyle, call: StackCall, window: int) -> PackedBlock | PackedLatentBlock:
+    """Return the attention block of one layer for the rows of a batch."""
+    each = list(row_calls(workload, call))
+    calls = tuple(own for _, _, own in each)
+    if style.latent is not None:
+        return PackedLatentBlock(tuple(style.latent(one, whole) for one, whole, _ in each), calls)
+    return PackedBlock(tuple(_attention(one, style, whole, window) for one, whole, _ in each), calls)
 
 
 def decoder_tapes(
@@ -207,7 +257,7 @@ def decoder_tapes(
         )
         masks = tuple(_given_masks(config, workload, call).items())
         layers, windows = stack(call), tuple(_windows(config))
-        found[name] = _recorded_tape(call, branches, layers, windows, _positions(workload, call), masks, capped)
+        found[name] = _recorded_tape(call, branches, layers, windows, positions_kept(workload, call), masks, capped)
     return found
 
 
@@ -271,11 +321,19 @@ def logits_and_masks(workload: Workload, call: StackCall, windows: Sequence[int]
     Args:
         windows: of all layers; layers with equal windows share one mask.
     """
-    out = call.batch * (call.tokens if workload.logits == "all" else 1) * sym("text_vocab")
+    out = call.batch * positions_kept(workload, call) * sym("text_vocab")
     if workload.attention != "eager":
         return out * call.item_bytes
-    past = (sym("text_window") - 1 if fills(workload, call, w) else call.past for w in {*windows})
-    return (out + call.batch * call.tokens * sum(before + call.tokens for before in past)) * call.item_bytes
+    if is_packed(workload, call):
+        masks = (_mask_elements(one, whole, own, windows) for one, whole, own in row_calls(workload, call))
+        return (out + sum(masks)) * call.item_bytes
+    return (out + _mask_elements(workload, call, call, windows)) * call.item_bytes
+
+
+def _mask_elements(workload: Workload, call: StackCall, sizes: StackCall, windows: Sequence[int]) -> Size:
+    """Return the elements of the masks of eager attention; ``call`` says what fills a window, ``sizes`` has sizes."""
+    past = (sym("text_window") - 1 if fills(workload, call, w) else sizes.past for w in {*windows})
+    return sizes.batch * sizes.tokens * sum(before + sizes.tokens for before in past)
 
 
 def masked_chunk(workload: Workload, call: StackCall) -> bool:

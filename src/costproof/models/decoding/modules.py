@@ -1,14 +1,22 @@
-"""Thin modules around a decoder that run its prefill and one decode step; they add no operators.
+"""Thin modules around a decoder that run its prefill, one decode step, or a batch of unequal rows.
 
-Importing this module imports torch.
+They add no operators, except that the attention of rows is split and joined as a server does it: linear layers, norms
+and experts run once on the tokens of all rows, packed into one sequence, and attention runs row by row, each with its
+own cache. Importing this module imports torch.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Final
+
 import torch
 from torch import nn
 
-from costproof.models.decoding.decoder import Decoder
+from costproof.ledger.workload import Row, Workload
+from costproof.models.decoding.decoder import Decoder, Masks, Past, text_config
 
 CacheTensors = list[tuple[torch.Tensor, ...]]
 
@@ -62,3 +70,197 @@ class StepModule(nn.Module):
         masks = self.decoder.mask((mask, window_mask))
         result = self.part(input_ids=ids, attention_mask=masks, past_key_values=cache, use_cache=True)
         return result.logits, self.decoder.cache_tensors(cache)
+
+
+PACKED: Final = "packed_rows"
+"""Name of the attention of rows among the implementations of transformers."""
+
+
+class RowMasks(dict[str, torch.Tensor]):
+    """Masks of those rows of a batch that need one, by :func:`row_name`; passed where a model expects one mask."""
+
+    ndim = 4
+    """Dimensions of each; GPT-2 asks."""
+
+
+def row_name(number: int) -> str:
+    """Return the name of a row: ``row0``."""
+    return f"row{number}"
+
+
+class RowsCache:
+    """Keys and values of the rows of a batch, in a cache of transformers for each.
+
+    It splits the packed sequence [1, heads, S, width] into sequences [B_i, heads, S_i, width] of the rows.
+    """
+
+    current: ClassVar[RowsCache | None] = None
+    """The cache that the running attention has updated last."""
+
+    def __init__(self, rows: Sequence[Row], caches: list[Any], attention: str, decoder: Decoder) -> None:
+        self.rows, self.caches, self.attention = tuple(rows), caches, attention
+        self.latent, self.decoder = bool(decoder.latent), decoder
+
+    @property
+    def layers(self) -> list[list[Any]]:
+        """Return, for each layer, its caches of all rows."""
+        return [list(same) for same in zip(*(cache.layers for cache in self.caches), strict=True)]
+
+    def split(self, packed: torch.Tensor) -> list[torch.Tensor]:
+        """Return the new tokens of each row [B_i, heads, S_i, width], views of a packed tensor [1, heads, S, width]."""
+        found, start = [], 0
+        for row in self.rows:
+            own = packed.narrow(2, start, row.count * row.new)
+            found.append(own.view(*_rows_of(own, row.count)).transpose(0, 1))
+            start += row.count * row.new
+        return found
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> Any:
+        """Append new keys and values; return those of each row, or latents packed for one projection."""
+        RowsCache.current = self
+        each = zip(self.caches, self.split(keys), self.split(values), strict=True)
+        found = [cache.update(k, v, layer) for cache, k, v in each]
+        if not self.latent:
+            return [k for k, _ in found], [v for _, v in found]
+        if not any(row.past for row in self.rows):
+            return keys, values
+        return joined([k for k, _ in found]), joined([v for _, v in found])
+
+    def get_seq_length(self, *args: Any) -> int:
+        """Return 0: positions are given."""
+        return 0
+
+    def tensors(self) -> CacheTensors:
+        """Return, for each layer, the tensors of all rows."""
+        each = [self.decoder.cache_tensors(cache) for cache in self.caches]
+        return [tuple(t for tensors in same for t in tensors) for same in zip(*each, strict=True)]
+
+
+def _rows_of(packed: torch.Tensor, count: int) -> tuple[int, ...]:
+    """Return [heads, count, length / count, width] of a tensor [1, heads, length, width]."""
+    _, heads, length, width = packed.shape
+    return heads, count, length // count, width
+
+
+def contexts_of(rows: Sequence[Row], packed: torch.Tensor) -> list[torch.Tensor]:
+    """Return the context of each row [B_i, heads, C_i + S_i, width], views of a packed tensor."""
+    found, start = [], 0
+    for row in rows:
+        length = row.past + row.new
+        own = packed.narrow(2, start, row.count * length)
+        found.append(own.view(*_rows_of(own, row.count)).transpose(0, 1))
+        start += row.count * length
+    return found
+
+
+def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return tensors [B_i, 1, n_i, width] as one [1, 1, S, width]."""
+    flat = [part.reshape(1, 1, -1, part.shape[-1]) for part in parts]
+    return flat[0] if len(flat) == 1 else torch.cat(flat, dim=2)
+
+
+def attend_rows(
+    module: nn.Module, query: torch.Tensor, key: Any, value: Any, attention_mask: Any, **kwargs: Any
+) -> tuple[torch.Tensor, None]:
+    """Run the attention of each row by its own call, and join the results [1, S, heads, width]."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    cache = RowsCache.current
+    assert cache is not None
+    RowsCache.current = None
+    config: Any = module.config
+    modeling = sys.modules[MODELING[id(config)]]
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(cache.attention, modeling.eager_attention_forward)
+    split = [x if isinstance(x, list) else contexts_of(cache.rows, x) for x in (key, value)]
+    found = []
+    for i, parts in enumerate(zip(cache.split(query), *split, strict=True)):
+        mask = None if attention_mask is None else attention_mask.get(row_name(i))
+        result, _ = attend(module, *parts, mask, **kwargs)
+        found.append(result.reshape(1, -1, *result.shape[2:]))
+    return found[0] if len(found) == 1 else torch.cat(found, dim=1), None
+
+
+MODELING: Final[dict[int, str]] = {}
+"""Id of the configuration of a packed decoder -> the module of transformers with its code."""
+
+
+def pack(model: nn.Module, decoder: Decoder) -> None:
+    """Make the attention of a decoder run row by row (:func:`attend_rows`)."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    if PACKED not in ALL_ATTENTION_FUNCTIONS.valid_keys():
+        ALL_ATTENTION_FUNCTIONS.register(PACKED, attend_rows)
+    for path in decoder.attention_paths(model):
+        part: Any = model.get_submodule(path)
+        MODELING[id(part.config)] = type(part).__module__
+        part.config._attn_implementation = PACKED
+
+
+@contextmanager
+def unpacked(model: nn.Module, attention: str) -> Iterator[None]:
+    """Let a packed decoder run equal sequences while the block runs."""
+    config = text_config(model)
+    config._attn_implementation = attention
+    try:
+        yield
+    finally:
+        config._attn_implementation = PACKED
+
+
+def rows_cache(model: nn.Module, workload: Workload, decoder: Decoder, pasts: Sequence[Past | None]) -> RowsCache:
+    """Return the cache of a batch of rows.
+
+    Args:
+        pasts: keys and values of each row, ``None`` without a past.
+    """
+    from transformers.cache_utils import DynamicCache
+
+    empty = text_config(model)
+    caches = [DynamicCache(config=empty) if past is None else decoder.filled_cache(model, past) for past in pasts]
+    return RowsCache(workload.rows, caches, workload.attention, decoder)
+
+
+def row_masks(masks: Sequence[Masks]) -> tuple[RowMasks | None, RowMasks | None]:
+    """Return masks of rows as one mask for layers with full attention, and one for layers with a window."""
+    both = [RowMasks({row_name(i): m for i, pair in enumerate(masks) if (m := pair[k]) is not None}) for k in (0, 1)]
+    return both[0] or None, both[1] or None
+
+
+class RowsModule(nn.Module):
+    """Runs the whole model on a batch of unequal rows, packed into one sequence.
+
+    Args:
+        masked: for layers without and with a window, the rows that get a mask.
+    """
+
+    def __init__(self, part: nn.Module, decoder: Decoder, workload: Workload, masked: Sequence[Sequence[int]]) -> None:
+        super().__init__()
+        self.part, self.decoder, self.workload, self.masked = part, decoder, workload, masked
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        kept: torch.Tensor | None = None,
+        keys: list[torch.Tensor] | None = None,
+        values: list[torch.Tensor] | None = None,
+        masks: list[torch.Tensor] | None = None,
+        window_masks: list[torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, CacheTensors]:
+        pairs = iter(zip(keys or (), values or (), strict=True))
+        layers = text_config(self.part).num_hidden_layers
+        pasts = [[next(pairs) for _ in range(layers)] if row.past else None for row in self.workload.rows]
+        cache = rows_cache(self.part, self.workload, self.decoder, pasts)
+        full, seen = (
+            RowMasks(zip(map(row_name, rows), given, strict=True)) if given else None
+            for rows, given in zip(self.masked, (masks, window_masks), strict=True)
+        )
+        result = self.part(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=self.decoder.mask((full, seen)),  # type: ignore[arg-type]
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=0 if kept is None else kept,
+        )
+        return result.logits, cache.tensors()

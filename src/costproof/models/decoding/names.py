@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from costproof.algebra.series import CACHED
-from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
+from costproof.ledger.workload import FLOAT_BYTES, ROWS_INVOCATION, Invocation, TensorSpec, Workload
 
 STAGES: Final = ("prefill", "decode")
 
@@ -86,7 +86,11 @@ def invocations(workload: Workload) -> tuple[Invocation, ...]:
     B is the number of sequences, b the bytes per element, S the prompt length, L the number of positions that
     ``lm_head`` maps to logits, P the tokens in the cache before the first step, N the number of steps. C, the tokens in
     the cache before the prompt, is there if it is not 0.
+
+    The rows of a batch are packed into one sequence of S tokens. Row i has B_i sequences of S_i new tokens behind C_i.
     """
+    if workload.rows:
+        return (_packed(workload),)
     batch, length, steps = workload.batch, workload.text_tokens, workload.new_tokens
     common = {"B": batch, "b": FLOAT_BYTES[workload.dtype]}
     prompt = {**common, "S": length, "L": length if workload.logits == "all" else 1}
@@ -98,3 +102,13 @@ def invocations(workload: Workload) -> tuple[Invocation, ...]:
         Invocation("decode", "steps", steps, {**common, "P": context, "N": steps}, (TensorSpec((batch, 1), "int64"),)),
     )
     return calls if steps else calls[:1]
+
+
+def _packed(workload: Workload) -> Invocation:
+    """Return the invocation that processes the rows of a batch as one sequence."""
+    length = workload.text_tokens
+    symbols = {"B": 1, "b": FLOAT_BYTES[workload.dtype], "S": length}
+    symbols["L"] = sum(row.count * row.logits for row in workload.rows)
+    for i, row in enumerate(workload.rows, 1):
+        symbols |= {f"B_{i}": row.count, f"S_{i}": row.new} | ({f"C_{i}": row.past} if row.past else {})
+    return Invocation("prefill", ROWS_INVOCATION, 1, symbols, (TensorSpec((1, length), "int64"),))

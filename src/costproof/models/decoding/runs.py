@@ -13,14 +13,16 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.workload import Workload, sampled_steps
+from costproof.ledger.workload import ROWS_INVOCATION, Workload, sampled_steps
 from costproof.models.decoding.decoder import Decoder, Locate, Masks, Past, ids_on_meta
-from costproof.models.decoding.exports import contexts
+from costproof.models.decoding.exports import contexts, packed_inputs
 from costproof.models.specs import Run
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from costproof.models.decoding.modules import RowsCache
 
 STEP_LIMIT: Final = 8
 """Up to this number all decode steps are traced; of more, only the first, middle and last."""
@@ -72,6 +74,81 @@ def shape_runs(
         kwargs = step_inputs(model, workload, decoder, context)
         found.append(Run(f"step@{context}", model, kwargs, decoder.places[1], context, _cached(kwargs, decoder)))
     return _of_decoder(found, decoder)
+
+
+def rows_runs(
+    model: nn.Module, workload: Workload, decoder: Decoder, ids: torch.Tensor | None = None
+) -> tuple[Run, ...]:
+    """Return the run of a batch of unequal rows, packed into one sequence, on the meta device or with values.
+
+    Args:
+        ids: token ids of all rows, past and new ones row by row, for a run with values.
+    """
+    import torch
+
+    from costproof.models.decoding.modules import row_masks, row_name, rows_cache
+
+    each = [(workload.of_row(row), row) for row in workload.rows]
+    if ids is None:
+        pasts = [decoder.past(model, one, row.count, row.past) if row.past else None for one, row in each]
+        masks = [decoder.empty_masks(one, row.new, row.past) for one, row in each]
+        cache, given = rows_cache(model, workload, decoder, pasts), packed_inputs(workload)
+    else:
+        masks = [real_masks(model, one, decoder, row.new, row.past) for one, row in each]
+        cache, given = _real_rows(model, workload, decoder, ids)
+    kwargs = {
+        "input_ids": given["ids"],
+        "position_ids": given["positions"],
+        "attention_mask": decoder.mask(row_masks(masks)),  # type: ignore[arg-type]
+        "past_key_values": cache,
+        "use_cache": True,
+        "logits_to_keep": given.get("kept", 0),
+    }
+    run = Run(ROWS_INVOCATION, model, kwargs, in_rows)
+    if ids is not None:
+        again = copy.deepcopy(kwargs)
+        with torch.no_grad(), expert_rows(model) as counted:
+            result = model(**again)
+        tokens = {path: tuple(counts) for path, counts in counted.items()}
+        run = replace(run, expected=result.logits, expert_tokens=tokens)
+    (found,) = _of_decoder([run], decoder)
+    every = {f"{place}.{row_name(i)}": mask for place, mask in found.masks.items() for i in range(len(each))}
+    return (replace(found, masks=every),)
+
+
+def _real_rows(
+    model: nn.Module, workload: Workload, decoder: Decoder, ids: torch.Tensor
+) -> tuple[RowsCache, dict[str, torch.Tensor]]:
+    """Return the cache of a batch of rows, which a run of each past fills, and ids, positions and indices of logits."""
+    import torch
+
+    from costproof.models.decoding.modules import rows_cache, unpacked
+
+    device = next(model.parameters()).device
+    cache = rows_cache(model, workload, decoder, [None] * len(workload.rows))
+    parts: dict[str, list[torch.Tensor]] = {"ids": [], "positions": [], "kept": []}
+    start = 0
+    for i, row in enumerate(workload.rows):
+        length = row.past + row.new
+        own = ids[start : start + row.count * length].reshape(row.count, length).to(device)
+        start += row.count * length
+        if row.past:
+            mask = decoder.mask(real_masks(model, workload.of_row(row), decoder, row.past, 0))
+            with torch.no_grad(), unpacked(model, workload.attention):
+                before = model(input_ids=own[:, : row.past], attention_mask=mask, use_cache=True)
+            cache.caches[i] = before.past_key_values
+        ends = sum(map(len, parts["ids"])) + torch.arange(1, row.count + 1) * row.new
+        parts["kept"].append((ends[:, None] - torch.arange(row.logits, 0, -1)).flatten())
+        parts["ids"].append(own[:, row.past :].flatten())
+        parts["positions"].append(torch.arange(row.past, length).repeat(row.count))
+    made = {name: torch.cat(tensors).to(device) for name, tensors in parts.items()}
+    found = {"ids": made["ids"][None], "positions": made["positions"][None]}
+    return cache, found | ({"kept": made["kept"]} if len(made["kept"]) < workload.text_tokens else {})
+
+
+def in_rows(path: str, call: int) -> tuple[str, str]:
+    """Return the stage and the invocation of a module in a batch of rows."""
+    return "prefill", ROWS_INVOCATION
 
 
 def _cached(kwargs: Mapping[str, Any], decoder: Decoder) -> Past:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
-from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.node import Ledger
-from costproof.ledger.workload import ExpertKernel, Invocation, Workload
+from costproof.ledger.workload import ROWS, ExpertKernel, Invocation, Workload
 from costproof.models import cache_dtype
 from costproof.models import settings as common
 from costproof.models.decoding import exports, runs
@@ -42,6 +42,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     common.TEXT_TOKENS,
     Setting("seq_len", "The same, by the name that it has for any model."),
     common.PAST,
+    common.ROWS,
     common.NEW_TOKENS,
     common.BATCH,
     common.DTYPE,
@@ -52,6 +53,13 @@ SETTINGS: Final[tuple[Setting, ...]] = (
 
 
 C = TypeVar("C", bound=DecoderConfig)
+
+
+def no_tape() -> Incomplete:
+    """Return the error that a batch of rows has no memory tape."""
+    return Incomplete(
+        "there is no formula for the peak of a batch of unequal rows", where=f"--{ROWS}", fix="measure it in the graph"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,8 @@ class CausalTarget(Native[C]):
         """Return (stage, invocation) -> the memory tape of one call; for decode, of a step at context P."""
         from costproof.models.decoding.formulas import decoder_stack, decoder_tapes
 
+        if workload.rows:
+            raise no_tape()
         style = self.style()
         stack = decoder_stack(self.config, workload, style)
         return decoder_tapes(self.config, workload, stack, capped=style.logits_capped)
@@ -122,12 +132,36 @@ class CausalTarget(Native[C]):
                     BadInput("the length of the prompt is given twice", where="--seq-len, --text-tokens", got=got)
                 )
             given["text_tokens"] = length
+        return self._with_rows(workload, given, found) if given.get(ROWS) is not None else workload
+
+    @staticmethod
+    def _with_rows(workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
+        """Return the workload of a batch of rows, which are stored in ``given``; they decide all other lengths."""
+        chosen = given.get("logits")
+        try:
+            rows = common.rows_of(str(given.pop(ROWS)), chosen if chosen in ("all", "last") else "last")
+        except Problems as error:
+            found += error.problems
+            return workload
+        except BadInput as error:
+            found.append(error)
+            return workload
+        total = sum(row.count * row.new for row in rows)
+        said = {"text_tokens": total, "new_tokens": 0, "batch": 1}
+        for name, value in said.items():
+            if given.get(name) is None:
+                given[name] = value
+        given[ROWS] = ",".join(row.text for row in rows)
+        every = all(row.logits == row.new for row in rows)
+        given["logits"] = chosen if chosen not in (None, "all", "last") else "all" if every else "last"
         return workload
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Return an error for each reason why the model cannot run a workload."""
         found = cache_dtype.cache_problems(workload, latent=bool(self.decoder.latent))
         found += common.problems(workload, self.config.head_dim) + common.device_problems(workload, self.options)
+        if workload.rows:
+            return found or common.row_problems(workload, self.config.max_positions)
         found = found or common.too_long(workload, workload.text_tokens, self.config.max_positions)
         window = self.decoder.window
         if window and workload.context < window - 1 < workload.context + workload.new_tokens:
@@ -179,7 +213,12 @@ class CausalTarget(Native[C]):
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
         """Return the model on the meta device with the given implementation of routed experts, if it has experts."""
         kernel = experts if any(s.name == common.EXPERTS.name for s in self.extra_settings) else None
-        return build(*self.native(), dtype=workload.dtype, attention=workload.attention, experts=kernel)
+        model = build(*self.native(), dtype=workload.dtype, attention=workload.attention, experts=kernel)
+        if workload.rows:
+            from costproof.models.decoding.modules import pack
+
+            pack(model, self.decoder)
+        return model
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """Return the stages in which a module runs: all of them."""
@@ -196,8 +235,17 @@ class CausalTarget(Native[C]):
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """Return the runs of the prefill and of the decode steps after it."""
         decoder = self.decoder
+        if workload.rows:
+            return self._row_runs(model, workload)
         prompt = runs.prompt_inputs(workload, decoder, workload.text_tokens)
         if next(model.parameters()).device.type == "meta":
             return runs.shape_runs(model, workload, decoder, runs.behind_past(model, workload, decoder, prompt))
         ids = runs.drawn_ids(self.config.vocab, (workload.batch, workload.context), self.options.seed)
         return runs.real_runs(model, workload, decoder, runs.real_prompt(model, workload, decoder, prompt, ids))
+
+    def _row_runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
+        if next(model.parameters()).device.type == "meta":
+            return runs.rows_runs(model, workload, self.decoder)
+        length = sum(row.count * (row.past + row.new) for row in workload.rows)
+        ids = runs.drawn_ids(self.config.vocab, (length,), self.options.seed)
+        return runs.rows_runs(model, workload, self.decoder, ids)

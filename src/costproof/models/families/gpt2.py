@@ -9,22 +9,31 @@ from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.algebra.symbols import sym
-from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import ModulePart, StackCall, analytic_ledger, in_layer, prefill_and_decode
+from costproof.analytic.attention_block import AttentionBlock, PackedBlock
+from costproof.analytic.compose import CONTAINER, ModulePart, StackCall, analytic_ledger, in_layer, prefill_and_decode
 from costproof.analytic.embedding import Embedding, LearnedPositions
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.mlp import ACTIVATION_FLOPS
 from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
-from costproof.ledger.workload import Workload
+from costproof.ledger.workload import ROWS_INVOCATION, Workload
 from costproof.models.cache_dtype import cache_share
 from costproof.models.config_reader import Section
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
-from costproof.models.decoding.formulas import ALL_PROJECTIONS, decoder_tapes, logits_and_masks, masked_chunk
+from costproof.models.decoding.formulas import (
+    ALL_PROJECTIONS,
+    decoder_tapes,
+    is_packed,
+    logits_and_masks,
+    masked_chunk,
+    picked_positions,
+    positions_kept,
+    row_calls,
+)
 from costproof.models.decoding.names import STAGES
-from costproof.models.decoding.target import CausalTarget
+from costproof.models.decoding.target import CausalTarget, no_tape
 from costproof.storage.scheme import CheckpointLayout
 
 if TYPE_CHECKING:
@@ -169,9 +178,9 @@ class Gpt2(CausalTarget[Gpt2Config]):
         width = sym("text_hidden")
 
         def parts(call: StackCall) -> tuple[ModulePart, ...]:
-            positions = call.tokens if workload.logits == "all" else 1
+            positions = positions_kept(workload, call)
             return (
-                ModulePart("root"),
+                ModulePart("root", picked_positions(workload, call) or (CONTAINER,)),
                 ModulePart("text", (LearnedPositions(call.batch, call.tokens, width, call.item_bytes),)),
                 ModulePart("text.positions", (Embedding(call.tokens, sym("text_positions"), width, call.item_bytes),)),
                 *self._stack(workload, call).parts("text", call, positions),
@@ -181,16 +190,35 @@ class Gpt2(CausalTarget[Gpt2Config]):
 
         border = partial(logits_and_masks, workload)
         cache, decode, past = cache_share(workload, latent=False), workload.new_tokens > 0, workload.past > 0
-        nodes = prefill_and_decode(parts, _NAMES, border=border, decode=decode, cache=cache, past=past)
+        first = ROWS_INVOCATION if workload.rows else "prompt"
+        nodes = prefill_and_decode(parts, _NAMES, border=border, decode=decode, cache=cache, past=past, first_id=first)
         return analytic_ledger(nodes, STAGES)
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str], MemoryTape]:
         """Return (stage, invocation) -> the memory tape of one call; for decode, of a step at context P."""
+        if workload.rows:
+            raise no_tape()
         return decoder_tapes(self.config, workload, lambda call: self._stack(workload, call))
 
     def _stack(self, workload: Workload, call: StackCall) -> DecoderStack:
+        width = sym("text_hidden")
+        attention: AttentionBlock | PackedBlock
+        if is_packed(workload, call):
+            each = list(row_calls(workload, call))
+            blocks = tuple(self._attention(one, whole) for one, whole, _ in each)
+            attention = PackedBlock(blocks, tuple(own for _, _, own in each))
+        else:
+            attention = self._attention(workload, call)
+        mlp = Mlp(width, sym("text_intermediate"), self.config.activation)
+        layer = TransformerLayer(width, attention, mlp, norm="layer")
+        return DecoderStack(
+            width, sym("text_vocab"), (layer,) * self.config.layers, norm="layer", tied=self.config.tied
+        )
+
+    @staticmethod
+    def _attention(workload: Workload, call: StackCall) -> AttentionBlock:
         width, heads = sym("text_hidden"), sym("text_heads")
-        attention = AttentionBlock(
+        return AttentionBlock(
             width=width,
             heads=heads,
             kv_heads=heads,
@@ -201,11 +229,6 @@ class Gpt2(CausalTarget[Gpt2Config]):
             causal=True,
             mask="input" if workload.attention == "eager" else "boolean" if masked_chunk(workload, call) else "none",
             written_out=workload.attention == "eager",
-        )
-        mlp = Mlp(width, sym("text_intermediate"), self.config.activation)
-        layer = TransformerLayer(width, attention, mlp, norm="layer")
-        return DecoderStack(
-            width, sym("text_vocab"), (layer,) * self.config.layers, norm="layer", tied=self.config.tied
         )
 
 
