@@ -21,7 +21,7 @@ from costproof.opgraph.mask_rows import RowMasks, with_lengths
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
 from costproof.patches.flash_attention import missing
-from costproof.tracers.flop_counter_mode import KnownValues
+from costproof.tracers.flop_counter_mode import IntegerValues
 from tests.support.opcalls import call, value
 from tests.tracers.packed_models import DIM, HEADS, LENGTHS
 
@@ -175,7 +175,7 @@ def test_lengths_that_contradict_the_call_are_not_counted() -> None:
 
 
 def test_values_next_to_a_run_are_dropped_once_a_tensor_is_overwritten() -> None:
-    known, starts = KnownValues(), torch.zeros(4, dtype=torch.int32, device="meta")
+    known, starts = IntegerValues(), torch.zeros(4, dtype=torch.int32, device="meta")
     known.add(starts, torch.tensor([0, 1, 2, 3], dtype=torch.int32))
     aten = torch.ops.aten
     part = aten.slice.Tensor(starts, 0, 1)

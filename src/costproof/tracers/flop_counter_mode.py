@@ -69,7 +69,7 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._padded: dict[int, tuple[Any, int]] = {}
         """``id`` of a tensor with zeros after its last dimension -> a weak reference, and the size before."""
         self._in_einsum = False
-        self.values = KnownValues()
+        self.values = IntegerValues()
         """Values of integer tensors without memory, such as the lengths of sequences on meta."""
 
     def where(self) -> CallStack:
@@ -148,7 +148,7 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._in_einsum = inside
 
 
-class KnownValues:
+class IntegerValues:
     """Values of integer tensors on meta, computed by torch itself next to a run from those of its inputs."""
 
     def __init__(self) -> None:
