@@ -163,10 +163,14 @@ def test_lengths_that_only_values_give_are_not_guessed() -> None:
     packed = {"query": shaped(12, 6, 8), "key": shaped(12, 3, 8), "value": shaped(12, 3, 8)}
     for more in (
         {"cum_seq_q": torch.empty(4, device="meta"), "max_q": 9, "max_k": 9},
-        {"cum_seq_q": torch.tensor([0, 6, 12]), "max_q": 6, "max_k": 6, "seqused_k": torch.tensor([1, 2])},
+        {"cum_seq_q": torch.tensor([0, 6, 12]), "seqused_k": torch.empty(2, device="meta")},
+        {"cum_seq_q": torch.tensor([0, 6, 12]), "block_table": torch.ones(2, 2)},
     ):
         with pytest.raises(Uncounted, match="values"):
             direct("aten._flash_attention_forward", **packed, **more)
+    # Two sequences of 6 queries each, with 1 and 2 keys.
+    used = {"cum_seq_q": torch.tensor([0, 6, 12]), "seqused_k": torch.tensor([1, 2])}
+    assert direct("aten._flash_attention_forward", **packed, **used) == 2 * 6 * (6 * 1 + 6 * 2) * (8 + 8)
     found = seen(
         lambda q, s: aten._flash_attention_forward(q, q, q, s, s, 9, 9, 0.0, False, False),
         q=ones(12, 6, 8), s=torch.tensor([0, 3, 12]),

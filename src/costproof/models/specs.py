@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 GIVEN: Final = "the numbers that it was given"
 """Name in notes for the concrete values of a module and its inputs."""
 
+BUFFER: Final = "buffer:"
+"""Prefix of names of buffers among arguments."""
+
 RUNS_ALL: Final = "the class runs all"
 """Start of the note on a class that runs all experts for every token although its configuration names fewer."""
 
@@ -83,6 +86,9 @@ class ExportJob:
     Guards of the export are not included."""
     masks: Mapping[str, CausalMask] = field(default_factory=dict)
     """Names of arguments that are attention masks without values -> their content."""
+    known: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments with the values that the user gave, where ``args`` has none, and integer buffers by name, behind
+    :data:`BUFFER`; only masks and lengths are read."""
     parts: Mapping[str, str] = field(default_factory=dict)
     """Paths from the root of modules with a separate stage -> that stage; all other modules belong to ``stage``."""
 
@@ -127,6 +133,8 @@ class Run:
     """Path of the module that owns the cache of layer i, by layer."""
     masks: Mapping[str, CausalMask] = field(default_factory=dict)
     """Places of attention masks without values in the arguments, ``attention_mask.full_attention`` -> their content."""
+    known: Mapping[str, Any] = field(default_factory=dict)
+    """As in :class:`ExportJob`."""
     expected: torch.Tensor | None = None
     """In a real run, the logits of the same forward without a tracer; the traced forward must return the same bits."""
     expert_tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

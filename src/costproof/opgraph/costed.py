@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
@@ -109,10 +109,21 @@ def bound_unknown(
     return found
 
 
-def known_at_sizes(costed: CostedGraph, values: Mapping[str, int]) -> tuple[str, ...]:
-    """Return operators that are unknown in symbols but known at the given sizes, such as a Fourier transform."""
-    known = (source_kind(op.name) for op in _unknown_calls(costed, values) if isinstance(cost_of(op), OpCost))
-    return tuple(dict.fromkeys(known))
+def known_at_sizes(
+    costed: CostedGraph, values: Mapping[str, int], add: Callable[[Graph], Graph] = lambda graph: graph
+) -> tuple[str, ...]:
+    """Return operators that are unknown in symbols but known at the given sizes, such as a Fourier transform.
+
+    Args:
+        add: returns a graph of concrete sizes with what is known about its calls at these only.
+    """
+    calls = _unknown_calls(costed, values)
+    if not calls:
+        return ()
+    unknown = {op.label for op in calls}
+    graph = add(substitute_sizes(costed.graph, values))
+    found = (op for op in graph.ops if op.label in unknown)
+    return tuple(dict.fromkeys(source_kind(op.name) for op in found if isinstance(cost_of(op), OpCost)))
 
 
 def failing_at_sizes(costed: CostedGraph, values: Mapping[str, int]) -> str:

@@ -7,6 +7,7 @@ every source has its own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -15,7 +16,7 @@ from costproof.opgraph.costed import CostedGraph
 from costproof.opgraph.graph import OpCall, Size, Value
 from costproof.opgraph.rules.cost import OpCost, ScoreGrid
 from costproof.opgraph.rules.names import canonical, overwrites
-from costproof.opgraph.rules.sizes import numel, prod
+from costproof.opgraph.rules.sizes import numel, prod, total
 
 _TRIANGLES: Final = frozenset({"tril", "triu"})
 _ADDING: Final = frozenset({"baddbmm", "addmm"})
@@ -102,11 +103,16 @@ def kept_work(costed: CostedGraph, count: PairCounter) -> Mapping[int, KeptWork]
 
 def _fused(op: OpCall, grid: ScoreGrid, count: PairCounter) -> KeptWork:
     """Return the FLOPs and query-key pairs that the mask or window of a fused attention call leaves."""
-    pairs = prod((grid.grids, grid.queries, grid.keys))
+    pairs = grid.pairs
     kept: Size | None = pairs
     hides = False
-    if not grid.known:
+    if not grid.known or (grid.packed and grid.mask is not None):
         kept, hides = None, True
+    elif grid.packed:
+        kept = _packed(grid, count)
+        # As below, and a cache may have rows that no sequence uses.
+        unequal = any(q != k for q, k in grid.packed) and (grid.left is not None or not grid.at_end)
+        hides = unequal or sum(k for _, k in grid.packed) != grid.keys
     elif grid.mask is not None:
         kept = count.under_masks([MaskUse(op, grid.mask)], grid.grids, grid.queries, grid.keys)
         hides = kept != pairs
@@ -116,6 +122,19 @@ def _fused(op: OpCall, grid: ScoreGrid, count: PairCounter) -> KeptWork:
         # The last query sees all keys before it if the band has no left end and is aligned at the end.
         hides = grid.queries != grid.keys and (grid.left is not None or not grid.at_end)
     return KeptWork(None if kept is None else prod((2, kept, grid.width)), kept, hides)
+
+
+def _packed(grid: ScoreGrid, count: PairCounter) -> Size | None:
+    """Return the query-key pairs of packed sequences that a window leaves, over all grids."""
+    if grid.left is None and grid.right is None:
+        return grid.pairs
+    found: list[Size] = []
+    for (queries, keys), times in Counter(grid.packed).items():
+        one = count.in_band(queries, keys, grid.left, grid.right, at_end=grid.at_end)
+        if one is None:
+            return None
+        found.append(prod((times, one)))
+    return prod((grid.grids, total(found)))
 
 
 def _share(flops: Size, kept: Size | None, pairs: Size) -> Size | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from costproof.opgraph.graph import CausalMask, Graph, OpCall, Value
 from costproof.opgraph.kept import MaskUse, Write, is_selected, writes_of
+from costproof.opgraph.rules.attention import LENGTHS, length_tensors
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.names import canonical, overwrites
 from costproof.opgraph.rules.registry import cost_of
@@ -73,6 +75,10 @@ _UFUNCS: Final[Mapping[str, Callable[..., Any]]] = {
 _UNARY: Final[Mapping[str, Callable[..., Any]]] = {
     "bitwise_not": np.invert, "logical_not": np.logical_not, "neg": np.negative, "abs": np.abs,
 }  # fmt: skip
+_ALONG: Final[Mapping[str, Callable[..., Any]]] = {"cumsum": np.cumsum, "diff": np.diff}
+_JOINED: Final[Mapping[str, Callable[..., Any]]] = {
+    "cat": np.concatenate, "concat": np.concatenate, "concatenate": np.concatenate, "stack": np.stack,
+}  # fmt: skip
 _COMPARED: Final = frozenset({"eq", "lt", "le", "gt", "ge"})
 _SAME: Final = frozenset({
     "to", "clone", "contiguous", "detach", "alias", "long", "int", "bool", "float", "lift_fresh", "lift_fresh_copy",
@@ -91,7 +97,8 @@ class RowMasks:
 
         Args:
             graph: the graph.
-            given: name of an input -> its content, or a function that returns its values.
+            given: name of an input, or ``buffer:`` and that of a buffer -> its content, or a function that returns its
+                values.
         """
         self.writers = {v.id: op for op in graph.ops for v in op.outputs}
         self.written = writes_of(graph.ops)
@@ -159,6 +166,13 @@ class RowMasks:
                 self.known[value.id] = self._overwritten(value, self._found(value))
         return self.known[value.id]
 
+    def numbers(self, value: Value) -> list[int] | None:
+        """Return the values of a vector of integers, or ``None`` if they are not known."""
+        content = self.content(value)
+        if not isinstance(content, np.ndarray) or content.dtype.kind not in "iu" or len(value.shape) != 1:
+            return None
+        return [int(n) for n in np.broadcast_to(content, tuple(value.shape))]
+
     def _overwritten(self, value: Value, content: Content) -> Content:
         """Return the values of a tensor after all operators that overwrite it or a view of it."""
         writes = self.written.get(value.id, ())
@@ -214,8 +228,13 @@ class RowMasks:
             return _selected(name, op, parts, shape)
         if name in ("transpose", "permute", "t") and isinstance(first, np.ndarray):
             return _transposed(name, first, op.attrs)
-        if name == "cumsum" and isinstance(first, np.ndarray):
-            return np.cumsum(first, axis=op.attrs["dim"])
+        if name in _ALONG and isinstance(first, np.ndarray):
+            return np.asarray(_ALONG[name](first, axis=op.attrs.get("dim", -1)))
+        if name in ("pad", "constant_pad_nd") and isinstance(first, np.ndarray):
+            return _padded(first, op.attrs)
+        if name in _JOINED and all(isinstance(part, np.ndarray) for part in parts):
+            arrays = [part for part in parts if isinstance(part, np.ndarray)]
+            return np.asarray(_JOINED[name](arrays, axis=op.attrs.get("dim", 0)))
         if name in _UNARY and not value.floating:
             return _inverted(first) if isinstance(first, Intervals) else _apply(_UNARY[name], first)
         if name in _UFUNCS and (found := _combined(name, op, parts, shape)) is not None:
@@ -225,7 +244,8 @@ class RowMasks:
         return self._biased(op, name, parts) if value.floating else None
 
     def _given(self, value: Value) -> Content:
-        given = self.given.get(value.name) if value.origin in ("input", "cache") else None
+        place = f"buffer:{value.name}" if value.origin == "buffer" else value.name
+        given = self.given.get(place) if value.origin in ("input", "cache", "buffer") else None
         if isinstance(given, CausalMask):
             queries, keys = (int(n) for n in value.shape[-2:])
             end = np.arange(queries) + keys - queries + 1
@@ -263,6 +283,32 @@ class RowMasks:
         return _EVERYWHERE if all(part is not None and part.visible is None for part in floats) else None
 
 
+def with_lengths(graph: Graph, given: Mapping[str, CausalMask | Callable[[], Array]]) -> Graph:
+    """Return the graph with the lengths of packed sequences in each attention call whose tensors of starts are known.
+
+    Args:
+        graph: without symbols.
+        given: as of :class:`RowMasks`.
+    """
+    values: RowMasks | None = None
+    ops: list[OpCall] = []
+    for op in graph.ops:
+        tensors = length_tensors(op)
+        if tensors is not None:
+            values = RowMasks(graph, given) if values is None else values
+            starts, key_starts, used = (None if v is None else values.numbers(v) for v in tensors)
+            keys = used if tensors[2] is not None else _steps(starts if tensors[1] is None else key_starts)
+            queries = _steps(starts)
+            if queries is not None and keys is not None and len(queries) == len(keys):
+                op = replace(op, attrs={**op.attrs, LENGTHS: tuple(zip(queries, keys, strict=True))})
+        ops.append(op)
+    return graph if values is None else replace(graph, ops=tuple(ops))
+
+
+def _steps(starts: list[int] | None) -> list[int] | None:
+    return None if starts is None else [end - start for start, end in pairwise(starts)]
+
+
 def _made(name: str, attrs: Mapping[str, Any], value: Value, shape: tuple[int, ...]) -> Content:
     """Return the values of a tensor that an operator creates from numbers, such as ``arange``."""
     if prod(shape) > MOST_ELEMENTS:
@@ -298,6 +344,14 @@ def _reshaped(name: str, first: Content, before: Value, shape: tuple[int, ...]) 
     if isinstance(first, Added) and first.visible is None:
         return first
     return first if before.shape[-2:] == shape[-2:] else None
+
+
+def _padded(first: Array, attrs: Mapping[str, Any]) -> Content:
+    """Return known values behind and before a constant; ``None`` for other paddings."""
+    amounts, mode = attrs["pad"], attrs.get("mode")
+    if len(amounts) != 2 or min(amounts) < 0 or mode not in (None, "constant"):
+        return None
+    return np.pad(first, [(0, 0)] * (first.ndim - 1) + [tuple(amounts)], constant_values=attrs.get("value") or 0)
 
 
 def _transposed(name: str, first: Array, attrs: Mapping[str, Any]) -> Array:

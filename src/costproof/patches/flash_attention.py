@@ -12,7 +12,8 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Final
@@ -180,6 +181,22 @@ def _available() -> Iterator[None]:
     table = loading.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2]
     with mock.patch.dict(table, {"general_availability_check": _answer(True)}):
         yield
+
+
+@contextmanager
+def importable(device: str) -> Iterator[None]:
+    """Let a module that runs on meta import the FlashAttention package without its kernels while the block runs.
+
+    Args:
+        device: type of the device of the module's parameters.
+    """
+    with _stand_in() if device == "meta" and _lacks_kernels() else nullcontext():
+        yield
+
+
+@cache
+def _lacks_kernels() -> bool:
+    return not missing() and not compiled()
 
 
 class _StandIn(ModuleType):

@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.patches import flash_attention
 from costproof.patches.patch import LoadedPatch, Patch, is_complete, patched
 from costproof.patches.state_snapshot import StateSnapshot
 
@@ -74,6 +75,8 @@ def inference_context(model: nn.Module) -> Iterator[Assumptions]:
         undo.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
         if not _open:
+            device = next((p.device.type for p in model.parameters()), "")
+            undo.enter_context(flash_attention.importable(device))
             _open.append(Assumptions())
             undo.callback(_open.clear)
             if "transformers" in sys.modules:

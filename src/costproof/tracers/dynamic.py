@@ -25,7 +25,7 @@ from costproof.opgraph.costed import CostedGraph, cost_graph
 from costproof.opgraph.dataflow import data_edges
 from costproof.opgraph.fvcore_macs import fvcore_nodes
 from costproof.opgraph.kept import PairCounter
-from costproof.opgraph.mask_rows import RowMasks
+from costproof.opgraph.mask_rows import RowMasks, with_lengths
 from costproof.opgraph.merge import Groups, group_costs, group_parameters, merge_nodes
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics, read_parameters, unread_modules, with_owners
 from costproof.patches.patch import gc_disabled
@@ -109,9 +109,10 @@ class _TracedRuns:
             with record_output(run) as results, run.around():
                 found = trace_run(run, all_calls=all_calls)
             traced, hooks = found.forward, found.hooks
-            work = cost_graph(traced.graph)
             # Of another run, on which a trace fell back, numbers may be made up.
-            pairs = RowMasks(work.graph, mask_inputs(run.kwargs, run.masks, "input."))
+            contents = mask_inputs(run.kwargs, run.masks, "input.", run.known)
+            work = cost_graph(with_lengths(traced.graph, contents))
+            pairs = RowMasks(work.graph, contents)
             nodes, missing = self._cost(traced, work, hooks, pairs)
             self.tally.add(work, nodes, missing, run.context)
         self.hooks.append(hooks)

@@ -18,14 +18,14 @@ import operator
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from math import prod
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from costproof.ledger.errors import first_line
@@ -46,6 +46,8 @@ _BRANCHES: Final = (
 """Operators without a tag of torch whose result has a size, or decides a branch, that depends on values."""
 _VALUE_DEPENDENT: Final = value_dependent_tags()
 _PAD: Final = "aten.constant_pad_nd"
+_MOST_FOLLOWED: Final = 2**16
+"""Maximum number of elements of an integer tensor whose values are computed next to a run on meta."""
 _OWN: Final = ("aten", "prims", "prim", "profiler", "_c10d_functional")
 """Namespaces in which an operator that torch's FLOP counter has no formula for multiplies no matrices."""
 
@@ -67,6 +69,8 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._padded: dict[int, tuple[Any, int]] = {}
         """``id`` of a tensor with zeros after its last dimension -> a weak reference, and the size before."""
         self._in_einsum = False
+        self.values = IntegerValues()
+        """Values of integer tensors without memory, such as the lengths of sequences on meta."""
 
     def where(self) -> CallStack:
         """Return the calls of modules that are running, as (path, number of the call), outermost first."""
@@ -82,6 +86,7 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func.decompose(*args, **kwargs)
         self.seen.by_values = self.seen.by_values or _reads_values(func, name, args)
         result = func(*args, **kwargs)
+        self.values.follow(func, args, kwargs, result)
         if self._in_einsum and name == "aten.mul":
             formula, name = _multiplied, "aten.einsum"
         if name == _PAD and isinstance(result, torch.Tensor) and args[1][0] == 0 and not any(args[2:]):
@@ -96,7 +101,7 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Add the FLOPs of a call, or record why its formula failed; formulas may come from other packages."""
         try:
             if isinstance(formula, _Attention):
-                flops = formula.flops(_arguments(func, args, kwargs), self._width)
+                flops = formula.flops(self.values.of(_arguments(func, args, kwargs)), self._width)
             else:
                 flops = operator.index(formula(*args, **kwargs, out_val=result))
             if flops < 0:
@@ -141,6 +146,46 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _set_in_einsum(self, inside: bool) -> None:
         self._in_einsum = inside
+
+
+class IntegerValues:
+    """Values of integer tensors on meta, computed by torch itself next to a run from those of its inputs."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+
+    def add(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Note that a tensor on meta has the elements of ``value``, which must not be changed by others."""
+        self._known[id(tensor)] = weakref.ref(tensor), value
+
+    def get(self, value: Any) -> Any:
+        """Return a tensor with values in place of one whose values are known; return anything else unchanged."""
+        ref, real = self._known.get(id(value), (None, None))
+        return real if ref is not None and ref() is value else value
+
+    def of(self, given: Mapping[str, Any]) -> Arguments:
+        """Return arguments with the values that are known."""
+        return {name: self.get(value) for name, value in given.items()} if self._known else given
+
+    def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Compute a call of an operator again where the values of all its tensors are known and few."""
+        if not self._known or isinstance(func, torch._ops.HigherOrderOperator):
+            return
+        made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        plain = all(t.is_meta and not t.is_floating_point() and t.numel() <= _MOST_FOLLOWED for t in made)
+        if made and plain and all(not self.get(t).is_meta for t in given):
+            known_args, known_kwargs = tree_map(self.get, (args, dict(kwargs)))
+            if known_kwargs.get("device") is not None:
+                known_kwargs["device"] = torch.device("cpu")
+            with suppress(Exception):  # of an operator that the CPU lacks
+                found = func(*known_args, **known_kwargs)
+                values = [t for t in tree_leaves(found) if isinstance(t, torch.Tensor)]
+                for one, value in zip(made, values, strict=True):
+                    self.add(one, value)
+                return
+        if getattr(getattr(func, "_schema", None), "is_mutable", True):
+            self._known.clear()  # the tensor that was overwritten may be a view of any of them
 
 
 class CountingMode(FlopCounterJudge):  # type: ignore[no-untyped-call]
@@ -270,14 +315,16 @@ _HEADS_FIRST: Final = (
     "flex_attention",
 )  # fmt: skip
 """Operators on (B, H, S, D), without the suffixes of their variants; cuDNN's lowest operator also takes packed rows."""
-_SEQUENCE_FIRST: Final = ("aten._flash_attention", "aten._efficient_attention", "torch_attn._varlen_attn")
+_SEQUENCE_FIRST: Final = (
+    "aten._flash_attention", "aten._efficient_attention", "torch_attn._varlen_attn", "flash_attn._flash_attn_varlen",
+)  # fmt: skip
 """Operators on (B, S, H, D); packed rows are (T, H, D), or (1, T, H, D) for ``_efficient_attention``."""
 _SUFFIXES: Final = ("_forward", "_backward", "_no_dropout_inplace", "_out")
 _STARTS: Final = (("cum_seq_q", "cum_seq_k"), ("cu_seqlens_q", "cu_seqlens_k"), ("cu_seq_q", "cu_seq_k"))
 """Arguments with the first row of each packed sequence."""
 _LONGEST: Final = (("max_q", "max_k"), ("max_seqlen_q", "max_seqlen_k"))
-_BY_VALUES: Final = ("block_table", "seqused_k", "seqlen_k")
-"""Arguments with the filled lengths of a cache."""
+_USED: Final = ("seqused_k", "seqlen_k")
+"""Arguments with the number of keys that are used of each sequence."""
 _LAYERS: Final = ("aten._native_multi_head_attention", "aten._triton_multi_head_attention")
 
 
@@ -321,14 +368,17 @@ def _scores(given: Arguments, stem: str) -> int:
         Uncounted: the lengths of packed sequences or of a cache are not known.
     """
     query, key = _tensor(given, "query"), _tensor(given, "key")
-    if query.is_nested or any(given.get(name) is not None for name in _BY_VALUES):
-        raise Uncounted("the lengths are in a tensor's values")
     starts = next(((given[q], given.get(k)) for q, k in _STARTS if given.get(q) is not None), None)
+    used = next((given[name] for name in _USED if given.get(name) is not None), None)
+    partly = used is not None or given.get("block_table") is not None
+    if query.is_nested or (partly and (used is None or starts is None)):
+        raise Uncounted("the lengths are in a tensor's values")
     if starts is None or (query.dim() == 4 and stem != "aten._efficient_attention"):
         return prod(query.shape[:-1]) * int(key.shape[-2 if stem in _HEADS_FIRST else -3])
     longest = next(((given.get(q), given.get(k)) for q, k in _LONGEST if q in given), (None, None))
     queries = _lengths(starts[0], int(query.shape[-3]), longest[0])
-    keys = _lengths(starts[0] if starts[1] is None else starts[1], int(key.shape[-3]), longest[1])
+    key_starts = starts[0] if starts[1] is None else starts[1]
+    keys = _lengths(key_starts, int(key.shape[-3]), longest[1]) if used is None else _numbers(used)
     return int(query.shape[-2]) * sum(q * k for q, k in zip(queries, keys, strict=True))
 
 
@@ -345,11 +395,15 @@ def _lengths(starts: torch.Tensor, rows: int, longest: int | None) -> list[int]:
         return [rows]
     if sequences * (longest or 0) == rows:
         return [rows // sequences] * sequences
-    if starts.is_meta or type(starts) is not torch.Tensor:
+    return [end - start for start, end in pairwise(_numbers(starts))]
+
+
+def _numbers(vector: torch.Tensor) -> list[int]:
+    """Return the elements of a vector of integers, read one by one, since a mode may be active."""
+    if vector.is_meta or type(vector) is not torch.Tensor:
         raise Uncounted("the lengths are in a tensor's values")
-    host = starts.cpu()
-    ends = [int(host[i]) for i in range(len(host))]
-    return [end - start for start, end in pairwise(ends)]
+    host = vector.cpu()
+    return [int(host[i]) for i in range(len(host))]
 
 
 def _layer(given: Arguments, width_of: Width) -> int:

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from costproof.ledger.attributes import attribute
 from costproof.ledger.callgraph import Event, JsonScalar, PlainAt, TensorAt, ValueAt
 from costproof.models.generic.caches import by_layer, caches_of, held, is_cache
-from costproof.models.specs import Run
+from costproof.models.specs import BUFFER, Run
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected, hooked
 from costproof.patches.patch import patched
 from costproof.patches.tensor import STACK_INDEX_ROWS
 from costproof.tracers.flop_counter_ledger import DispatchedFlops
+from costproof.tracers.mask_inputs import tensors_by_place
 from costproof.tracers.paths import Paths, dtype_name
 
 if TYPE_CHECKING:
@@ -139,6 +140,12 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
     hooks = hooked(paths.modules.values(), seen.enter, seen.leave, with_kwargs=True)
     judge = FlopCounterJudge(seen.stack, ROOT)
     seen.judged = judge.seen
+    known = dict(tensors_by_place(run.known))
+    buffers = {f"{BUFFER}{name}": buffer for name, buffer in run.model.named_buffers()}
+    for place, tensor in (*tensors_by_place(kwargs), *buffers.items()):
+        own = known.get(place)
+        if tensor.is_meta and own is not None and own.shape == tensor.shape and not own.is_floating_point():
+            judge.values.add(tensor, own.detach().cpu().clone())
     with (
         inference_context(run.model),
         patched(*STACK_INDEX_ROWS),

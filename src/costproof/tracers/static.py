@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.algebra.series import CONTEXT, STEPS
@@ -31,7 +32,7 @@ from costproof.opgraph.fvcore_macs import fvcore_nodes
 from costproof.opgraph.graph import Value
 from costproof.opgraph.kept import FirstKnown
 from costproof.opgraph.mask_bands import BandMasks
-from costproof.opgraph.mask_rows import RowMasks
+from costproof.opgraph.mask_rows import RowMasks, with_lengths
 from costproof.opgraph.merge import DecodeStep, merge_nodes, sum_all_steps, sum_traced_steps
 from costproof.opgraph.reuse import reuse_bytes
 from costproof.opgraph.rules.registry import UnknownCost
@@ -43,7 +44,7 @@ from costproof.tracers.equal_layers import ledger_of_equal_layers
 from costproof.tracers.exported import Exported
 from costproof.tracers.exporting import with_numbers, with_sizes
 from costproof.tracers.guards import first_broken_guard
-from costproof.tracers.mask_inputs import mask_inputs
+from costproof.tracers.mask_inputs import Contents, mask_inputs
 from costproof.tracers.paths import Paths
 from costproof.tracers.storage import storage_by_layout
 
@@ -200,9 +201,10 @@ def cost_job(
     tally, notes = LedgerBuilder(), dict[str, None]()
 
     def add(exported: Exported, context: int | None = None) -> None:
-        work, known = cost_graph(exported.graph), values[job.stage, job.invocations[0]]
+        contents, known = _contents(exported.job), values[job.stage, job.invocations[0]]
+        work = cost_graph(exported.graph if exported.job.sizes else with_lengths(exported.graph, contents))
         if fixed and exported.job.sizes:
-            if some := known_at_sizes(work, known):
+            if some := known_at_sizes(work, known, partial(with_lengths, given=contents)):
                 raise Incomplete("the cost of an operator has no formula in symbols", got=", ".join(some))
             if failing := failing_at_sizes(work, known):
                 raise Incomplete("an operator of the graph cannot run at the sizes of this workload", got=failing)
@@ -274,9 +276,8 @@ def job_nodes(
     """Return the nodes and unknown operators of an export, for each invocation; decode steps are summed."""
     job = exported.job
     bands = BandMasks(work.graph, job.masks, map(parse, job.holds))
-    # Without symbols, masks are also counted in numbers. Values of arguments that had none are made up.
-    given = {} if job.numbers and job.real is None else job.args
-    rows = () if job.sizes else (RowMasks(work.graph, mask_inputs(given, job.masks)),)
+    # Without symbols, masks are also counted in numbers.
+    rows = () if job.sizes else (RowMasks(work.graph, _contents(job)),)
     found = account(work, job.place, job.inside, dtype, FirstKnown((bands, *rows)))
     grown = cache_nodes(job.place, exported.graph, exported.cache_inputs)
     nodes = merge_nodes((*found.nodes, *grown))
@@ -286,6 +287,12 @@ def job_nodes(
     if job.sizes and any(None in node.costs.values() for node in nodes):
         repeated = _with_kept_numbers(repeated, exported, dtype, values)
     return repeated, found.unknown
+
+
+def _contents(job: ExportJob) -> Contents:
+    """Return the contents of masks and lengths among the arguments; values of arguments that had none are made up."""
+    given = {} if job.numbers and job.real is None else job.args
+    return mask_inputs(given, job.masks, known=job.known)
 
 
 def _with_kept_numbers(
@@ -301,7 +308,7 @@ def _with_kept_numbers(
 
         def at(sizes: Mapping[str, int], invocation: str = invocation) -> tuple[CostNode, ...]:
             work = cost_graph(substitute_sizes(exported.graph, sizes))
-            pairs = RowMasks(work.graph, mask_inputs(job.args, job.masks))
+            pairs = RowMasks(work.graph, mask_inputs(job.args, job.masks, known=job.known))
             counted = account(work, job.place, job.inside, dtype, pairs)
             return tuple(
                 replace(

@@ -59,7 +59,7 @@ from costproof.models.generic.memo import (
 from costproof.models.generic.stages import Cached, StagePlan, Whole, longest
 from costproof.models.generic.towers import IDS, NONE, Towers
 from costproof.models.generic.truncation import CutModel
-from costproof.models.specs import Built, ExportJob, Run, Truncation
+from costproof.models.specs import BUFFER, Built, ExportJob, Run, Truncation
 from costproof.models.target import NamedWorkload, Setting
 from costproof.snapshots.copies import inputs_on_meta, materialize, on_meta, runs_on_meta, unwrapped, with_values
 from costproof.weights.stored import ImageSize, Stored, unfit
@@ -260,7 +260,7 @@ class GenericTarget:
         plan = self._plan(workload)
         jobs = (replace(j, elsewhere=not self.options.real) for j in plan.export_jobs(model))
         first, *rest = jobs
-        first = replace(first, notes=(*self._notes(workload), *first.notes))
+        first = replace(first, notes=(*self._notes(workload), *first.notes), known=self._known(workload))
         if isinstance(plan, Whole) and self._has_numbers(workload):
             first = replace(first, real=partial(self._numbered_job, workload))
         return (first, *rest)
@@ -334,10 +334,20 @@ class GenericTarget:
         found = self._plan(workload).runs(model)
         device = next((p.device for p in model.parameters() if not p.is_meta), None)
         if device:
-            return tuple(replace(run, kwargs=with_values(run.kwargs, device)) for run in found)
+            known = self._known(workload)
+            return tuple(replace(run, kwargs=with_values(run.kwargs, device), known=known) for run in found)
         if not self._has_numbers(workload):
             return found
-        return tuple(replace(run, real=partial(self._numbered_run, i, workload)) for i, run in enumerate(found))
+        known = self._known(workload)
+        return tuple(
+            replace(run, real=partial(self._numbered_run, i, workload), known=known) for i, run in enumerate(found)
+        )
+
+    def _known(self, workload: Workload) -> Mapping[str, Any]:
+        """Return the user's own inputs and integer buffers, whose values masks and lengths are read from."""
+        made = made_of(self.maker, workload.dtype, workload.attention)
+        buffers = {BUFFER + n: b for n, b in made.module.named_buffers() if not b.is_floating_point()}
+        return {**(made.inputs or {}), **buffers}
 
     def _has_numbers(self, workload: Workload) -> bool:
         """Return whether the module or its inputs have values, which a run on meta does not use."""

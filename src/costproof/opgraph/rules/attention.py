@@ -12,8 +12,9 @@ FlashAttention's operators are those of its package, of transformers' kernel hub
 of the schemas (flash_attn 2.8 ``flash_attn_interface``, the bindings of ``kernels-community/flash-attn2`` and
 ``vllm-flash-attn3``, vLLM's ``_vllm_fa2_C`` and ``_vllm_fa3_C``). Sequences of variable length are packed: the rows of
 all sequences one after another, with the start of each in a tensor. Which pairs meet depends on the values of that
-tensor. With one sequence all pairs meet; with several there are at most ``sequences * max_seqlen_q * max_seqlen_k``,
-which is exact for equal lengths and a bound for others.
+tensor, which :func:`costproof.opgraph.mask_rows.with_lengths` writes into the call where they are known: the headline
+is the sum of S_q x S_k over the sequences. Without values, one sequence and sequences of equal lengths are exact, and
+others have an upper bound: a query meets at most ``max_seqlen_k`` keys, and a key at most ``max_seqlen_q`` queries.
 
 Padding: FlashAttention's package pads heads with zeros to a multiple of 8, and transformers pads values to the width of
 the queries, before the operator is called. Columns of zeros add nothing to a product, so D is the model's head
@@ -22,6 +23,7 @@ dimension, as in every other implementation: :func:`unpadded` makes attention re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -43,12 +45,19 @@ SDPA: Final = (
     "_triton_scaled_dot_attention",
 )
 _SEQUENCE_STARTS: Final = ("cum_seq_q", "cu_seqlens_q", "cu_seq_q")
-"""Arguments with the starts of packed sequences."""
+"""Arguments with the first row of each packed sequence of queries, and behind the last sequence its end."""
+_KEY_STARTS: Final = ("cum_seq_k", "cu_seqlens_k", "cu_seq_k")
+_KEYS_USED: Final = ("seqused_k", "seqlen_k")
+"""Arguments with the number of keys of each sequence that are used, of a cache that is not full."""
+LENGTHS: Final = "lengths"
+"""Key in ``OpCall.attrs`` with (queries, keys) of each packed sequence."""
+_MOST_NAMED: Final = 4
+_UNKNOWN_LENGTHS: Final = "packed sequences: the lengths are in a tensor's values"
 
 
 def attention_cost(grid: ScoreGrid) -> OpCost:
     """Return the cost of attention over all scores of a grid."""
-    scores = prod((grid.grids, grid.queries, grid.keys))
+    scores = grid.pairs if grid.packed else prod((grid.grids, grid.queries, grid.keys))
     vector = prod((6 if grid.mask is None else 7, scores))
     return OpCost(prod((2, scores, grid.width)), vector, role="matmul", attention=grid)
 
@@ -108,47 +117,103 @@ def mask_misfit(op: OpCall, *, at_sizes: bool = False) -> str:
 def kernel_of_torch(op: OpCall) -> OpCost:
     """Count torch's fused kernels on (B, S, H, D), for cuDNN (B, H, S, D), or on packed rows (T, H, D).
 
-    Packed rows are exact for one sequence, and for sequences that all have the maximum length.
+    Packed rows need their lengths, unless there is one sequence, or all have the maximum length.
     """
     query, key, value = _qkv(op)
-    if _named(op, "block_table", "seqused_k", "seqlen_k"):
+    starts, paged = _named(op, *_SEQUENCE_STARTS), _named(op, "block_table") is not None
+    if starts is None and (paged or _named(op, *_KEYS_USED)):
         raise Uncountable("the filled length of a cache is in a tensor's values")
-    starts, bound = _named(op, *_SEQUENCE_STARTS), False
     heads_first = canonical(op.name) == canonical("_cudnn_attention_forward") and starts is None
     heads, dim = query.shape[-3 if heads_first else -2], query.shape[-1]
     queries, keys = (t.shape[-2 if heads_first else -3] for t in (query, key))
-    if starts is not None:
-        sequences, queries, keys, bound = _packed_grid(op, total((starts.shape[0], -1)), queries, keys)
-    elif len(query.shape) == 4:
-        sequences = query.shape[0]
-    else:
+    if starts is None and len(query.shape) != 4:
         raise Uncountable("packed sequences without the tensor that says where they begin")
-    mask = _named(op, "bias", "attn_bias")
-    # Flags of several kernels, which align their masks with different ends of the keys.
-    flags = (attr(op, name) not in (None, False, 0) for name in ("is_causal", "causal", "custom_mask_type"))
-    windows = (attr(op, name) for name in ("window_size", "window_size_left", "window_size_right"))
-    flagged, windowed = any(flags), any(w not in (None, -1, [-1, -1], (-1, -1)) for w in windows)
-    aligned = not windowed and (queries == keys or not flagged)
-    cost = attention_cost(
-        ScoreGrid(
-            prod((heads, sequences)), queries, keys, total((dim, value.shape[-1])),
-            right=0 if flagged else None, mask=mask, known=aligned,
-        )
-    )  # fmt: skip
-    if bound:
-        raise Uncountable("packed sequences of unequal lengths: the lengths are in a tensor's values", cost.flops)
-    return cost
+    grids = heads if starts is not None else prod((query.shape[0], heads))
+    grid = ScoreGrid(grids, queries, keys, total((dim, value.shape[-1])), mask=_named(op, "bias", "attn_bias"))
+    return attention_cost(_aligned(op, grid if starts is None else _packed_grid(op, starts, grid, paged=paged)))
 
 
-def _packed_grid(op: OpCall, sequences: Size, rows: Size, key_rows: Size) -> tuple[Size, Size, Size, bool]:
-    """Return the number of packed sequences, queries and keys of each, and whether these are only upper bounds."""
-    if sequences == 1:
-        return 1, rows, key_rows, False
+_FLASH: Final = ("_flash_attention_forward", "_flash_attention_forward_no_dropout_inplace", "torch_attn._varlen_attn",
+                 "torch_attn._varlen_attn_out")  # fmt: skip
+
+
+def _aligned(op: OpCall, grid: ScoreGrid) -> ScoreGrid:
+    """Return the grid with the mask that the flags of a fused kernel of torch state.
+
+    FlashAttention aligns the last query with the last key. The efficient kernel states the aligned end in
+    ``custom_mask_type``: 1 the first, 2 the last. Other kernels and windows are known only where both ends are.
+    """
+    if canonical(op.name) in map(canonical, _FLASH):
+        left, right = window_of(op)
+        return replace(grid, left=left, right=right)
+    kind = attr(op, "custom_mask_type", default=0)
+    flagged = any(attr(op, name) not in (None, False, 0) for name in ("is_causal", "causal")) or kind not in (0, None)
+    windowed = attr(op, "window_size") not in (None, -1)
+    equal = all(q == k for q, k in grid.packed) if grid.packed else grid.queries == grid.keys
+    known = not windowed and (not flagged or kind in (1, 2) or equal)
+    return replace(grid, right=0 if flagged else None, at_end=kind != 1, known=known)
+
+
+def length_tensors(op: OpCall) -> tuple[Value, Value | None, Value | None] | None:
+    """Return the tensors of a call with the lengths of packed sequences; ``None`` for a call on other rows.
+
+    Returns:
+        The starts of the sequences of queries, those of keys (default: the same), and how many keys are used of each.
+    """
+    starts = _named(op, *_SEQUENCE_STARTS)
+    if starts is None:
+        return None
+    return starts, _named(op, *_KEY_STARTS), _named(op, *_KEYS_USED)
+
+
+def _packed_grid(op: OpCall, starts: Value, grid: ScoreGrid, *, paged: bool) -> ScoreGrid:
+    """Return the scores of packed sequences.
+
+    Args:
+        grid: heads, rows of queries and rows of keys.
+        paged: whether keys are in blocks that sequences may share, whose number bounds nothing.
+
+    Raises:
+        Uncountable: the lengths are not known, or do not fit.
+    """
+    sequences = total((starts.shape[0], -1))
     longest, longest_key = (_length(attr(op, f"max_{x}", f"max_seqlen_{x}")) for x in "qk")
-    if longest is None or longest_key is None:
-        raise Uncountable("packed sequences: the lengths are in a tensor's values")
-    full = (prod((sequences, longest)), prod((sequences, longest_key))) == (rows, key_rows)
-    return sequences, longest, longest_key, not full
+    used = paged or _named(op, *_KEYS_USED, "leftpad_k") is not None
+    lengths = attr(op, LENGTHS)
+    if lengths is not None and _named(op, "leftpad_k") is None:
+        rows = (grid.queries, None if paged else grid.keys)
+        if misfit := _misfit(lengths, rows, (longest, longest_key)):
+            raise Uncountable(misfit)
+        return replace(grid, packed=tuple((q, k) for q, k in lengths))
+    if not used and sequences == 1:
+        return grid
+    known = longest is not None and longest_key is not None
+    if not used and known:
+        full = prod((sequences, longest)), prod((sequences, longest_key))
+        if full == (grid.queries, grid.keys):
+            return replace(grid, grids=prod((grid.grids, sequences)), queries=longest, keys=longest_key)
+    bounds = [
+        prod(sizes)
+        for sizes in (
+            (sequences, longest, longest_key), (grid.queries, longest_key),
+            *(() if paged else ((grid.keys, longest), (grid.queries, grid.keys))),
+        ) if None not in sizes
+    ]  # fmt: skip
+    numbers = [size for size in bounds if isinstance(size, int)]
+    least = min(numbers) if len(numbers) == len(bounds) and bounds else bounds[0] if bounds else None
+    raise Uncountable(_UNKNOWN_LENGTHS, None if least is None else prod((2, grid.grids, least, grid.width)))
+
+
+def _misfit(lengths: Sequence[Sequence[int]], rows: Sequence[Size | None], longest: Sequence[Size | None]) -> str:
+    """Return why the lengths of packed sequences contradict the other arguments; empty if they do not."""
+    for at, what in enumerate(("queries", "keys")):
+        each = [pair[at] for pair in lengths]
+        there, most = rows[at], longest[at]
+        if any(n < 0 for n in each) or (isinstance(there, int) and sum(each) > there):
+            return f"packed sequences of {', '.join(map(str, each[:_MOST_NAMED]))} {what} do not fit {there} rows"
+        if isinstance(most, int) and max(each, default=0) > most:
+            return f"a packed sequence of {max(each)} {what} is longer than the maximum of {most} that the call states"
+    return ""
 
 
 _GRADIENTS: Final = (
@@ -219,7 +284,7 @@ def fixed_length(op: OpCall) -> OpCost:
 
 @operator_rule(*PACKED)
 def variable_length(op: OpCall) -> OpCost:
-    """Count packed rows (rows, H, D): exact for one sequence, and for sequences that all have the maximum length."""
+    """Count packed rows (rows, H, D): S_q x S_k of each sequence, whose lengths are the values of a tensor."""
     return _packed(op, tensor(op, "q", 0), tensor(op, "k", 1), tensor(op, "v", 2))
 
 
@@ -258,7 +323,8 @@ def third_version(op: OpCall) -> OpCost:
     extra = value.shape[-1] if _named(op, "q_v", "qv") else 0
     packed = _named(op, "cu_seqlens_q") is not None
     cost = _packed(op, query, key, value, extra) if packed else _fixed(op, query, key.shape[1], value, extra)
-    if _named(op, "k_new", "seqused_q", "seqused_k", "leftpad_k"):
+    settled = packed and attr(op, LENGTHS) is not None
+    if _named(op, "k_new", "seqused_q", "leftpad_k", *(() if settled else ("seqused_k",))):
         raise Uncountable("the filled length of the cache is in a tensor's values", cost.flops)
     return cost
 
@@ -288,28 +354,24 @@ def _packed(op: OpCall, query: Value, key: Value, value: Value, extra: Size = 0)
     starts = optional(op, "cu_seqlens_q", 3)
     if len(query.shape) != 3 or starts is None:
         raise Uncountable("packed sequences without the tensor that says where they begin")
-    heads, dim = query.shape[1], total((query.shape[2], extra))
-    elsewhere = _named(op, "seqused_k", "leftpad_k", "block_table")
-    if starts.shape[0] == 2 and elsewhere is None:
-        return _cost(op, heads, query.shape[0], key.shape[0], dim, value.shape[-1])
-    sequences = total((starts.shape[0], -1))
-    longest, longest_key = _length(attr(op, "max_seqlen_q")), _length(attr(op, "max_seqlen_k"))
-    if longest is None or longest_key is None:
-        raise Uncountable("packed sequences: the lengths are in a tensor's values")
-    bound = _cost(op, prod((sequences, heads)), longest, longest_key, dim, value.shape[-1])
-    # With as many rows as sequences of the maximum length have, all have that length, and the bound is exact.
-    rows = prod((sequences, longest)), prod((sequences, longest_key))
-    if elsewhere is None and rows == (query.shape[0], key.shape[0]):
-        return bound
-    raise Uncountable("packed sequences of unequal lengths: the lengths are in a tensor's values", bound.flops)
+    paged = _named(op, "block_table") is not None
+    width, (left, right) = total((query.shape[2], extra, value.shape[-1])), window_of(op)
+    rows = prod(key.shape[:-2])  # of a paged cache [pages, rows of a page, H_kv, D]
+    grid = ScoreGrid(query.shape[1], query.shape[0], rows, width, left, right)
+    return _with_more(op, _packed_grid(op, starts, grid, paged=paged))
 
 
 def _cost(op: OpCall, rows: Size, queries: Size, keys: Size, qk_dim: Size, v_dim: Size) -> OpCost:
     """Return the cost of a fused kernel for ``rows`` = B*H_q heads, including its soft cap, ALiBi and window."""
-    scores, (left, right) = prod((rows, queries, keys)), window_of(op)
-    plain = attention_cost(ScoreGrid(rows, queries, keys, total((qk_dim, v_dim)), left, right))
+    left, right = window_of(op)
+    return _with_more(op, ScoreGrid(rows, queries, keys, total((qk_dim, v_dim)), left, right))
+
+
+def _with_more(op: OpCall, grid: ScoreGrid) -> OpCost:
+    """Return the cost of a grid with the soft cap and ALiBi of the call."""
+    plain = attention_cost(grid)
     more = 3 * bool(attr(op, "softcap")) + 2 * (_named(op, "alibi_slopes") is not None)
-    return replace(plain, vector=total((plain.vector, prod((more, scores))))) if more else plain
+    return replace(plain, vector=total((plain.vector, prod((more, grid.pairs))))) if more else plain
 
 
 def window_of(op: OpCall) -> tuple[int | None, int | None]:

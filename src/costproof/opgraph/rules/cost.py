@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, get_args
 import sympy
 
 from costproof.opgraph.graph import OpCall, Size, Value
-from costproof.opgraph.rules.sizes import numel
+from costproof.opgraph.rules.sizes import numel, prod
 
 Role = Literal["matmul", "vector", "lookup", "move", "alias", "factory", "free"]
 """Effect of a call on memory and arithmetic.
@@ -55,6 +55,15 @@ class ScoreGrid:
     """Mask tensor."""
     known: bool = True
     """Whether these fields state the whole mask; false for flags whose meaning is not known here."""
+    packed: tuple[tuple[int, int], ...] = ()
+    """(queries, keys) of each sequence of packed rows; then ``queries`` and ``keys`` are those of all rows, and
+    ``grids`` is the number of grids of each sequence."""
+
+    @property
+    def pairs(self) -> Size:
+        """Return the number of scores in all grids; packed rows have none between two sequences."""
+        each = sum(q * k for q, k in self.packed) if self.packed else prod((self.queries, self.keys))
+        return prod((self.grids, each))
 
 
 @dataclass(frozen=True, slots=True)
