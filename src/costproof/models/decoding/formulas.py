@@ -19,10 +19,11 @@ from costproof.analytic.compose import (
     prompt_call,
 )
 from costproof.analytic.costs import Size
-from costproof.analytic.decoder_memory import CopyBranches, DecoderTape
+from costproof.analytic.decoder_memory import DecoderTape
 from costproof.analytic.elementwise import SoftCap
 from costproof.analytic.feed_forward import ExpertMixture, Mlp
 from costproof.analytic.latent_attention import LatentBlock
+from costproof.analytic.layer_memory import CopyBranches
 from costproof.analytic.memory_tape import MemoryTape
 from costproof.analytic.norms import NormKind
 from costproof.analytic.rotary import Rotary, RotaryTable

@@ -201,6 +201,7 @@ class Gpt2(CausalTarget[Gpt2Config]):
             causal=True,
             mask="input" if workload.attention == "eager" else "boolean" if masked_chunk(workload, call) else "none",
             written_out=workload.attention == "eager",
+            upcast=False,
         )
         mlp = Mlp(width, sym("text_intermediate"), self.config.activation)
         layer = TransformerLayer(width, attention, mlp, norm="layer")
