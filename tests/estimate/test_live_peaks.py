@@ -75,7 +75,7 @@ def test_a_live_peak_is_that_of_the_graph(run: str) -> None:
     for invocation, job in calls(target, work):
         values = sizes[job.stage, invocation]
         last = {**values, "P": values["P"] + values["N"] - 1} if "P" in values else values
-        assert tapes[job.stage, invocation].peak_bytes(last) == held(job)
+        assert tapes[job.stage, invocation, job.id].peak_bytes(last) == held(job)
 
 
 def held(job: ExportJob) -> int:
@@ -154,6 +154,6 @@ def test_a_live_peak_is_that_of_the_graph_of_any_configuration(family: str) -> N
         for job in drawn.export_jobs(drawn.build(work), work):
             (invocation,) = job.invocations
             values = {**config, **calls[job.stage, invocation], **(piece.sizes or {})}
-            assert tapes[job.stage, invocation].peak_bytes(values) == held(with_sizes(job, values))
+            assert tapes[job.stage, invocation, job.id].peak_bytes(values) == held(with_sizes(job, values))
             compared += 1
     assert compared >= 3

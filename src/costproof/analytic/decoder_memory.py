@@ -37,8 +37,9 @@ class DecoderTape(LayerTape):
         masks: dict[bool, tuple[Size, Size]],
         *,
         capped: bool,
+        embedded: bool,
     ) -> MemoryTape:
-        """Record a call from token ids to logits.
+        """Record a call from token ids, or their embeddings, to logits.
 
         Args:
             stack: the decoder.
@@ -46,15 +47,16 @@ class DecoderTape(LayerTape):
             positions: positions per sequence that get logits.
             masks: whether a layer has a window -> keys of the mask that the call is given, and bytes of an element.
             capped: whether logits pass a soft cap.
+            embedded: whether the call is given embeddings.
 
         Branches: layers differ by having a window, and a decoder may have a table for each of both kinds.
         """
         tape, call = self.tape, self.call
-        ids = tape.give(INT64 * call.rows)
+        given = tape.give(call.rows * (stack.width * call.item_bytes if embedded else INT64))
         old = [self._given_cache(layer) if call.past != 0 else () for layer in stack.layers]
         for windowed, (keys, item) in masks.items():
             self.masks[windowed] = tape.give(item * call.rows * keys)
-        hidden = self._embedding(stack, ids)
+        hidden = given if embedded else self._embedding(stack, given)
         # A cache with a window holds its width as a number, until it is first extended.
         widths = {i: tape.make(INT64) for i, window in enumerate(windows) if window and call.past == 0}
         tables = self._tables(stack, hidden)

@@ -167,7 +167,7 @@ class _LiveMemory:
         """Return the peak of live activations of each stage: of its largest call, or of the last decode step."""
         peaks = graph_peaks(self.target, replace(self.workload, **changed), inputs_held=False)
         found: dict[str, int] = {}
-        for (stage, _), peak in peaks.items():
+        for (stage, _, _), peak in peaks.items():
             found[stage] = max(peak, found.get(stage, 0))
         return found
 

@@ -134,18 +134,28 @@ def vision_layer(config: VisionConfig, style: VisionStyle, *, eager: bool) -> Tr
 
 
 def vision_tape(
-    config: VisionConfig, style: VisionStyle, workload: Workload, *, grid: int, images: Size = IMAGES
+    config: VisionConfig,
+    style: VisionStyle,
+    workload: Workload,
+    *,
+    grid: int,
+    images: Size = IMAGES,
+    count: int | None = None,
+    from_last: int = 0,
 ) -> tuple[LayerTape, Piece]:
     """Record the operators of :func:`vision_encoder`; return the memory tape, and the piece of the last layer's result.
 
-    All layers hold the same, so that one of them is recorded.
+    All layers hold the same, so that one of them is recorded; behind one whose result is kept, two.
 
     Args:
         grid: patches along a side of the images.
+        count: number of images (default: the batch).
+        from_last: layer whose result is returned, counted from the end, the last being 1; 0 for none.
     """
     width, entries = sym("vision_hidden"), sym("vision_positions")
     call = StackCall(images, image_tokens(config), sym("b"))
-    made = LayerTape(call, _branches(config, workload, tokens=grid**2 + int(config.class_token)))
+    tokens = grid**2 + int(config.class_token)
+    made = LayerTape(call, branches_of(config, workload, tokens=tokens, sequences=count))
     x = made.patches(
         made.tape.give(pixels(images) * call.item_bytes),
         width,
@@ -158,17 +168,26 @@ def vision_tape(
     if style.norm_first:
         x = made.sequence([ModulePart("vision.norm_first", (LayerNorm(call.rows, width, call.item_bytes),))], x)
     layer = vision_layer(config, style, eager=workload.attention == "eager")
-    return made, made.layer(layer, x) if config.layers else x
+    if config.layers >= max(1, from_last):
+        x = made.layer(layer, x)
+    if from_last:
+        made.tape.keep(x)
+        for _ in range(min(from_last - 1, 2)):
+            x = made.layer(layer, x)
+    return made, x
 
 
-def _branches(config: EncoderConfig, workload: Workload, *, tokens: int) -> CopyBranches:
+def branches_of(
+    config: EncoderConfig, workload: Workload, *, tokens: int, sequences: int | None = None
+) -> CopyBranches:
     """Return the branches of an encoder's operators.
 
     Args:
         tokens: of one text or image.
+        sequences: texts or images (default: the batch).
     """
     return CopyBranches(
-        one_sequence=workload.batch == 1,
+        one_sequence=(workload.batch if sequences is None else sequences) == 1,
         one_token=tokens == 1,
         one_head=config.heads == 1,
         shared=False,
@@ -273,7 +292,7 @@ def text_layer(config: TextEncoderConfig, style: TextEncoderStyle, *, eager: boo
 def text_tape(config: TextEncoderConfig, style: TextEncoderStyle, workload: Workload) -> tuple[LayerTape, Piece]:
     """Record the operators of :func:`text_encoder`; return as :func:`vision_tape`."""
     call = StackCall(sym("B"), sym("S"), sym("b"))
-    made = LayerTape(call, _branches(config, workload, tokens=workload.text_tokens))
+    made = LayerTape(call, branches_of(config, workload, tokens=workload.text_tokens))
     ids = made.tape.give(INT64 * call.rows)
     x = made.words(ids, sym("text_hidden"), segments=style.segments, from_ids=style.positions_from_ids)
     layer = text_layer(config, style, eager=workload.attention == "eager")

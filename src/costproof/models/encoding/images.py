@@ -61,13 +61,13 @@ class VisionTarget(EncoderTarget[C]):
             hidden: the result of the last layer.
         """
 
-    def memory(self, workload: Workload) -> Mapping[tuple[str, str], MemoryTape]:
-        """Return (stage, invocation) -> the memory tape of the forward."""
+    def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
+        """Return (stage, invocation, part) -> the memory tape of the forward."""
         from costproof.models.encoding.formulas import vision_tape
 
         made, hidden = vision_tape(self.config, self.style(), workload, grid=self.values(workload)["G"])
         made.tape.keep(*self.record_results(made, hidden))
-        return {(STAGE, STAGE): made.tape}
+        return {(STAGE, STAGE, STAGE): made.tape}
 
     def _sized(self, workload: Workload, side: int, more: Mapping[str, str] | None = None) -> Workload:
         return replace(workload, inputs={SIZE: side, **(more or {})}, what=f"images of {side} x {side}")

@@ -72,14 +72,14 @@ class TextTarget(EncoderTarget[C]):
             (*parts, *self._pooler()), self.names(""), texts * (sym("S") + int(self.pools)) * width * b
         )
 
-    def memory(self, workload: Workload) -> Mapping[tuple[str, str], MemoryTape]:
-        """Return (stage, invocation) -> the memory tape of the forward."""
+    def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
+        """Return (stage, invocation, part) -> the memory tape of the forward."""
         made, hidden = text_tape(self.config, self.style(), workload)
         if self.config.masked or self.config.labels:
             made.tape.keep(made.sequence(self.head(), hidden))
         else:
             made.tape.keep(hidden, made.sequence(self._pooler(), hidden))
-        return {(STAGE, STAGE): made.tape}
+        return {(STAGE, STAGE, STAGE): made.tape}
 
     def _pooler(self) -> tuple[ModulePart, ...]:
         """Return the parts that pool the first token, if the class without a head has them."""

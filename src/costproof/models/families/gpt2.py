@@ -184,8 +184,8 @@ class Gpt2(CausalTarget[Gpt2Config]):
         nodes = prefill_and_decode(parts, _NAMES, border=border, decode=decode, cache=cache, past=past)
         return analytic_ledger(nodes, STAGES)
 
-    def memory(self, workload: Workload) -> Mapping[tuple[str, str], MemoryTape]:
-        """Return (stage, invocation) -> the memory tape of one call; for decode, of a step at context P."""
+    def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
+        """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
         return decoder_tapes(self.config, workload, lambda call: self._stack(workload, call))
 
     def _stack(self, workload: Workload, call: StackCall) -> DecoderStack:
