@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from costproof.analytic.attention import Attention
+from costproof.analytic.attention import Attention, DistanceBuckets, NoBias, Scale
 from costproof.analytic.costs import Layer
 from costproof.analytic.elementwise import LayerScale
 from costproof.analytic.embedding import ClassAndPositions, Embedding, FeaturesInPrompt, LearnedPositions, PositionIds
@@ -18,7 +18,6 @@ from costproof.analytic.patch_grid import (
     WindowOrder,
 )
 from costproof.analytic.pooling import Probe, ProbeAttention
-from costproof.analytic.relative_bias import DistanceBuckets, NoBias, Scale
 from tests.analytic.test_layers import Expected, check
 
 ENCODERS: list[tuple[str, Layer, Expected]] = [

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from costproof.analytic.attention import Attention
+from costproof.analytic.attention import Attention, NoBias
 from costproof.analytic.compose import ModulePart, analytic_ledger, invocation_nodes, stage_nodes
 from costproof.analytic.costs import Layer, LayerCosts, layer
 from costproof.analytic.elementwise import Residual, SoftCap
@@ -16,7 +16,6 @@ from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
 from costproof.analytic.norms import CentredRmsNorm, LayerNorm, LayerNorm2d, RmsNorm, WideRmsNorm
-from costproof.analytic.relative_bias import NoBias
 from costproof.analytic.rotary import Rotary, RotaryAxes, RotaryPairs, RotaryProduct, RotaryTable
 from costproof.analytic.router import Router, RoutingRule
 from costproof.ledger.metrics import TRAFFIC

@@ -57,6 +57,8 @@ class AttentionBlock:
     seen: Size | None = None
     """See :class:`~costproof.analytic.attention.Attention`."""
     written_out: bool = False
+    upcast: bool = True
+    """Whether the softmax of written-out scores runs in float32; it decides no cost but memory."""
     beside: tuple[Layer, ...] = ()
     """Further layers in the module of the attention."""
 

@@ -4,50 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import StackCall
 from costproof.analytic.costs import Size
+from costproof.analytic.embedding import INT64
 from costproof.analytic.feed_forward import ExpertMixture, Mlp
 from costproof.analytic.latent_attention import LatentBlock
+from costproof.analytic.layer_memory import LayerTape, plain_attention
 from costproof.analytic.memory_tape import MemoryTape, Piece
-from costproof.analytic.norms import NormKind
 from costproof.analytic.rotary import RotaryComplex, RotaryHalves
 from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.errors import Incomplete
 
-_ID: int = 8
-"""Bytes of a token id, a position or an index, which are int64."""
-
-
-@dataclass(frozen=True, slots=True)
-class CopyBranches:
-    """Branches of operators that copy their argument only at some sizes, since a dimension is 1 or heads are shared."""
-
-    one_sequence: bool
-    one_token: bool
-    """Whether the call has one new token per sequence."""
-    one_head: bool
-    shared: bool
-    """Whether several query heads share a key/value head."""
-    wide: bool
-    """Whether the dtype of the run is float32, so that a cast to float32 returns its argument."""
-    one_key: bool = False
-    wide_heads: bool = False
-    """Whether heads have more than 256 elements, for which transformers repeats keys and values."""
-
 
 @dataclass(slots=True)
-class DecoderTape:
+class DecoderTape(LayerTape):
     """Memory tape of one call of a decoder.
 
     A layer that two later layers of its kind follow holds less than these at every moment: they differ by the cache of
     the layers between them. Of such a layer only its cache is recorded.
     """
 
-    call: StackCall
-    branches: CopyBranches
-    tape: MemoryTape = field(default_factory=MemoryTape)
     masks: dict[bool, Piece] = field(default_factory=dict)
     """Whether a layer has a window -> the mask that the call is given."""
 
@@ -59,8 +37,9 @@ class DecoderTape:
         masks: dict[bool, tuple[Size, Size]],
         *,
         capped: bool,
+        embedded: bool,
     ) -> MemoryTape:
-        """Record a call from token ids to logits.
+        """Record a call from token ids, or their embeddings, to logits.
 
         Args:
             stack: the decoder.
@@ -68,24 +47,28 @@ class DecoderTape:
             positions: positions per sequence that get logits.
             masks: whether a layer has a window -> keys of the mask that the call is given, and bytes of an element.
             capped: whether logits pass a soft cap.
+            embedded: whether the call is given embeddings.
 
         Branches: layers differ by having a window, and a decoder may have a table for each of both kinds.
         """
         tape, call = self.tape, self.call
-        ids = tape.give(_ID * call.rows)
+        given = tape.give(call.rows * (stack.width * call.item_bytes if embedded else INT64))
         old = [self._given_cache(layer) if call.past != 0 else () for layer in stack.layers]
         for windowed, (keys, item) in masks.items():
             self.masks[windowed] = tape.give(item * call.rows * keys)
-        hidden = self._embedding(stack, ids)
+        hidden = given if embedded else self._embedding(stack, given)
         # A cache with a window holds its width as a number, until it is first extended.
-        widths = {i: tape.make(_ID) for i, window in enumerate(windows) if window and call.past == 0}
+        widths = {i: tape.make(INT64) for i, window in enumerate(windows) if window and call.past == 0}
         tables = self._tables(stack, hidden)
         last = _last_two([(layer, window) for layer, window in zip(stack.layers, windows, strict=True)])
         for i, layer in enumerate(stack.layers):
             table = tables[0 if windows[i] or len(tables) == 1 else 1]
             number = (widths[i],) if i in widths else ()
             if i in last:
-                hidden = self._layer(layer, hidden, table, (*old[i], *number), self.masks.get(windows[i] > 0))
+                attend = partial(
+                    self._attend, plain_attention(layer), table, (*old[i], *number), self.masks.get(windows[i] > 0)
+                )
+                hidden = self.layer(layer, hidden, attend)
             else:
                 for k, size in enumerate(self._cache_sizes(layer)):
                     tape.keep(tape.make(size, *old[i][k : k + 1]))
@@ -102,7 +85,7 @@ class DecoderTape:
         tape, tokens, elements = self.tape, self.call.tokens, self.call.rows * stack.width
         hidden = self._make(elements, ids)
         if stack.table == 0:  # learned positions are added
-            positions = tape.make(_ID * tokens, tape.make(_ID * tokens))
+            positions = tape.make(INT64 * tokens, tape.make(INT64 * tokens))
             hidden = self._make(elements, hidden, self._make(tokens * stack.width, positions))
         return self._make(elements, hidden) if stack.scaled else hidden
 
@@ -111,7 +94,7 @@ class DecoderTape:
         if stack.table == 0:
             return [()]
         tape, tokens = self.tape, self.call.tokens
-        positions = tape.make(_ID * tokens, tape.make(_ID * tokens))
+        positions = tape.make(INT64 * tokens, tape.make(INT64 * tokens))
         found: list[tuple[Piece, ...]] = []
         for _ in range(stack.tables):
             angles = tape.make(2 * tokens * stack.table, tape.make(4 * tokens, positions))
@@ -133,7 +116,7 @@ class DecoderTape:
 
     def _cache_sizes(self, layer: TransformerLayer, new: Size | None = None) -> tuple[Size, Size]:
         """Return the bytes of a layer's cached keys and of its cached values, after the call or before it."""
-        call, block = self.call, _plain(layer)
+        call, block = self.call, plain_attention(layer)
         keys = self._keys(block) - (0 if new is None else call.tokens)
         if isinstance(block, LatentBlock):
             return call.batch * keys * block.rank * call.item_bytes, call.batch * keys * block.rope * call.item_bytes
@@ -146,59 +129,22 @@ class DecoderTape:
             return block.window - 1 + self.call.tokens
         return self.call.past + self.call.tokens
 
-    def _layer(
-        self, layer: TransformerLayer, x: Piece, table: tuple[Piece, ...], old: tuple[Piece, ...], mask: Piece | None
+    def _attend(
+        self,
+        block: AttentionBlock | LatentBlock,
+        table: tuple[Piece, ...],
+        old: tuple[Piece, ...],
+        mask: Piece | None,
+        x: Piece,
     ) -> Piece:
-        rows, width = self.call.rows, layer.width
-        normed = self._norm(layer.norm, x, rows, width)
-        block = _plain(layer)
         if isinstance(block, LatentBlock):
-            result = self._latent(block, normed, table, old, mask)
-        else:
-            result = self._attention(block, normed, table, old, mask)
-        if layer.norm_after:
-            result = self._norm(layer.norm, result, rows, width)
-        x = self._make(rows * width, x, result)
-        normed = self._norm(layer.norm, x, rows, width)
-        if isinstance(layer.feed_forward, Mlp):
-            result = self._mlp(layer.feed_forward, normed)
-        else:
-            result = self._mixture(layer.feed_forward, normed)
-        if layer.norm_after:
-            result = self._norm(layer.norm, result, rows, width)
-        return self._make(rows * width, x, result)
+            return self._latent(block, x, table, old, mask)
+        return self._attention(block, x, table, old, mask)
 
-    def _make(self, elements: Size, *reads: Piece) -> Piece:
-        return self.tape.make(elements * self.call.item_bytes, *reads)
-
-    def _widen(self, piece: Piece, elements: Size) -> Piece:
-        """Record a cast to float32."""
-        return piece if self.branches.wide else self.tape.make(4 * elements, piece)
-
-    def _narrow(self, piece: Piece, elements: Size, *reads: Piece) -> Piece:
-        """Record a cast from float32 to the run's dtype; if no cast is needed, record only the read."""
-        if not self.branches.wide:
-            return self._make(elements, piece, *reads)
-        self.tape.read(piece, *reads)
-        return piece
-
-    def _norm(self, kind: NormKind, x: Piece, rows: Size, width: Size) -> Piece:
-        tape, elements = self.tape, rows * width
-        if kind == "layer":
-            out = self._make(elements, x)
-            tape.read(x, self._make(rows, x), self._make(rows, x))
-            return out
-        wide = self._widen(x, elements)
-        root = tape.make(4 * elements, wide)
-        for _ in range(3):  # the mean, its sum with epsilon, the reciprocal root
-            root = tape.make(4 * rows, root)
-        scaled = tape.make(4 * elements, wide, root)
-        if kind == "rms":
-            return self._make(elements, self._narrow(scaled, elements))
-        if kind == "wide_rms":
-            return self._narrow(tape.make(4 * elements, scaled), elements)
-        weight = () if self.branches.wide else (tape.make(4 * width),)
-        return self._narrow(tape.make(4 * elements, scaled, tape.make(4 * width, *weight)), elements, x)
+    def _feed_forward(self, layer: TransformerLayer, x: Piece) -> Piece:
+        if isinstance(layer.feed_forward, ExpertMixture):
+            return self._mixture(layer.feed_forward, x)
+        return LayerTape._feed_forward(self, layer, x)
 
     def _attention(
         self, block: AttentionBlock, x: Piece, table: tuple[Piece, ...], old: tuple[Piece, ...], mask: Piece | None
@@ -251,78 +197,6 @@ class DecoderTape:
             halves.append(self._make(elements / 2, *products))
         return self._make(elements, *halves)
 
-    def _core(self, block: AttentionBlock, q: Piece, k: Piece, v: Piece, mask: Piece | None, *, copied: bool) -> Piece:
-        """Record scores and weighted sums of queries [B, heads, T, d] over cached keys and values."""
-        call, branches, keys = self.call, self.branches, self._keys(block)
-        result = call.rows * block.heads * block.head_dim
-        repeated = branches.shared and (
-            block.written_out or ((mask is not None or branches.wide_heads) and not branches.one_token)
-        )
-        if repeated:
-            k, v = (self._make(call.batch * keys * block.heads * block.head_dim, piece) for piece in (k, v))
-        if not block.written_out:
-            return self._fused(result, call.rows * block.heads, (q, k, v), mask, call.rows * keys)
-        copied = copied and not (branches.one_sequence or branches.one_head)
-        copy = (self._make(result, q),) if copied else ()
-        scores = call.rows * block.heads * keys
-        weights = self._make(scores, q, k, *copy)
-        weights = self._make(scores, weights)
-        for _ in range(3 if block.capped else 0):
-            weights = self._make(scores, weights)
-        assert mask is not None
-        weights = self._make(scores, weights, mask)
-        if block.sinks:
-            whole, each = scores + call.rows * block.heads, call.rows * block.heads
-            joined = self._make(whole, weights)
-            most = self._make(each, joined)
-            self.tape.read(joined, self.tape.make(_ID * each, joined))
-            weights = self._make(whole, self._make(whole, joined, most))
-        elif block.fused:  # GPT-2 has no cast
-            weights = self._make(scores, weights)
-        else:
-            weights = self._softmax(weights, scores)
-        return self._in_order(self._make(result, weights, v), result)
-
-    def _softmax(self, weights: Piece, scores: Size) -> Piece:
-        """Record a softmax in float32, including the cast of the scores to float32."""
-        share = self.tape.make(4 * scores, self._widen(weights, scores), weights)
-        return self._narrow(share, scores)
-
-    def _in_order(self, result: Piece, elements: Size) -> Piece:
-        """Record the copy made when heads and tokens are transposed before the output projection."""
-        if self.branches.one_token or self.branches.one_head:
-            return result
-        return self._make(elements, result)
-
-    def _fused(self, elements: Size, rows: Size, reads: tuple[Piece, ...], mask: Piece | None, masked: Size) -> Piece:
-        """Record torch's fused attention on a CPU, which converts a boolean mask to floating point."""
-        if mask is not None:
-            constants = (self._make(1), self._make(1))
-            reads = (*reads, self._make(masked, *constants, mask))
-        result = self._make(elements, *reads)
-        self.tape.read(*reads, self.tape.make(4 * rows, *reads))
-        return result
-
-    def _mlp(self, mlp: Mlp, x: Piece, inner: Size | None = None) -> Piece:
-        rows = self.call.rows
-        elements = rows * mlp.inner
-        first = self._activate(mlp.function, self._make(elements, x), elements)
-        if mlp.gated:
-            first = self._make(elements, first, self._make(elements, x))
-        return self._make(rows * mlp.width, first)
-
-    def _activate(self, function: str, x: Piece, elements: Size) -> Piece:
-        if function == "gelu_new":
-            half, cube = self._make(elements, x), self._make(elements, x)
-            inside = self._make(elements, x, self._make(elements, cube))
-            for _ in range(3):  # a product, tanh, the sum with 1
-                inside = self._make(elements, inside)
-            return self._make(elements, half, inside)
-        if function == "quick_gelu":
-            share = self._make(elements, self._make(elements, x))
-            return self._make(elements, x, share)
-        return self._make(elements, x)
-
     def _mixture(self, mixture: ExpertMixture, x: Piece) -> Piece:
         rows, width = self.call.rows, mixture.width
         if mixture.looped:
@@ -349,7 +223,7 @@ class DecoderTape:
         else:
             logits = self._make(scores, x)
         if how.late:
-            best, indices = self._make(chosen, logits), tape.make(_ID * chosen, logits)
+            best, indices = self._make(chosen, logits), tape.make(INT64 * chosen, logits)
             return indices, self._make(chosen, best)
         wide = logits if how.upcast else self._widen(logits, scores)
         # Qwen3-MoE casts inside of the softmax, Mixtral before it.
@@ -359,11 +233,11 @@ class DecoderTape:
             corrected = tape.make(4 * scores, shares)
             best_groups = self._group_scores(mixture, corrected)
             masked = tape.make(4 * scores, corrected, best_groups)
-            tops, indices = tape.make(4 * chosen, masked), tape.make(_ID * chosen, masked)
+            tops, indices = tape.make(4 * chosen, masked), tape.make(INT64 * chosen, masked)
             tape.read(tops, indices)
             best = tape.make(4 * chosen, shares, indices)
         else:
-            best, indices = tape.make(4 * chosen, shares), tape.make(_ID * chosen, shares)
+            best, indices = tape.make(4 * chosen, shares), tape.make(INT64 * chosen, shares)
         if how.normalised:
             total = tape.make(4 * rows, best)
             total = tape.make(4 * rows, total) if how.floor else total
@@ -376,10 +250,10 @@ class DecoderTape:
         """Record group-limited routing; return the mask of the experts outside of the chosen groups."""
         tape, rows, how = self.tape, self.call.rows, mixture.routing
         scores, groups = rows * mixture.experts, rows * how.groups
-        best = [tape.make(size * groups * how.group_best, corrected) for size in (4, _ID)]
+        best = [tape.make(size * groups * how.group_best, corrected) for size in (4, INT64)]
         tape.read(*best)
         judged = tape.make(4 * groups, best[0])
-        top = [tape.make(size * rows * how.best_groups, judged) for size in (4, _ID)]
+        top = [tape.make(size * rows * how.best_groups, judged) for size in (4, INT64)]
         tape.read(*top)
         marks = tape.make(4 * groups, judged)
         tape.read(marks, top[1])
@@ -391,8 +265,8 @@ class DecoderTape:
         tape, chosen = self.tape, self.call.rows * mixture.top_k
         wide, inner = chosen * mixture.width, chosen * mixture.inner
         item = self.call.item_bytes if mixture.routing.narrow else 4
-        sorted_ids, order = tape.make(_ID * chosen, indices), tape.make(_ID * chosen, indices)
-        rows = self._make(wide, x, tape.make(_ID * chosen, order))
+        sorted_ids, order = tape.make(INT64 * chosen, indices), tape.make(INT64 * chosen, indices)
+        rows = self._make(wide, x, tape.make(INT64 * chosen, order))
         weight = tape.make(item * chosen, weights, order)
         counts = tape.make(4 * mixture.experts, tape.make(4 * chosen, sorted_ids))
         ends = tape.make(4 * mixture.experts, counts)
@@ -407,7 +281,7 @@ class DecoderTape:
         down = self._make(wide, product, ends)
         tape.read(down, *bias)
         weighted = tape.make(item * wide, down, weight)
-        back, counted = tape.make(_ID * chosen, order), tape.make(_ID * chosen)
+        back, counted = tape.make(INT64 * chosen, order), tape.make(INT64 * chosen)
         tape.read(back, order, counted)
         return self._sum(mixture, tape.make(item * wide, weighted, back), item)
 
@@ -577,9 +451,3 @@ def _last_two(kinds: Sequence[object]) -> set[int]:
     for i, kind in enumerate(kinds):
         found.setdefault(kind, []).append(i)
     return {i for places in found.values() for i in places[-2:]}
-
-
-def _plain(layer: TransformerLayer) -> AttentionBlock | LatentBlock:
-    """Return the attention of a layer in a call of equal sequences, which is the only one that has a tape."""
-    assert isinstance(layer.attention, AttentionBlock | LatentBlock)
-    return layer.attention

@@ -106,8 +106,10 @@ class Uncut(WithFormulas, Protocol):
 class WithMemory(WithFormulas, Protocol):
     """Target whose peak of live activations is a formula."""
 
-    def memory(self, workload: Workload) -> Mapping[tuple[str, str], MemoryTape]:
-        """Return (stage, invocation) -> the memory tape of one call; of decode steps, at a context of P tokens.
+    def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
+        """Return (stage, invocation, part) -> the memory tape of one call; of decode steps, at a context of P tokens.
+
+        A part is what one :class:`~costproof.models.specs.ExportJob` exports, by its id: all of a stage, or a piece.
 
         Raises:
             Incomplete: values of the input decide what the run allocates.

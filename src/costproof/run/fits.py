@@ -48,6 +48,7 @@ _FRACTION: Final = re.compile(r"[0-9]*\.[0-9]+")
 _PREFILL: Final = "prefill"
 _CACHES: Final = ("kv_read_bytes", "kv_cache_bytes")
 _CACHE: Final = (MetricTerm("kv_cache_bytes", lambda node: True),)
+_GROWING: Final = (*_CACHE, MetricTerm("output_bytes", lambda node: True))
 _PAST: Final = (MetricTerm("kv_read_bytes", lambda node: node.stage == _PREFILL),)
 """The cache before the prefill, which reads all of it."""
 
@@ -167,7 +168,7 @@ class _LiveMemory:
         """Return the peak of live activations of each stage: of its largest call, or of the last decode step."""
         peaks = graph_peaks(self.target, replace(self.workload, **changed), inputs_held=False)
         found: dict[str, int] = {}
-        for (stage, _), peak in peaks.items():
+        for (stage, _, _), peak in peaks.items():
             found[stage] = max(peak, found.get(stage, 0))
         return found
 
@@ -355,7 +356,7 @@ def _live_limit(setting: str, of: SettingCurve, lasting: int, room: int, live: _
         changed: dict[str, Any] = {setting: at}
         return lasting + max(live.stages(**changed).values())
 
-    if not of.depends(_CACHE):
+    if not of.depends(_GROWING):
         return
     found = of.first_over(lambda at: held(at) > room)
     points = tuple(MemoryPoint(at, held(at)) for at in found.places(of.own))

@@ -81,11 +81,12 @@ def _with_formulas(model: Target, workload: Workload, calls: tuple[CallPeaks, ..
         known = graph_peaks(model, workload)
     except Incomplete:
         return calls
-    return tuple(replace(c, formula=None if c.graph is None else known.get((c.stage, c.invocation))) for c in calls)
+    formulas = (None if c.graph is None else known.get((c.stage, c.invocation, c.part)) for c in calls)
+    return tuple(replace(call, formula=formula) for call, formula in zip(calls, formulas, strict=True))
 
 
-def graph_peaks(model: WithMemory, workload: Workload, *, inputs_held: bool = True) -> dict[tuple[str, str], int]:
-    """Return (stage, invocation) -> live peak by formula; for decode, that of the last step.
+def graph_peaks(model: WithMemory, workload: Workload, *, inputs_held: bool = True) -> dict[tuple[str, str, str], int]:
+    """Return (stage, invocation, part) -> live peak by formula; for decode, that of the last step.
 
     Args:
         model: the target.
@@ -95,12 +96,11 @@ def graph_peaks(model: WithMemory, workload: Workload, *, inputs_held: bool = Tr
     Raises:
         Incomplete: values of the input decide what the run allocates.
     """
-    tapes, config = model.memory(workload), model.info().symbols
+    config, calls = model.info().symbols, {(call.stage, call.id): call for call in model.invocations(workload)}
     found = {}
-    for call in model.invocations(workload):
-        values = {**config, **call.symbols}
+    for (stage, invocation, part), tape in model.memory(workload).items():
+        values = {**config, **calls[stage, invocation].symbols}
         if CONTEXT.name in values and STEPS.name in values:
             values[CONTEXT.name] += values[STEPS.name] - 1
-        if (call.stage, call.id) in tapes:
-            found[call.stage, call.id] = tapes[call.stage, call.id].peak_bytes(values, inputs_held=inputs_held)
+        found[stage, invocation, part] = tape.peak_bytes(values, inputs_held=inputs_held)
     return found

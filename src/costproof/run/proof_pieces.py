@@ -178,22 +178,23 @@ def compare_peaks(piece: Piece[Provable]) -> Answer:
     target, workload, sizes = piece.target, piece.workload, piece.sizes
     assert isinstance(target, WithMemory)
     run = workload if sizes is not None else replace(workload, batch=max(2, workload.batch))
-    tapes, config = target.memory(run), target.info().symbols
+    in_symbols, at_sizes, config = target.memory(run), target.memory(workload), target.info().symbols
     found: dict[str, list[CostNode]] = {"analytic": [], "static": []}
     left_out = []
     calls = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
     for job in target.export_jobs(target.build(workload), workload):
         for call in job.invocations:
             values = {**config, **calls[job.stage, call], **(sizes or {})}
+            tape = (in_symbols if job.sizes else at_sizes)[job.stage, call, job.id]
             if job.repeated:
                 values[str(CONTEXT)] += values[str(STEPS)] - 1
-            peaks = _peaks_at(tapes[job.stage, call], job, values) if sizes is not None else None
+            peaks = _peaks_at(tape, job, values) if sizes is not None else None
             if peaks is None:
                 graph = symbolic_peak(job)
                 if graph.why:
                     left_out.append(f"the live peak of {job.stage}: {graph.why}")
                     continue
-                peaks = _peaks_in_symbols(tapes[job.stage, call], job, values), parse(graph.peak)
+                peaks = _peaks_in_symbols(tape, job, values), parse(graph.peak)
             for nodes, peak in zip(found.values(), peaks, strict=True):
                 nodes.append(_peak_node(job.stage, call, peak, values))
     stages = tuple(dict.fromkeys(n.stage for n in found["static"]))

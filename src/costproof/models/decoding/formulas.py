@@ -19,11 +19,12 @@ from costproof.analytic.compose import (
     prompt_call,
 )
 from costproof.analytic.costs import Size
-from costproof.analytic.decoder_memory import CopyBranches, DecoderTape
+from costproof.analytic.decoder_memory import DecoderTape
 from costproof.analytic.elementwise import SoftCap
 from costproof.analytic.embedding import PickedPositions
 from costproof.analytic.feed_forward import ExpertMixture, Mlp
 from costproof.analytic.latent_attention import LatentBlock, PackedLatentBlock
+from costproof.analytic.layer_memory import CopyBranches
 from costproof.analytic.memory_tape import MemoryTape
 from costproof.analytic.norms import NormKind
 from costproof.analytic.rotary import Rotary, RotaryTable
@@ -223,10 +224,12 @@ def decoder_tapes(
     stack: Callable[[StackCall], DecoderStack],
     *,
     capped: bool = False,
-) -> dict[tuple[str, str], MemoryTape]:
-    """Return (stage, invocation) -> the memory tape (allocations and frees) of the prompt, and of a step at context P.
+    embedded: bool = False,
+) -> dict[tuple[str, str, str], MemoryTape]:
+    """Return (stage, invocation, part) -> the memory tape of the prompt, and of a step at context P.
 
     Args:
+        embedded: whether the prompt is given as embeddings, as with images in it.
         stack: returns the layers of the decoder in a call.
         capped: whether logits pass a soft cap.
 
@@ -240,9 +243,9 @@ def decoder_tapes(
             "the memory of a loop over experts depends on the router's choices", where="--experts eager",
             expected="grouped_mm or batched_mm", fix="leave --experts out",
         )  # fmt: skip
-    calls = {("prefill", "prompt"): prompt_call(past=workload.past > 0)}
+    calls = {("prefill", "prompt", "prefill"): prompt_call(past=workload.past > 0)}
     if workload.new_tokens > 0:
-        calls["decode", "steps"] = StackCall(sym("B"), 1, sym("b"), past=CONTEXT)
+        calls["decode", "steps", "step"] = StackCall(sym("B"), 1, sym("b"), past=CONTEXT)
     found = {}
     for name, call in calls.items():
         one_token = call.past == CONTEXT or workload.text_tokens == 1
@@ -257,7 +260,10 @@ def decoder_tapes(
         )
         masks = tuple(_given_masks(config, workload, call).items())
         layers, windows = stack(call), tuple(_windows(config))
-        found[name] = _recorded_tape(call, branches, layers, windows, positions_kept(workload, call), masks, capped)
+        given = embedded and call.past != CONTEXT
+        found[name] = _recorded_tape(
+            call, branches, layers, windows, positions_kept(workload, call), masks, capped, given
+        )
     return found
 
 
@@ -270,9 +276,10 @@ def _recorded_tape(
     positions: Size,
     masks: tuple[tuple[bool, tuple[Size, Size]], ...],
     capped: bool,
+    embedded: bool,
 ) -> MemoryTape:
     """Return the memory tape of a call, memoized: calls that differ in sizes alone have the same one."""
-    return DecoderTape(call, branches).record(stack, windows, positions, dict(masks), capped=capped)
+    return DecoderTape(call, branches).record(stack, windows, positions, dict(masks), capped=capped, embedded=embedded)
 
 
 def _given_masks(config: DecoderConfig, workload: Workload, call: StackCall) -> dict[bool, tuple[Size, Size]]:

@@ -94,8 +94,8 @@ class CausalTarget(Native[C]):
 
         return decoder_ledger(self.config, workload, self.style())
 
-    def memory(self, workload: Workload) -> Mapping[tuple[str, str], MemoryTape]:
-        """Return (stage, invocation) -> the memory tape of one call; for decode, of a step at context P."""
+    def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
+        """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
         from costproof.models.decoding.formulas import decoder_stack, decoder_tapes
 
         if workload.rows:

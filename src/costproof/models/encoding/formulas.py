@@ -11,15 +11,18 @@ from costproof.analytic.attention_block import AttentionBlock, Projection
 from costproof.analytic.compose import ModulePart, StackCall, analytic_ledger, in_layer, invocation_nodes, stage_nodes
 from costproof.analytic.conv2d import PatchEmbedding
 from costproof.analytic.costs import Layer, Size
-from costproof.analytic.embedding import ClassAndPositions, Embedding, LearnedPositions, PositionIds
+from costproof.analytic.embedding import INT64, ClassAndPositions, Embedding, LearnedPositions, PositionIds
 from costproof.analytic.feed_forward import Mlp
+from costproof.analytic.layer_memory import CopyBranches, LayerTape
 from costproof.analytic.linear import Lent, Linear, LmHead
+from costproof.analytic.memory_tape import Piece
 from costproof.analytic.mlp import Activation
 from costproof.analytic.norms import LayerNorm
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.node import Ledger
+from costproof.ledger.workload import Workload
 from costproof.models.encoding import STAGE
-from costproof.models.encoding.config import TextEncoderConfig, VisionConfig
+from costproof.models.encoding.config import EncoderConfig, TextEncoderConfig, VisionConfig
 
 ALL_PROJECTIONS: Final[tuple[Projection, ...]] = ("q", "k", "v", "out")
 IMAGES: Final = sym("B")
@@ -52,6 +55,10 @@ class VisionStyle:
     norm_first: bool = False
     """Whether the input of the first layer is normalised."""
     layer_scale: bool = False
+    upcast: bool = True
+    """Whether eager attention takes the softmax in float32; it decides no cost but memory."""
+    resampled_in_float32: bool = False
+    """Whether positions are resampled in float32; it decides no cost but memory."""
     mlp: Mlp | None = None
     """The MLP of a layer; ``None`` for a plain one."""
     containers: tuple[str, ...] = ()
@@ -92,21 +99,8 @@ def vision_encoder(
         mask_token=style.mask_token,
     )
     patches = PatchEmbedding(images, sym("vision_channels"), width, patch, sym("H"), grid, b, style.patch_bias)
-    heads = sym("vision_heads")
-    attention = AttentionBlock(
-        width=width,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=sym("vision_head_dim"),
-        inner=width,
-        bias=style.bias,
-        cached=False,
-        written_out=eager,
-    )
-    mlp = style.mlp or Mlp(width, sym("vision_intermediate"), config.activation)
-    layer = TransformerLayer(width, attention, mlp, norm="layer", layer_scale=style.layer_scale)
     each = (
-        *layer.parts("vision.layer", call),
+        *vision_layer(config, style, eager=eager).parts("vision.layer", call),
         *(ModulePart(role, times=times) for role, times in style.layer_containers),
     )
     table = ModulePart("vision.positions", (Embedding(sequence, entries, width, b),), called=not resampled)
@@ -118,6 +112,86 @@ def vision_encoder(
         *(() if style.own_table else (table,)),
         *((first,) if style.norm_first else ()),
         *(part for i in range(config.layers) for part in in_layer(i, each)),
+    )
+
+
+def vision_layer(config: VisionConfig, style: VisionStyle, *, eager: bool) -> TransformerLayer:
+    """Return a layer of :func:`vision_encoder`."""
+    width, heads = sym("vision_hidden"), sym("vision_heads")
+    attention = AttentionBlock(
+        width=width,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=sym("vision_head_dim"),
+        inner=width,
+        bias=style.bias,
+        cached=False,
+        written_out=eager,
+        upcast=style.upcast,
+    )
+    mlp = style.mlp or Mlp(width, sym("vision_intermediate"), config.activation)
+    return TransformerLayer(width, attention, mlp, norm="layer", layer_scale=style.layer_scale)
+
+
+def vision_tape(
+    config: VisionConfig,
+    style: VisionStyle,
+    workload: Workload,
+    *,
+    grid: int,
+    images: Size = IMAGES,
+    count: int | None = None,
+    from_last: int = 0,
+) -> tuple[LayerTape, Piece]:
+    """Record the operators of :func:`vision_encoder`; return the memory tape, and the piece of the last layer's result.
+
+    All layers hold the same, so that one of them is recorded; behind one whose result is kept, two.
+
+    Args:
+        grid: patches along a side of the images.
+        count: number of images (default: the batch).
+        from_last: layer whose result is returned, counted from the end, the last being 1; 0 for none.
+    """
+    width, entries = sym("vision_hidden"), sym("vision_positions")
+    call = StackCall(images, image_tokens(config), sym("b"))
+    tokens = grid**2 + int(config.class_token)
+    made = LayerTape(call, branches_of(config, workload, tokens=tokens, sequences=count))
+    x = made.patches(
+        made.tape.give(pixels(images) * call.item_bytes),
+        width,
+        sym("G"),
+        class_token=config.class_token,
+        own_table=style.own_table,
+        resampled=entries - int(config.class_token) if grid != config.grid else None,
+        in_float32=style.resampled_in_float32,
+    )
+    if style.norm_first:
+        x = made.sequence([ModulePart("vision.norm_first", (LayerNorm(call.rows, width, call.item_bytes),))], x)
+    layer = vision_layer(config, style, eager=workload.attention == "eager")
+    if config.layers >= max(1, from_last):
+        x = made.layer(layer, x)
+    if from_last:
+        made.tape.keep(x)
+        for _ in range(min(from_last - 1, 2)):
+            x = made.layer(layer, x)
+    return made, x
+
+
+def branches_of(
+    config: EncoderConfig, workload: Workload, *, tokens: int, sequences: int | None = None
+) -> CopyBranches:
+    """Return the branches of an encoder's operators.
+
+    Args:
+        tokens: of one text or image.
+        sequences: texts or images (default: the batch).
+    """
+    return CopyBranches(
+        one_sequence=(workload.batch if sequences is None else sequences) == 1,
+        one_token=tokens == 1,
+        one_head=config.heads == 1,
+        shared=False,
+        wide=workload.dtype == "float32",
     )
 
 
@@ -177,20 +251,9 @@ def text_encoder(config: TextEncoderConfig, style: TextEncoderStyle, *, eager: b
     Args:
         eager: whether attention scores are materialised.
     """
-    texts, length, b, width, heads = sym("B"), sym("S"), sym("b"), sym("text_hidden"), sym("text_heads")
+    texts, length, b, width = sym("B"), sym("S"), sym("b"), sym("text_hidden")
     call = StackCall(texts, length, b)
-    attention = AttentionBlock(
-        width=width,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=sym("text_head_dim"),
-        inner=width,
-        bias=ALL_PROJECTIONS,
-        cached=False,
-        written_out=eager,
-    )
-    mlp = Mlp(width, sym("text_intermediate"), config.activation)
-    one = TransformerLayer(width, attention, mlp, norm="layer", norm_last=True, added_apart=style.added_apart)
+    one = text_layer(config, style, eager=eager)
     layer = (*one.parts(_TEXT_LAYER, call), *(ModulePart(f"{_TEXT_LAYER}.{name}") for name in style.layer_containers))
     added = LearnedPositions(texts, length, width, b, others=int(style.segments), each=style.positions_from_ids)
     lent = config.masked and style.head_first
@@ -208,10 +271,40 @@ def text_encoder(config: TextEncoderConfig, style: TextEncoderStyle, *, eager: b
     )
 
 
+def text_layer(config: TextEncoderConfig, style: TextEncoderStyle, *, eager: bool) -> TransformerLayer:
+    """Return a layer of :func:`text_encoder`."""
+    width, heads = sym("text_hidden"), sym("text_heads")
+    attention = AttentionBlock(
+        width=width,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=sym("text_head_dim"),
+        inner=width,
+        bias=ALL_PROJECTIONS,
+        cached=False,
+        written_out=eager,
+        upcast=False,
+    )
+    mlp = Mlp(width, sym("text_intermediate"), config.activation)
+    return TransformerLayer(width, attention, mlp, norm="layer", norm_last=True, added_apart=style.added_apart)
+
+
+def text_tape(config: TextEncoderConfig, style: TextEncoderStyle, workload: Workload) -> tuple[LayerTape, Piece]:
+    """Record the operators of :func:`text_encoder`; return as :func:`vision_tape`."""
+    call = StackCall(sym("B"), sym("S"), sym("b"))
+    made = LayerTape(call, branches_of(config, workload, tokens=workload.text_tokens))
+    ids = made.tape.give(INT64 * call.rows)
+    x = made.words(ids, sym("text_hidden"), segments=style.segments, from_ids=style.positions_from_ids)
+    layer = text_layer(config, style, eager=workload.attention == "eager")
+    return made, made.layer(layer, x) if config.layers else x
+
+
 def masked_words(
     function: str, *, holds_bias: str, activates: str = "cls.activation", owns_words: bool = False
 ) -> tuple[ModulePart, ...]:
     """Return the parts of a masked-language-model head: a linear layer, a norm, and the table of the embedding.
+
+    They are in the order in which they run.
 
     Args:
         function: name of the activation.
@@ -224,9 +317,9 @@ def masked_words(
     rows = texts * length
     found: dict[str, tuple[Layer, ...]] = {
         "cls.dense": (Linear(rows, width, width, b),),
+        activates: (Activation(rows * width, function, b),),
         "cls.norm": (LayerNorm(rows, width, b),),
         "lm_head": (LmHead(texts, length, width, vocab, b, tied=not owns_words, lent_bias=True),),
     }
-    for role, layer in ((activates, Activation(rows * width, function, b)), (holds_bias, Lent(vocab, b))):
-        found[role] = (*found.get(role, ()), layer)
+    found[holds_bias] = (*found.get(holds_bias, ()), Lent(vocab, b))
     return tuple(ModulePart(role, layers) for role, layers in found.items())

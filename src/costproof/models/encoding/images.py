@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
@@ -12,13 +13,17 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.workload import FLOAT_BYTES, SIZE_FROM, TensorSpec, Workload
 from costproof.models import settings as common
+from costproof.models.encoding import STAGE
 from costproof.models.encoding.config import VisionConfig
 from costproof.models.encoding.target import EncoderTarget, Tensors
 from costproof.models.specs import SymbolicSize
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:
+    from costproof.analytic.layer_memory import LayerTape
+    from costproof.analytic.memory_tape import MemoryTape, Piece
     from costproof.models.encoding.domain import Domain
+    from costproof.models.encoding.formulas import VisionStyle
 
 SIZE: Final = "image_size"
 _LARGEST: Final = 16384
@@ -43,6 +48,26 @@ class VisionTarget(EncoderTarget[C]):
         if images is None:
             return self._sized(Workload(name, 0, 0), self.config.image)
         return self._sized(Workload(name, 0, 0), images.side, {SIZE_FROM: images.where})
+
+    @abstractmethod
+    def style(self) -> VisionStyle:
+        """Return how the encoder differs from others, up to the output of the last layer."""
+
+    @abstractmethod
+    def record_results(self, tape: LayerTape, hidden: Piece) -> tuple[Piece, ...]:
+        """Record the operators after the last layer; return the pieces of what the model returns.
+
+        Args:
+            hidden: the result of the last layer.
+        """
+
+    def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
+        """Return (stage, invocation, part) -> the memory tape of the forward."""
+        from costproof.models.encoding.formulas import vision_tape
+
+        made, hidden = vision_tape(self.config, self.style(), workload, grid=self.values(workload)["G"])
+        made.tape.keep(*self.record_results(made, hidden))
+        return {(STAGE, STAGE, STAGE): made.tape}
 
     def _sized(self, workload: Workload, side: int, more: Mapping[str, str] | None = None) -> Workload:
         return replace(workload, inputs={SIZE: side, **(more or {})}, what=f"images of {side} x {side}")

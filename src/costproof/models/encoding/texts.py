@@ -17,13 +17,15 @@ from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, TensorSpec, Workload
 from costproof.models import settings as common
+from costproof.models.encoding import STAGE
 from costproof.models.encoding.config import TextEncoderConfig
-from costproof.models.encoding.formulas import TextEncoderStyle, encoder_ledger, text_encoder
+from costproof.models.encoding.formulas import TextEncoderStyle, encoder_ledger, text_encoder, text_tape
 from costproof.models.encoding.target import EncoderTarget, Tensors
 from costproof.models.specs import SymbolicSize
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:
+    from costproof.analytic.memory_tape import MemoryTape
     from costproof.models.encoding.domain import Domain
 
 _BATCH, _LENGTH = 3, 37
@@ -66,8 +68,23 @@ class TextTarget(EncoderTarget[C]):
         if config.masked or config.labels:
             returned = texts * (sym("S") * sym("text_vocab") if config.masked else sym("text_labels"))
             return encoder_ledger((*self.head(), *parts), self.names(self.prefix), returned * b)
-        pooler = FirstTokenPooler(width, width, "tanh").parts("text.pooler", texts, b) if self.pools else ()
-        return encoder_ledger((*parts, *pooler), self.names(""), texts * (sym("S") + int(self.pools)) * width * b)
+        return encoder_ledger(
+            (*parts, *self._pooler()), self.names(""), texts * (sym("S") + int(self.pools)) * width * b
+        )
+
+    def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
+        """Return (stage, invocation, part) -> the memory tape of the forward."""
+        made, hidden = text_tape(self.config, self.style(), workload)
+        if self.config.masked or self.config.labels:
+            made.tape.keep(made.sequence(self.head(), hidden))
+        else:
+            made.tape.keep(hidden, made.sequence(self._pooler(), hidden))
+        return {(STAGE, STAGE, STAGE): made.tape}
+
+    def _pooler(self) -> tuple[ModulePart, ...]:
+        """Return the parts that pool the first token, if the class without a head has them."""
+        width = sym("text_hidden")
+        return FirstTokenPooler(width, width, "tanh").parts("text.pooler", sym("B"), sym("b")) if self.pools else ()
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:

@@ -10,7 +10,9 @@ from typing import Any, ClassVar, Final
 from costproof.algebra.symbols import sym
 from costproof.analytic.compose import ModulePart
 from costproof.analytic.costs import Size
+from costproof.analytic.layer_memory import LayerTape
 from costproof.analytic.linear import Linear
+from costproof.analytic.memory_tape import Piece
 from costproof.analytic.norms import LayerNorm
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
@@ -62,13 +64,21 @@ def clip_tower(
 
     Source: Radford et al. 2021, CLIP; ``CLIPVisionModel`` (transformers).
     """
+    encoder = vision_encoder(config, clip_style(root=root), resampled=resampled, eager=eager, images=images)
+    return (*encoder, class_norm(images, read=read))
+
+
+def clip_style(*, root: bool = False) -> VisionStyle:
+    """Return how the encoder differs from others; ``root`` is as for :func:`clip_tower`."""
     containers = ("vision", "vision.encoder")
-    style = VisionStyle(
+    return VisionStyle(
         patch_bias=False, own_table=False, norm_first=True, containers=("root", *containers) if root else containers
     )
-    # Of the last layer's tokens the class token alone is read.
-    norm = ModulePart("vision.norm", (LayerNorm(images, sym("vision_hidden"), sym("b"), read),))
-    return (*vision_encoder(config, style, resampled=resampled, eager=eager, images=images), norm)
+
+
+def class_norm(images: Size = IMAGES, *, read: bool = True) -> ModulePart:
+    """Return the norm of the class token, the only one of the last layer's tokens that it reads."""
+    return ModulePart("vision.norm", (LayerNorm(images, sym("vision_hidden"), sym("b"), read),))
 
 
 PROJECTED = "CLIPVisionModelWithProjection"
@@ -131,12 +141,21 @@ class ClipVision(VisionTarget[ClipVisionConfig]):
         border = pixels() + IMAGES * image_tokens(config) * width
         if not config.pooled:
             return encoder_ledger(parts, clip_names(""), (border + IMAGES * width) * b)
-        projection = Linear(IMAGES, width, sym("vision_pooled"), b, bias=False)
-        return encoder_ledger(
-            (*parts, ModulePart("vision.projection", (projection,))),
-            clip_names("vision_model."),
-            (border + IMAGES * sym("vision_pooled")) * b,
-        )
+        border += IMAGES * sym("vision_pooled")
+        return encoder_ledger((*parts, self._projection()), clip_names("vision_model."), border * b)
+
+    def _projection(self) -> ModulePart:
+        projection = Linear(IMAGES, sym("vision_hidden"), sym("vision_pooled"), sym("b"), bias=False)
+        return ModulePart("vision.projection", (projection,))
+
+    def style(self) -> VisionStyle:
+        """Return how the encoder differs from others, up to the output of the last layer."""
+        return clip_style(root=bool(self.config.pooled))
+
+    def record_results(self, tape: LayerTape, hidden: Piece) -> tuple[Piece, ...]:
+        """Record the norm of the class token and its projection, which are returned with all tokens."""
+        pooled = tape.sequence((class_norm(),), hidden)
+        return hidden, tape.sequence((self._projection(),), pooled) if self.config.pooled else pooled
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[ClipVision, dict[str, bool]]:

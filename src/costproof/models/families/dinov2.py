@@ -26,6 +26,8 @@ from costproof.models.encoding.formulas import (
 from costproof.models.encoding.images import VisionTarget
 
 if TYPE_CHECKING:
+    from costproof.analytic.layer_memory import LayerTape
+    from costproof.analytic.memory_tape import Piece
     from costproof.models.encoding.domain import Domain
 
 _LAYER: Final = "encoder.layer.{i}"
@@ -121,17 +123,27 @@ class Dinov2(VisionTarget[Dinov2Config]):
     model_types: ClassVar[tuple[str, ...]] = ("dinov2",)
     resamples: ClassVar[bool] = False
 
-    def formulas(self, workload: Workload) -> Ledger:
-        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
-        config, eager, resampled = self.config, workload.attention == "eager", self.resampled(workload)
-        style = VisionStyle(
+    def style(self) -> VisionStyle:
+        """Return how the encoder differs from others, up to the output of the last layer."""
+        config = self.config
+        return VisionStyle(
             bias=ALL_PROJECTIONS if config.qkv_bias else ("out",),
             mask_token=config.mask_token,
             layer_scale=True,
+            upcast=False,
+            resampled_in_float32=True,
             mlp=Mlp(sym("vision_hidden"), sym("vision_intermediate"), "silu", gated=True) if config.gated else None,
             containers=("vision", "vision.patches", "vision.dropout", "vision.encoder"),
         )
-        parts = (*vision_encoder(config, style, resampled=resampled, eager=eager), last_norm(config))
+
+    def record_results(self, tape: LayerTape, hidden: Piece) -> tuple[Piece, ...]:
+        """Record the last norm, whose result is returned."""
+        return (tape.sequence((last_norm(self.config),), hidden),)
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+        config, eager, resampled = self.config, workload.attention == "eager", self.resampled(workload)
+        parts = (*vision_encoder(config, self.style(), resampled=resampled, eager=eager), last_norm(config))
         border = (pixels() + sym("B") * image_tokens(config) * sym("vision_hidden")) * sym("b")
         return encoder_ledger(parts, _GATED_NAMES if config.gated else _NAMES, border)
 

@@ -101,8 +101,8 @@ class DistilBert(TextTarget[DistilBertConfig]):
         if self.config.masked:
             return (ModulePart("root"), *masked_words(self.config.activation, holds_bias="lm_head"))
         return (
-            ModulePart("root", (Activation(texts * width, "relu", b),)),
             ModulePart("pre_classifier", (Linear(texts, width, width, b),)),
+            ModulePart("root", (Activation(texts * width, "relu", b),)),
             ModulePart("dropout"),
             ModulePart("classifier", (Linear(texts, width, sym("text_labels"), b),)),
         )

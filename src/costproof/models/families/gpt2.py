@@ -194,8 +194,8 @@ class Gpt2(CausalTarget[Gpt2Config]):
         nodes = prefill_and_decode(parts, _NAMES, border=border, decode=decode, cache=cache, past=past, first_id=first)
         return analytic_ledger(nodes, STAGES)
 
-    def memory(self, workload: Workload) -> Mapping[tuple[str, str], MemoryTape]:
-        """Return (stage, invocation) -> the memory tape of one call; for decode, of a step at context P."""
+    def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
+        """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
         if workload.rows:
             raise no_tape()
         return decoder_tapes(self.config, workload, lambda call: self._stack(workload, call))
@@ -229,6 +229,7 @@ class Gpt2(CausalTarget[Gpt2Config]):
             causal=True,
             mask="input" if workload.attention == "eager" else "boolean" if masked_chunk(workload, call) else "none",
             written_out=workload.attention == "eager",
+            upcast=False,
         )
 
 

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from costproof.algebra.symbols import sym
-from costproof.analytic.compose import ModulePart
+from costproof.analytic.compose import ModulePart, StackCall
+from costproof.analytic.costs import Size
+from costproof.analytic.layer_memory import LayerTape
 from costproof.analytic.linear import Linear
+from costproof.analytic.memory_tape import MemoryTape
 from costproof.analytic.mlp import Activation
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
@@ -18,10 +21,17 @@ from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workl
 from costproof.models.config import activation, yes_or_no
 from costproof.models.config_reader import Section, shown
 from costproof.models.decoding.decoder import on_meta
-from costproof.models.decoding.formulas import decoder_parts
+from costproof.models.decoding.formulas import DecoderStyle, decoder_parts
 from costproof.models.decoding.names import STAGES, decoder_names
-from costproof.models.encoding.formulas import image_tokens, pixels
-from costproof.models.families.clip_vision import ClipVision, ClipVisionConfig, clip_names, clip_tower
+from costproof.models.encoding.formulas import branches_of, image_tokens, pixels, vision_tape
+from costproof.models.families.clip_vision import (
+    ClipVision,
+    ClipVisionConfig,
+    class_norm,
+    clip_names,
+    clip_style,
+    clip_tower,
+)
 from costproof.models.families.llama import Llama, LlamaConfig
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, read_part
 from costproof.models.image_text.formulas import IMAGES, image_text_ledger
@@ -231,23 +241,58 @@ class Llava(ImageTextTarget[LlavaConfig]):
         The tower runs all of its layers, whichever of them the features are taken from, and norms the class token.
         """
         width, hidden, b = sym("vision_hidden"), sym("text_hidden"), sym("b")
-        features = IMAGES * (sym("G") ** 2 + int(self.config.class_token))
+        features = self._features()
         eager = workload.attention == "eager"
         tower = clip_tower(self.config.vision, resampled=False, eager=eager, images=IMAGES, read=False)
         seen = IMAGES * image_tokens(self.config.vision) * width
-        projector = (
+        projector = self._projector()
+        return image_text_ledger(
+            {"vision": (tower, (pixels(IMAGES) + seen) * b), "projector": (projector, features * (width + hidden) * b)},
+            decoder_parts(self.config.text, workload, self.text_style()),
+            features,
+            workload,
+            _NAMES,
+        )
+
+    def _features(self) -> Size:
+        """Return the rows of image features of all prompts."""
+        return IMAGES * (sym("G") ** 2 + int(self.config.class_token))
+
+    def _projector(self) -> tuple[ModulePart, ...]:
+        """Return the parts of the projector, in the order in which they run."""
+        width, hidden, b, features = sym("vision_hidden"), sym("text_hidden"), sym("b"), self._features()
+        return (
             ModulePart("projector"),
             ModulePart("projector.up", (Linear(features, width, hidden, b, self.config.projector_bias),)),
             ModulePart("projector.activation", (Activation(features * hidden, self.config.projector_activation, b),)),
             ModulePart("projector.down", (Linear(features, hidden, hidden, b, self.config.projector_bias),)),
         )
-        return image_text_ledger(
-            {"vision": (tower, (pixels(IMAGES) + seen) * b), "projector": (projector, features * (width + hidden) * b)},
-            decoder_parts(self.config.text, workload, Llama(self.config.text).style()),
-            features,
+
+    def text_style(self) -> DecoderStyle:
+        """Return how the decoder differs from others, as that of Llama does."""
+        return Llama(self.config.text).style()
+
+    def tower_tapes(self, workload: Workload, count: int) -> dict[str, MemoryTape]:
+        """Return the memory tapes of tower and projector on ``count`` images.
+
+        The norm of the class token reads the last layer, and nothing reads the norm.
+        """
+        vision, tokens = self.config.vision, self.config.image_tokens
+        made, hidden = vision_tape(
+            vision,
+            clip_style(),
             workload,
-            _NAMES,
+            grid=vision.grid,
+            images=IMAGES,
+            count=count,
+            from_last=self.config.from_last,
         )
+        made.sequence((class_norm(IMAGES),), hidden)
+        branches = branches_of(vision, workload, tokens=tokens, sequences=count)
+        projector = LayerTape(StackCall(IMAGES, tokens, sym("b")), branches)
+        given = projector.tape.give(self._features() * sym("vision_hidden") * sym("b"))
+        projector.tape.keep(projector.sequence(self._projector(), given))
+        return {"vision": made.tape, "projector": projector.tape}
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Llava, dict[str, bool]]:

@@ -107,8 +107,8 @@ class Roberta(TextTarget[RobertaConfig]):
             return (ModulePart("root"), *masked_words("gelu", holds_bias=words, activates=words, owns_words=owns))
         return (
             ModulePart("root"),
-            ModulePart("classifier", (Activation(texts * width, "tanh", b),)),
             ModulePart("classifier.dense", (Linear(texts, width, width, b),)),
+            ModulePart("classifier", (Activation(texts * width, "tanh", b),)),
             ModulePart("classifier.dropout", times=2),
             ModulePart("classifier.out", (Linear(texts, width, sym("text_labels"), b),)),
         )

@@ -25,6 +25,8 @@ from costproof.models.encoding.formulas import (
 from costproof.models.encoding.images import VisionTarget
 
 if TYPE_CHECKING:
+    from costproof.analytic.layer_memory import LayerTape
+    from costproof.analytic.memory_tape import Piece
     from costproof.models.encoding.domain import Domain
 
 _POOLER: Final = "vision.pooler"
@@ -83,20 +85,30 @@ class SiglipVision(VisionTarget[SiglipVisionConfig]):
     name: str = "siglip-vision"
     model_types: ClassVar[tuple[str, ...]] = ("siglip_vision_model",)
 
+    def style(self) -> VisionStyle:
+        """Return how the encoder differs from others, up to the output of the last layer."""
+        return VisionStyle(own_table=False, containers=("vision", "vision.encoder"))
+
+    def _pooling(self) -> AttentionPooling:
+        width = sym("vision_hidden")
+        mlp = Mlp(width, sym("vision_intermediate"), self.config.activation)
+        return AttentionPooling(width, sym("vision_heads"), mlp)
+
+    def record_results(self, tape: LayerTape, hidden: Piece) -> tuple[Piece, ...]:
+        """Record the last norm and the pooling by attention, whose results are returned."""
+        normed = tape.sequence((last_norm(self.config),), hidden)
+        return (normed, tape.pooled(self._pooling(), normed)) if self.config.pooled else (normed,)
+
     def formulas(self, workload: Workload) -> Ledger:
         """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
         config, eager, resampled = self.config, workload.attention == "eager", self.resampled(workload)
         width, b = sym("vision_hidden"), sym("b")
-        style = VisionStyle(own_table=False, containers=("vision", "vision.encoder"))
-        parts = (*vision_encoder(config, style, resampled=resampled, eager=eager), last_norm(config))
+        parts = (*vision_encoder(config, self.style(), resampled=resampled, eager=eager), last_norm(config))
         border = pixels() + sym("B") * image_tokens(config) * width
         if not config.pooled:
             return encoder_ledger(parts, _NAMES, border * b)
-        mlp = Mlp(width, sym("vision_intermediate"), config.activation)
-        pooler = AttentionPooling(width, sym("vision_heads"), mlp)
-        return encoder_ledger(
-            (*parts, *pooler.parts(_POOLER, sym("B"), image_tokens(config), b)), _NAMES, (border + sym("B") * width) * b
-        )
+        pooler = self._pooling().parts(_POOLER, sym("B"), image_tokens(config), b)
+        return encoder_ledger((*parts, *pooler), _NAMES, (border + sym("B") * width) * b)
 
     def domain(self) -> Domain:
         """Return the domain of a proof about an image encoder that has no class token."""

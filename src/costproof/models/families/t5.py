@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from costproof.algebra.series import CONTEXT, STEPS, sum_over_steps
 from costproof.algebra.symbols import sym
+from costproof.analytic.attention import DistanceBuckets, NoBias, Scale
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import (
     CONTAINER,
@@ -24,7 +25,6 @@ from costproof.analytic.embedding import Embedding
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.linear import Lent, LmHead
 from costproof.analytic.norms import RmsNorm
-from costproof.analytic.relative_bias import DistanceBuckets, NoBias, Scale
 from costproof.analytic.symbols import TWO_STACK_SYMBOLS
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.capture import SymbolDoc

@@ -9,7 +9,9 @@ from typing import Any, ClassVar, Final
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.compose import ModulePart
+from costproof.analytic.layer_memory import LayerTape
 from costproof.analytic.linear import Linear
+from costproof.analytic.memory_tape import Piece
 from costproof.analytic.pooling import FirstTokenPooler
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
@@ -107,25 +109,39 @@ class Vit(VisionTarget[VitConfig]):
     name: str = "vit"
     model_types: ClassVar[tuple[str, ...]] = ("vit",)
 
+    def style(self) -> VisionStyle:
+        """Return how the encoder differs from others, up to the output of the last layer."""
+        containers = ("vision", "vision.patches", "vision.dropout")
+        return VisionStyle(
+            bias=("q", "k", "v", "out") if self.config.qkv_bias else ("out",),
+            containers=("root", *containers) if self.config.labels else containers,
+            layer_containers=_DROPOUTS,
+        )
+
+    def _head(self) -> tuple[ModulePart, ...]:
+        """Return the parts of the classifier or the pooler, which read the class token."""
+        images, width, b = sym("B"), sym("vision_hidden"), sym("b")
+        if self.config.labels:
+            return (ModulePart("classifier", (Linear(images, width, sym("vision_labels"), b),)),)
+        pooler = FirstTokenPooler(width, sym("vision_pooled"), self.config.pooler_activation)
+        return pooler.parts("vision.pooler", images, b)
+
     def formulas(self, workload: Workload) -> Ledger:
         """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
         config, eager, resampled = self.config, workload.attention == "eager", self.resampled(workload)
-        containers = ("vision", "vision.patches", "vision.dropout")
-        style = VisionStyle(
-            bias=("q", "k", "v", "out") if config.qkv_bias else ("out",),
-            containers=("root", *containers) if config.labels else containers,
-            layer_containers=_DROPOUTS,
-        )
         images, width, b = sym("B"), sym("vision_hidden"), sym("b")
-        parts = (*vision_encoder(config, style, resampled=resampled, eager=eager), last_norm(config))
+        parts = vision_encoder(config, self.style(), resampled=resampled, eager=eager)
+        whole = (*parts, last_norm(config), *self._head())
         if config.labels:
-            classifier = ModulePart("classifier", (Linear(images, width, sym("vision_labels"), b),))
-            return encoder_ledger(
-                (*parts, classifier), _WITH_CLASSIFIER, (pixels() + images * sym("vision_labels")) * b
-            )
-        pooler = FirstTokenPooler(width, sym("vision_pooled"), config.pooler_activation)
+            return encoder_ledger(whole, _WITH_CLASSIFIER, (pixels() + images * sym("vision_labels")) * b)
         border = (pixels() + images * (image_tokens(config) * width + sym("vision_pooled"))) * b
-        return encoder_ledger((*parts, *pooler.parts("vision.pooler", images, b)), _HEADLESS, border)
+        return encoder_ledger(whole, _HEADLESS, border)
+
+    def record_results(self, tape: LayerTape, hidden: Piece) -> tuple[Piece, ...]:
+        """Record the last norm and the head; with a classifier only the logits are returned."""
+        normed = tape.sequence((last_norm(self.config),), hidden)
+        result = tape.sequence(self._head(), normed)
+        return (result,) if self.config.labels else (normed, result)
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Vit, dict[str, bool]]:

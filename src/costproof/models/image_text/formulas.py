@@ -16,7 +16,8 @@ from costproof.analytic.compose import (
     stage_nodes,
 )
 from costproof.analytic.costs import Size
-from costproof.analytic.embedding import FeaturesInPrompt
+from costproof.analytic.embedding import INT64, FeaturesInPrompt
+from costproof.analytic.memory_tape import MemoryTape
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.formulas import logits_and_masks
@@ -25,6 +26,27 @@ from costproof.models.image_text.layout import CALL, images_of
 
 IMAGES: Final = sym("n")
 """Number of images in the batch."""
+
+
+def glue_tape(features: Size, *, returned: bool) -> MemoryTape:
+    """Return the memory tape of the operators between towers and decoder, which put features in place of tokens.
+
+    Args:
+        features: rows of image features in the prompts.
+        returned: whether the model also returns the concatenated features.
+
+    Source: ``LlavaModel.forward`` (transformers): the embeddings, the features in one tensor, a mask of their places,
+    its sum as a check, and ``masked_scatter``.
+    """
+    tape, rows, row = MemoryTape(), sym("B") * sym("S"), sym("text_hidden") * sym("b")
+    ids, given = tape.give(INT64 * rows), tape.give(features * row)
+    embedded, joined = tape.make(rows * row, ids), tape.make(features * row, given)
+    mask = tape.make(rows, ids)
+    tape.read(tape.make(1, tape.make(INT64, tape.make(INT64, mask))))
+    tape.keep(tape.make(rows * row, embedded, mask, joined))
+    if returned:
+        tape.keep(joined)
+    return tape
 
 
 def image_text_ledger(

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from costproof.analytic.memory_tape import MemoryTape
+    from costproof.models.decoding.formulas import DecoderStyle
     from costproof.models.encoding.domain import Domain
 
 QUESTION: Final = 64
@@ -57,6 +59,32 @@ class ImageTextTarget(Native[C]):
     @abstractmethod
     def formulas(self, workload: Workload) -> Ledger:
         """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+
+    @abstractmethod
+    def tower_tapes(self, workload: Workload, count: int) -> dict[str, MemoryTape]:
+        """Return the memory tapes of the towers on ``count`` images, by stage."""
+
+    @abstractmethod
+    def text_style(self) -> DecoderStyle:
+        """Return how the decoder differs from others."""
+
+    returns_features: ClassVar[bool] = True
+    """Whether the model also returns the concatenated features."""
+
+    def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
+        """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
+        from costproof.models.decoding.formulas import decoder_stack, decoder_tapes
+        from costproof.models.image_text.formulas import glue_tape
+
+        count = workload.batch * images_of(workload)
+        whole = replace(workload, text_tokens=self.length(workload))
+        stack = decoder_stack(self.config.text, whole, self.text_style())
+        found = decoder_tapes(self.config.text, whole, stack, embedded=count > 0)
+        if count:
+            found |= {(s, CALL, s): tape for s, tape in self.tower_tapes(workload, count).items()}
+            features = count * self.image_tokens(workload)
+            found["prefill", "prompt", "glue"] = glue_tape(features, returned=self.returns_features)
+        return found
 
     @property
     @abstractmethod

@@ -86,10 +86,8 @@ class _ProgramReader:
         given = len(self.seen.tensors)
         mode = torch._guards.detect_fake_mode(list(self.values.values()))
         assert mode is not None
-        # Composite operators specialize sizes unless they are decomposed in Python first, as the exporter does.
-        in_symbols = enable_python_dispatcher() if self.job.sizes else nullcontext()
         # A result is kept for its readers; memory that is freed before belongs to the operator.
-        with torch.no_grad(), in_symbols, mode, self.seen:
+        with torch.no_grad(), mode, self.seen:
             for node in graph.nodes:
                 if node.op == "get_attr":
                     self.values[node] = self._attribute(node)
@@ -122,7 +120,9 @@ class _ProgramReader:
         before = len(self.seen.events)
         arguments, named = map_arg((node.args, node.kwargs), self.values.get)
         target: Callable[..., Any] = node.target  # type: ignore[assignment]
-        self.values[node] = target(*arguments, **named)
+        # Composite operators specialize sizes unless they are decomposed in Python first, as the exporter does.
+        with enable_python_dispatcher() if _in_symbols((arguments, named)) else nullcontext():
+            self.values[node] = target(*arguments, **named)
         result = self.values[node]
         return ProgramStep(self._numbers((arguments, named, result)), tuple(self.seen.events[before:]))
 
@@ -134,6 +134,15 @@ class _ProgramReader:
         """Return the path of the innermost module that runs a node."""
         frames = (node.meta.get("nn_module_stack") or {}).values()
         return next((p for path, _ in reversed(frames) if (p := self.name(str(path))) is not None), "")
+
+
+def _in_symbols(values: Any) -> bool:
+    """Return whether an argument is a symbolic size, or a tensor that has one."""
+    return any(
+        isinstance(size, torch.SymInt)
+        for value in tree_iter(values)
+        for size in (value.shape if isinstance(value, torch.Tensor) else (value,))
+    )
 
 
 def _forget_constant(tensor: torch.Tensor) -> None:

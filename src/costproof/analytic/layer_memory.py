@@ -1,0 +1,302 @@
+"""Record the operators of transformer layers on a memory tape: what each allocates and reads, as in transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+from costproof.analytic.attention_block import AttentionBlock
+from costproof.analytic.compose import Container, ModulePart, StackCall
+from costproof.analytic.costs import Size
+from costproof.analytic.embedding import INT64
+from costproof.analytic.feed_forward import Mlp
+from costproof.analytic.latent_attention import LatentBlock
+from costproof.analytic.linear import Lent, Linear, LmHead
+from costproof.analytic.memory_tape import MemoryTape, Piece
+from costproof.analytic.mlp import Activation
+from costproof.analytic.norms import LayerNorm, NormKind
+from costproof.analytic.pooling import AttentionPooling
+from costproof.analytic.transformer import TransformerLayer
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBranches:
+    """Branches of operators that copy their argument only at some sizes, since a dimension is 1 or heads are shared."""
+
+    one_sequence: bool
+    one_token: bool
+    """Whether the call has one new token per sequence."""
+    one_head: bool
+    shared: bool
+    """Whether several query heads share a key/value head."""
+    wide: bool
+    """Whether the dtype of the run is float32, so that a cast to float32 returns its argument."""
+    one_key: bool = False
+    wide_heads: bool = False
+    """Whether heads have more than 256 elements, for which transformers repeats keys and values."""
+
+
+@dataclass(slots=True)
+class LayerTape:
+    """Memory tape of one call of a stack of layers; without a cache it is an encoder."""
+
+    call: StackCall
+    branches: CopyBranches
+    tape: MemoryTape = field(default_factory=MemoryTape)
+
+    def _make(self, elements: Size, *reads: Piece) -> Piece:
+        return self.tape.make(elements * self.call.item_bytes, *reads)
+
+    def _widen(self, piece: Piece, elements: Size) -> Piece:
+        """Record a cast to float32."""
+        return piece if self.branches.wide else self.tape.make(4 * elements, piece)
+
+    def _narrow(self, piece: Piece, elements: Size, *reads: Piece) -> Piece:
+        """Record a cast from float32 to the run's dtype; if no cast is needed, record only the read."""
+        if not self.branches.wide:
+            return self._make(elements, piece, *reads)
+        self.tape.read(piece, *reads)
+        return piece
+
+    def _norm(self, kind: NormKind, x: Piece, rows: Size, width: Size) -> Piece:
+        tape, elements = self.tape, rows * width
+        if kind == "layer":
+            out = self._make(elements, x)
+            tape.read(x, self._make(rows, x), self._make(rows, x))
+            return out
+        wide = self._widen(x, elements)
+        root = tape.make(4 * elements, wide)
+        for _ in range(3):  # the mean, its sum with epsilon, the reciprocal root
+            root = tape.make(4 * rows, root)
+        scaled = tape.make(4 * elements, wide, root)
+        if kind == "rms":
+            return self._make(elements, self._narrow(scaled, elements))
+        if kind == "wide_rms":
+            return self._narrow(tape.make(4 * elements, scaled), elements)
+        weight = () if self.branches.wide else (tape.make(4 * width),)
+        return self._narrow(tape.make(4 * elements, scaled, tape.make(4 * width, *weight)), elements, x)
+
+    def _keys(self, block: AttentionBlock) -> Size:
+        """Return the keys per sequence that queries see."""
+        return self.call.past + self.call.tokens
+
+    def layer(self, layer: TransformerLayer, x: Piece, attend: Callable[[Piece], Piece] | None = None) -> Piece:
+        """Record a layer; return the piece of its result.
+
+        Args:
+            attend: records attention with its projections (default: without a cache).
+        """
+        rows, width = self.call.rows, layer.width
+
+        def branch(x: Piece, record: Callable[[Piece], Piece]) -> Piece:
+            result = record(x if layer.norm_last else self._norm(layer.norm, x, rows, width))
+            if layer.norm_after:
+                result = self._norm(layer.norm, result, rows, width)
+            if layer.layer_scale:
+                result = self._make(rows * width, result)
+            x = self._make(rows * width, x, result)
+            return self._norm(layer.norm, x, rows, width) if layer.norm_last else x
+
+        x = branch(x, attend or partial(self._own_attention, plain_attention(layer)))
+        return branch(x, partial(self._feed_forward, layer))
+
+    def _feed_forward(self, layer: TransformerLayer, x: Piece) -> Piece:
+        assert isinstance(layer.feed_forward, Mlp)
+        return self._mlp(layer.feed_forward, x)
+
+    def _own_attention(self, block: AttentionBlock | LatentBlock, x: Piece) -> Piece:
+        """Record attention of all tokens to each other, without rotation, mask and cache."""
+        assert isinstance(block, AttentionBlock)
+        rows, width = self.call.rows, block.heads * block.head_dim
+        q, k, v = (self._make(rows * width, x) for _ in range(3))
+        core = self._core(block, q, k, v, None, copied=not self.branches.one_token)
+        return self._make(rows * block.width, core)
+
+    def _core(self, block: AttentionBlock, q: Piece, k: Piece, v: Piece, mask: Piece | None, *, copied: bool) -> Piece:
+        """Record scores and weighted sums of queries [B, heads, T, d] over keys and values.
+
+        Args:
+            copied: whether what the heads of a token share lies token by token, so that a product of several sequences
+                copies it: queries, and keys and values unless a cache joined them.
+        """
+        call, branches, keys = self.call, self.branches, self._keys(block)
+        result = call.rows * block.heads * block.head_dim
+        repeated = branches.shared and (
+            block.written_out or ((mask is not None or branches.wide_heads) and not branches.one_token)
+        )
+        if repeated:
+            k, v = (self._make(call.batch * keys * block.heads * block.head_dim, piece) for piece in (k, v))
+        if not block.written_out:
+            return self._fused(result, call.rows * block.heads, (q, k, v), mask, call.rows * keys)
+        copied = copied and not (branches.one_sequence or branches.one_head)
+        copies = [self._make(result, piece) for piece in ((q,) if block.cached else (q, k)) if copied]
+        scores = call.rows * block.heads * keys
+        weights = self._make(scores, q, k, *copies)
+        weights = self._make(scores, weights)
+        for _ in range(3 if block.capped else 0):
+            weights = self._make(scores, weights)
+        assert mask is not None or not block.cached
+        if mask is not None:
+            weights = self._make(scores, weights, mask)
+        if block.sinks:
+            whole, each = scores + call.rows * block.heads, call.rows * block.heads
+            joined = self._make(whole, weights)
+            most = self._make(each, joined)
+            self.tape.read(joined, self.tape.make(INT64 * each, joined))
+            weights = self._make(whole, self._make(whole, joined, most))
+        else:
+            weights = self._softmax(weights, scores) if block.upcast else self._make(scores, weights)
+        copies = [self._make(result, v)] if copied and not block.cached else []
+        return self._in_order(self._make(result, weights, v, *copies), result)
+
+    def _softmax(self, weights: Piece, scores: Size) -> Piece:
+        """Record a softmax in float32, including the cast of the scores to float32."""
+        share = self.tape.make(4 * scores, self._widen(weights, scores), weights)
+        return self._narrow(share, scores)
+
+    def _in_order(self, result: Piece, elements: Size) -> Piece:
+        """Record the copy made when heads and tokens are transposed before the output projection."""
+        if self.branches.one_token or self.branches.one_head:
+            return result
+        return self._make(elements, result)
+
+    def _fused(self, elements: Size, rows: Size, reads: tuple[Piece, ...], mask: Piece | None, masked: Size) -> Piece:
+        """Record torch's fused attention on a CPU, which converts a boolean mask to floating point."""
+        if mask is not None:
+            constants = (self._make(1), self._make(1))
+            reads = (*reads, self._make(masked, *constants, mask))
+        result = self._make(elements, *reads)
+        self.tape.read(*reads, self.tape.make(4 * rows, *reads))
+        return result
+
+    def _mlp(self, mlp: Mlp, x: Piece, rows: Size | None = None) -> Piece:
+        rows = self.call.rows if rows is None else rows
+        elements = rows * mlp.inner
+        first = self._activate(mlp.function, self._make(elements, x), elements)
+        if mlp.gated:
+            first = self._make(elements, first, self._make(elements, x))
+        return self._make(rows * mlp.width, first)
+
+    def _activate(self, function: str, x: Piece, elements: Size) -> Piece:
+        if function == "gelu_new":
+            half, cube = self._make(elements, x), self._make(elements, x)
+            inside = self._make(elements, x, self._make(elements, cube))
+            for _ in range(3):  # a product, tanh, the sum with 1
+                inside = self._make(elements, inside)
+            return self._make(elements, half, inside)
+        if function == "quick_gelu":
+            share = self._make(elements, self._make(elements, x))
+            return self._make(elements, x, share)
+        return self._make(elements, x)
+
+    def sequence(self, parts: Iterable[ModulePart], x: Piece) -> Piece:
+        """Record the layers of modules that run one after the other; return the piece of the last result."""
+        for layer in (layer for part in parts if part.called for layer in part.layers):
+            if isinstance(layer, Linear):
+                x = self.tape.make(layer.rows * layer.features_out * layer.item_bytes, x)
+            elif isinstance(layer, LmHead):
+                x = self.tape.make(layer.batch * layer.positions * layer.vocabulary * layer.item_bytes, x)
+            elif isinstance(layer, Activation):
+                x = self._activate(layer.function, x, layer.elements)
+            elif isinstance(layer, LayerNorm):
+                x = self._norm("layer", x, layer.rows, layer.width)
+            elif not isinstance(layer, Container | Lent):
+                raise TypeError(f"the memory of {type(layer).__name__} is not recorded")
+        return x
+
+    def token_positions(self, ids: Piece) -> Piece:
+        """Record positions that count the tokens of each text other than padding.
+
+        Source: ``RobertaEmbeddings.create_position_ids_from_input_ids`` (transformers): a mask as int32, its running
+        sum, its cast, the sum with the cached length, the product with the mask, the cast to int64, the sum with the
+        padding id.
+        """
+        tape, rows = self.tape, self.call.rows
+        mask = tape.make(4 * rows, tape.make(rows, ids))
+        found = tape.make(4 * rows, tape.make(INT64 * rows, mask), mask)
+        found = tape.make(4 * rows, tape.make(4 * rows, found), mask)
+        return tape.make(INT64 * rows, tape.make(INT64 * rows, found))
+
+    def words(self, ids: Piece, width: Size, *, segments: bool, from_ids: bool) -> Piece:
+        """Record the embeddings of token ids, of segments where there are any, and of positions; and their norm.
+
+        Args:
+            from_ids: whether positions are those of :meth:`token_positions`; otherwise all texts have the same.
+
+        Source: ``BertEmbeddings``, ``RobertaEmbeddings``, ``Embeddings`` of DistilBERT (transformers).
+        """
+        rows, tokens = self.call.rows, self.call.rows if from_ids else self.call.tokens
+        positions = (self.token_positions(ids),) if from_ids else ()
+        types = self.tape.make(INT64 * tokens, *positions) if segments else None
+        x = self._make(rows * width, ids)
+        if types is not None:
+            x = self._make(rows * width, x, self._make(rows * width, types))
+        x = self._make(rows * width, x, self._make(tokens * width, *positions))
+        return self._norm("layer", x, rows, width)
+
+    def patches(
+        self,
+        images: Piece,
+        width: Size,
+        grid: Size,
+        *,
+        class_token: bool,
+        own_table: bool,
+        resampled: Size | None = None,
+        in_float32: bool = False,
+    ) -> Piece:
+        """Record the convolution of images to grid x grid patches, the class token, and the sum with positions.
+
+        Args:
+            class_token: whether a class token is put before the patches.
+            own_table: whether positions are a parameter that is added as it is; otherwise their rows are looked up.
+            resampled: rows of the table, without the class token, that are resampled to the grid; ``None`` if they fit.
+            in_float32: whether they are resampled in float32.
+
+        Source: ``ViTEmbeddings``, ``Dinov2Embeddings``, ``CLIPVisionEmbeddings``, ``SiglipVisionEmbeddings``
+        (transformers): ``forward`` and ``interpolate_pos_encoding``.
+        """
+        patches, own = grid**2 * width, self.call.tokens * width
+        x = self._make(self.call.batch * patches, images)
+        if class_token:
+            x = self._make(self.call.rows * width, x)
+        table: tuple[Piece, ...] = () if own_table else (self._make(own),) if resampled is None else ()
+        if resampled is not None:
+            if in_float32:
+                wide = () if self.branches.wide else (self.tape.make(4 * resampled * width),)
+                places = self._narrow(self.tape.make(4 * patches, *wide), patches)
+            else:
+                places = self._make(patches)
+            table = (self._make(own, places) if class_token else places,)
+        return self._make(self.call.rows * width, x, *table)
+
+    def pooled(self, pooling: AttentionPooling, x: Piece) -> Piece:
+        """Record the pooling of every sequence to one vector by attention of a learned probe.
+
+        Projections of keys and values copy tokens to be the first dimension, and are no single operator then.
+
+        Source: ``SiglipMultiheadAttentionPoolingHead`` (transformers); ``torch.nn.MultiheadAttention``.
+        """
+        tape, vectors, tokens = self.tape, self.call.batch * pooling.width, self.call.rows * pooling.width
+        scores = self.call.batch * pooling.heads * self.call.tokens
+        moved = not (self.branches.one_sequence or self.branches.one_token)
+        query = self._make(vectors, self._make(vectors))
+        both = x
+        if moved:
+            both = self._make(2 * tokens, self._make(tokens, x))
+        both = self._make(2 * tokens, both)
+        if not (self.branches.one_sequence and self.branches.one_token):
+            both = self._make(2 * tokens, both)
+        query = self._make(vectors, query)
+        shares = self._make(scores, self._make(scores, query, both))
+        result = self._make(vectors, self._make(vectors, shares, both))
+        tape.read(shares, self._make(self.call.rows, shares))
+        normed = self._norm("layer", result, self.call.batch, pooling.width)
+        return self._make(vectors, result, self._mlp(pooling.mlp, normed, self.call.batch))
+
+
+def plain_attention(layer: TransformerLayer) -> AttentionBlock | LatentBlock:
+    """Return the attention of a layer in a call of equal sequences; calls of unequal ones have no tape."""
+    assert isinstance(layer.attention, AttentionBlock | LatentBlock)
+    return layer.attention
