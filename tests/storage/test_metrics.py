@@ -20,8 +20,7 @@ from costproof.reports.report import Report
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.tracers.paths import Paths, dtype_name
-from costproof.tracers.resident_bytes import resident_bytes
-from costproof.tracers.storage import ModuleStorage, storage_by_layout, storage_of_run
+from costproof.tracers.storage import ModuleStorage, resident_bytes, storage_by_layout, storage_of_run
 from costproof.weights.stored import Stored
 
 FAMILIES = [name for name, item in TARGETS.all().items() if not item.what.endswith("parameters")]

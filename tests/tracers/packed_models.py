@@ -112,3 +112,62 @@ def on_meta() -> Any:
 
 def too_long() -> Any:
     return Packed(), (ROWS, torch.tensor([0, 10, 20, 64], dtype=torch.int32))
+
+
+class Flexible(Packed):
+    """``flex_attention`` of all rows, under a mask function and a score function."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.slopes = kind, nn.Parameter(torch.ones(HEADS))
+
+    def mask(self) -> Any:
+        if self.kind == "documents":
+            which = torch.repeat_interleave(torch.arange(3), torch.tensor(LENGTHS), output_size=64)
+            return lambda b, h, i, j: (which[i] == which[j]) & (i >= j)
+        if self.kind == "by head":
+            return lambda b, h, i, j: (i >= j) & (i - j <= h)
+        return lambda b, h, i, j: i >= j
+
+    def score(self) -> Any:
+        if self.kind == "sloped":
+            return lambda score, b, h, i, j: score + self.slopes[h] * (j - i)
+        return None
+
+    def forward(self, x: Tensor, mask: Any = None) -> Tensor:  # type: ignore[override]
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        q, k, v = (t.transpose(0, 1)[None] for t in self.qkv(x).view(-1, 3, HEADS, DIM).unbind(1))
+        if mask is None and self.kind != "open":
+            heads = HEADS if self.kind == "by head" else None
+            mask = create_block_mask(self.mask(), None, heads, len(x), len(x), device=x.device)
+        found: Any = flex_attention(q, k, v, self.score(), mask)
+        result: Tensor = self.out(found[0].transpose(0, 1).flatten(1))
+        return result
+
+
+def open_() -> Any:
+    return Flexible("open"), (ROWS,)
+
+
+def causal_function() -> Any:
+    return Flexible("causal"), (ROWS,)
+
+
+def documents() -> Any:
+    return Flexible("documents"), (ROWS,)
+
+
+def by_head() -> Any:
+    return Flexible("by head"), (ROWS,)
+
+
+def sloped() -> Any:
+    return Flexible("sloped"), (ROWS,)
+
+
+def given_mask() -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    mask = create_block_mask(Flexible("documents").mask(), None, None, 64, 64, device="cpu")
+    return Flexible("given"), (ROWS, mask)

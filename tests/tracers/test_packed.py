@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -102,6 +102,7 @@ def test_a_bound_is_never_below_the_work(kernel: str) -> None:
             assert cost.flops == full
 
 
+@cache
 def counted(name: str) -> Capture:
     return costproof.capture(f"tests.tracers.packed_models:{name}")
 

@@ -106,7 +106,9 @@ def _fused(op: OpCall, grid: ScoreGrid, count: PairCounter) -> KeptWork:
     pairs = grid.pairs
     kept: Size | None = pairs
     hides = False
-    if not grid.known or (grid.packed and grid.mask is not None):
+    if grid.kept is not None:
+        kept, hides = grid.kept, grid.kept != pairs
+    elif not grid.known or (grid.packed and grid.mask is not None):
         kept, hides = None, True
     elif grid.packed:
         kept = _packed(grid, count)

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.patches import flash_attention
+from costproof.patches import flash_attention, flex_attention
 from costproof.patches.patch import LoadedPatch, Patch, is_complete, patched
 from costproof.patches.state_snapshot import StateSnapshot
 
@@ -77,6 +77,7 @@ def inference_context(model: nn.Module) -> Iterator[Assumptions]:
         if not _open:
             device = next((p.device.type for p in model.parameters()), "")
             undo.enter_context(flash_attention.importable(device))
+            undo.enter_context(flex_attention.whole_flex_attention())
             _open.append(Assumptions())
             undo.callback(_open.clear)
             if "transformers" in sys.modules:

@@ -74,7 +74,7 @@ class KnownIntegers:
     @property
     def shape(self) -> tuple[int, ...]:
         """Return the sizes of the dimensions."""
-        return tuple(_apart(lambda: self._real().shape))
+        return tuple(apart(lambda: self._real().shape))
 
     @property
     def ndim(self) -> int:
@@ -166,14 +166,14 @@ def compute_values(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             return value
         return KnownInteger(value[0]) if isinstance(value[0], int) else KnownIntegers(value[0], here, value[1])
 
-    return tree_map(known, _apart(work), is_leaf=_is_told)
+    return tree_map(known, apart(work), is_leaf=_is_told)
 
 
 def _is_told(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], torch.dtype)
 
 
-def _apart(work: Callable[[], Any]) -> Any:
+def apart(work: Callable[[], Any]) -> Any:
     """Call a function in another thread, where tracers and fake modes are not active."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(work).result()
@@ -217,7 +217,7 @@ def precomputed(model: nn.Module) -> Iterator[None]:
             place = sys.modules.get(name)
             for key, function in list(vars(place).items() if place is not None else ()):
                 if isinstance(function, FunctionType) and _PREPARED in _plain_arguments(function):
-                    undo.enter_context(mock.patch.object(place, key, _computed_apart(function)))
+                    undo.enter_context(mock.patch.object(place, key, _computedapart(function)))
         yield
 
 
@@ -225,7 +225,7 @@ def _plain_arguments(function: FunctionType) -> tuple[str, ...]:
     return function.__code__.co_varnames[: function.__code__.co_argcount]
 
 
-def _computed_apart(function: FunctionType) -> Callable[..., Any]:
+def _computedapart(function: FunctionType) -> Callable[..., Any]:
     signature = inspect.signature(function)
 
     @wraps(function)

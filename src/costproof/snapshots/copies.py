@@ -7,7 +7,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -17,6 +17,7 @@ from unittest import mock
 
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import Incomplete, first_line
+from costproof.patches.flex_attention import made_up_values
 from costproof.weights.loading import FEWER, size_of
 
 if TYPE_CHECKING:
@@ -281,9 +282,18 @@ def runs_on_meta(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
     return None
 
 
-def unchecked() -> AbstractContextManager[Any]:
-    """Disable the check that a text has as many placeholder tokens as images fill, which needs real values."""
-    return mock.patch.dict(os.environ, {"TRANSFORMERS_DISABLE_TORCH_CHECK": "1"})
+@contextmanager
+def unchecked(*, made_up: bool = True) -> Iterator[None]:
+    """Disable the check that a text has as many placeholder tokens as images fill, which needs real values.
+
+    Args:
+        made_up: whether values are made up, so that masks are not counted by them.
+    """
+    with (
+        mock.patch.dict(os.environ, {"TRANSFORMERS_DISABLE_TORCH_CHECK": "1"}),
+        made_up_values() if made_up else nullcontext(),
+    ):
+        yield
 
 
 def materialize(module: nn.Module) -> nn.Module:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.models.specs import GIVEN, Run
+from costproof.patches.flex_attention import values_wanted
 from costproof.snapshots.copies import TooLarge, alike, materialize, unchecked
 from costproof.tracers.hooks import Hooked, trace_hooks
 from costproof.tracers.paths import repeat_if_modules_replaced
@@ -40,7 +41,8 @@ def trace_run(run: Run, *, all_calls: bool = False) -> FallbackTrace:
         Incomplete: it cannot be traced at all; the error is that of the original run.
     """
     try:
-        return _traced(run, all_calls=all_calls)
+        with values_wanted(run.elsewhere and run.real is not None) as values:
+            return _traced(run, all_calls=all_calls)
     except Exception as error:
         on_meta = all(p.device.type == "meta" for p in run.model.parameters())
         if not (run.elsewhere and on_meta) or (isinstance(error, CostproofError) and not isinstance(error, Incomplete)):
@@ -50,6 +52,8 @@ def trace_run(run: Run, *, all_calls: bool = False) -> FallbackTrace:
         with unchecked() if run.real is None else nullcontext():
             found = _traced(with_numbers(run), all_calls=all_calls)
     except TooLarge as large:
+        if values.missed:  # then the pairs that a mask leaves stay unknown
+            return _traced(run, all_calls=all_calls)
         large.what = f"meta is not enough ({_line(refused)}), and {large.what}"
         raise
     except Exception as error:

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from costproof.ledger.errors import first_line
+from costproof.opgraph.rules.attention import FLEX
 from costproof.patches.export import value_dependent_tags
 from costproof.patches.patch import patched
 from costproof.patches.tensor import EINSUM, READ_VALUES, TO_NUMPY
@@ -312,7 +313,7 @@ _HEADS_FIRST: Final = (
     "aten._scaled_dot_product_efficient_attention", "aten._scaled_dot_product_cudnn_attention",
     "aten._scaled_dot_product_fused_attention_overrideable", "aten._scaled_dot_product_attention_math",
     "aten._scaled_dot_product_attention_math_for_mps", "aten._triton_scaled_dot_attention", "aten._cudnn_attention",
-    "flex_attention",
+    "flex_attention", FLEX,
 )  # fmt: skip
 """Operators on (B, H, S, D), without the suffixes of their variants; cuDNN's lowest operator also takes packed rows."""
 _SEQUENCE_FIRST: Final = (

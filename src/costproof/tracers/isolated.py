@@ -26,7 +26,7 @@ from costproof.patches.torchlens import wrapped_once
 from costproof.tracers.dynamic import without_unfused_if_chosen
 from costproof.tracers.mask_inputs import mask_inputs
 from costproof.tracers.paths import Paths, dtype_name
-from costproof.tracers.resident_bytes import resident_bytes
+from costproof.tracers.storage import resident_bytes
 from costproof.tracers.torchlens_trace import TracedForward, lost_tensors, trace_forward
 
 SCAFFOLDING: Final = "(wrapper)"

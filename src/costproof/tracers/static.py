@@ -37,6 +37,7 @@ from costproof.opgraph.merge import DecodeStep, merge_nodes, sum_all_steps, sum_
 from costproof.opgraph.reuse import reuse_bytes
 from costproof.opgraph.rules.registry import UnknownCost
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics
+from costproof.patches.flex_attention import values_wanted
 from costproof.patches.patch import gc_disabled
 from costproof.snapshots.copies import unchecked
 from costproof.tracers.cache import cached_export
@@ -222,28 +223,33 @@ def cost_job(
 
     def followed(one: ExportJob) -> Exported:
         """Export at constant sizes; if the model needs the values of inputs, export it on inputs that have values."""
+        held = _has_values(one)
         try:
-            return export(one)
+            with values_wanted(held or (one.elsewhere and one.real is not None)) as read:
+                return export(one)
         except Incomplete as error:
-            if not one.elsewhere:
+            if not (one.elsewhere or read.missed):
                 raise
             refused = error
         try:
-            with unchecked():
+            with unchecked(made_up=one.real is None and not held):
                 found = export(with_numbers(one))
         except Incomplete:
+            if read.missed:  # then the pairs that a mask leaves stay unknown
+                return export(one)
             raise refused from None
+        if held:
+            return replace(found, job=replace(found.job, numbers=False))
         which = WITH_ONES if one.real is None else WITH_GIVEN
         notes[f"export {job.id}: {which}, because: {refused.line}"] = None
         return found
 
     try:
-        add(export(job))
+        add(export(job) if job.sizes or not fixed else followed(job))
     except Incomplete as error:
-        if not (fixed and (job.sizes or job.elsewhere)):
+        if not (fixed and job.sizes):
             raise
-        if job.sizes:
-            notes[f"export {job.id}: at the sizes of this workload alone, not in symbols: {error.line}"] = None
+        notes[f"export {job.id}: at the sizes of this workload alone, not in symbols: {error.line}"] = None
         for invocation in job.invocations:
             known = values[job.stage, invocation]
             at = replace(job, invocations=(invocation,))
@@ -256,6 +262,14 @@ def cost_job(
             notes.update(dict.fromkeys(bent))
             tally.nodes, tally.steps = list(steps), []
     return JobCosts(tally, tuple(notes))
+
+
+def _has_values(job: ExportJob) -> bool:
+    """Return whether all arguments and parameters of a job have values."""
+    from torch.utils._pytree import tree_leaves
+
+    tensors = [*tree_leaves(dict(job.args)), *job.module.parameters()]
+    return all(type(t).__name__ != "FakeTensor" and not getattr(t, "is_meta", True) for t in tensors)
 
 
 def job_points(job: ExportJob, known: Mapping[str, int]) -> list[dict[str, int]]:

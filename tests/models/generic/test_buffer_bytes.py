@@ -14,7 +14,7 @@ import costproof
 from costproof.ledger.node import Ledger
 from costproof.opgraph import tally
 from costproof.snapshots.copies import held_bytes
-from costproof.tracers.resident_bytes import resident_bytes
+from costproof.tracers.storage import resident_bytes
 
 
 def ledgers(module: nn.Module, *inputs: torch.Tensor) -> tuple[Ledger, Ledger]:

@@ -216,6 +216,32 @@ def _misfit(lengths: Sequence[Sequence[int]], rows: Sequence[Size | None], longe
     return ""
 
 
+FLEX: Final = "costproof.flex_attention"
+"""Operator that :mod:`costproof.patches.flex_attention` runs for torch's ``flex_attention``."""
+UNKNOWN_COUNT: Final = -1
+"""Value of ``kept`` and ``score_flops`` of a call for a count that is not known."""
+EVERY_PAIR: Final = -2
+"""Value of ``kept`` of a call without a mask."""
+
+
+@operator_rule(FLEX)
+def flexible(op: OpCall) -> OpCost:
+    """Count flex_attention on (B, H_q, S_q, D) x (B, H_kv, S_k, D) x (B, H_kv, S_k, D_v), whatever its mask hides.
+
+    The call states how many pairs its mask function leaves, and the vector FLOPs that its score function adds to each.
+    """
+    query, key, value = _qkv(op)
+    kept, more = op.attrs["kept"], op.attrs["score_flops"]
+    grid = ScoreGrid(
+        prod(query.shape[:-2]), query.shape[-2], key.shape[-2], total((query.shape[-1], value.shape[-1])),
+        known=kept != UNKNOWN_COUNT,
+    )  # fmt: skip
+    cost = attention_cost(replace(grid, kept=kept) if kept >= 0 else grid)
+    if more == UNKNOWN_COUNT:
+        raise Uncountable("what a score function computes is not known", cost.flops)
+    return replace(cost, vector=total((cost.vector, prod((more, grid.pairs)))))
+
+
 _GRADIENTS: Final = (
     *(f"_scaled_dot_product_{name}_attention_backward" for name in ("flash", "efficient", "cudnn")),
     "_scaled_dot_product_flash_attention_for_cpu_backward",

@@ -55,6 +55,8 @@ class ScoreGrid:
     """Mask tensor."""
     known: bool = True
     """Whether these fields state the whole mask; false for flags whose meaning is not known here."""
+    kept: Size | None = None
+    """Pairs that the mask leaves in all grids, where the call states them; they replace the fields above."""
     packed: tuple[tuple[int, int], ...] = ()
     """(queries, keys) of each sequence of packed rows; then ``queries`` and ``keys`` are those of all rows, and
     ``grids`` is the number of grids of each sequence."""
