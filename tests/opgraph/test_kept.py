@@ -21,7 +21,7 @@ from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import CausalMask, Graph, OpCall, Size, Value
 from costproof.opgraph.kept import KeptWork, MaskUse, kept_work, unfused_attention
 from costproof.opgraph.mask_bands import BandMasks, band_pairs
-from costproof.opgraph.mask_rows import RowMasks
+from costproof.opgraph.mask_rows import QueryRowMasks
 from costproof.opgraph.skippable import hidden_reads
 from tests.support.opcalls import call, value
 
@@ -74,7 +74,7 @@ def test_chunks_of_a_prompt_sum_to_the_prompt() -> None:
         assert sum(parts) == formula(sum(lengths), 0)
 
 
-ROWS: Final = RowMasks(Graph((), ()), {})
+ROWS: Final = QueryRowMasks(Graph((), ()), {})
 
 
 def test_bands_of_both_graph_sources() -> None:
@@ -134,7 +134,7 @@ class Positions:
             found = self.apply("__or__", found, self.apply("__and__", *early))
         return found
 
-    def kept(self, mask: Value, counter: type[BandMasks | RowMasks]) -> KeptWork:
+    def kept(self, mask: Value, counter: type[BandMasks | QueryRowMasks]) -> KeptWork:
         q, k = value(3, HEADS, self.queries, DIM), value(3, HEADS, self.keys, DIM)
         op = call("aten.scaled_dot_product_attention.default", [q, k, k, mask], [q])
         work = cost_graph(Graph((*self.ops, op), op.outputs))
@@ -142,8 +142,8 @@ class Positions:
         return found
 
 
-@pytest.mark.parametrize("counter", [BandMasks, RowMasks])
-def test_masks_that_a_graph_makes(counter: type[BandMasks | RowMasks]) -> None:
+@pytest.mark.parametrize("counter", [BandMasks, QueryRowMasks])
+def test_masks_that_a_graph_makes(counter: type[BandMasks | QueryRowMasks]) -> None:
     for queries, past, window in draws(4):
         made = Positions(queries, past + queries, past)
         found = made.kept(made.mask(window, 0, 0), counter)
@@ -161,7 +161,7 @@ def test_chunks_and_blocks_are_counted_in_numbers_alone() -> None:
             for i, j in product(range(past, past + queries), range(past + queries))
             if (j <= i and (not window or i - j < window) and i // chunk == j // chunk) or (i < block and j < block)
         )
-        assert made.kept(mask, RowMasks).scores == 3 * HEADS * exact
+        assert made.kept(mask, QueryRowMasks).scores == 3 * HEADS * exact
         assert made.kept(mask, BandMasks).scores is None
 
 
@@ -186,9 +186,9 @@ def test_a_bias_that_products_give_hides_nothing_however_it_is_viewed() -> None:
 def test_long_masks_take_intervals() -> None:
     made = Positions(131_072, 131_072, 0)
     n, w, c = 131_072, 1_000, 8_192
-    assert made.kept(made.mask(w, 0, 0), RowMasks).scores == 3 * HEADS * (w * (w + 1) // 2 + w * (n - w))
+    assert made.kept(made.mask(w, 0, 0), QueryRowMasks).scores == 3 * HEADS * (w * (w + 1) // 2 + w * (n - w))
     made = Positions(n, n, 0)
-    assert made.kept(made.mask(0, c, 0), RowMasks).scores == 3 * HEADS * (n // c) * c * (c + 1) // 2
+    assert made.kept(made.mask(0, c, 0), QueryRowMasks).scores == 3 * HEADS * (n // c) * c * (c + 1) // 2
 
 
 def test_masks_that_are_inputs() -> None:
@@ -197,15 +197,15 @@ def test_masks_that_are_inputs() -> None:
         q, k = value(3, HEADS, queries, DIM), value(3, HEADS, past + queries, DIM)
         op = call("aten.scaled_dot_product_attention.default", [q, k, k, mask], [q])
         use, given = MaskUse(op, mask), {"mask": CausalMask(window)}
-        for counter in (BandMasks(Graph((op,), ()), given), RowMasks(Graph((op,), ()), given)):
+        for counter in (BandMasks(Graph((op,), ()), given), QueryRowMasks(Graph((op,), ()), given)):
             found = counter.under_masks([use], 3 * HEADS, queries, past + queries)
             assert found == 3 * HEADS * brute(queries, past, window)
         values = np.random.default_rng(queries).integers(0, 2, (3, 1, queries, past + queries)).astype(bool)
-        counted = RowMasks(Graph((op,), ()), {"mask": partial(np.asarray, values)})
+        counted = QueryRowMasks(Graph((op,), ()), {"mask": partial(np.asarray, values)})
         exact = HEADS * int(values.sum())
         boolean = value(3, 1, queries, past + queries, dtype="bool", origin="input", name="mask")
         assert counted.under_masks([MaskUse(op, boolean)], 3 * HEADS, queries, past + queries) == exact
-        assert RowMasks(Graph((op,), ()), {}).under_masks([use], 3 * HEADS, queries, past + queries) is None
+        assert QueryRowMasks(Graph((op,), ()), {}).under_masks([use], 3 * HEADS, queries, past + queries) is None
 
 
 class Documents(nn.Module):

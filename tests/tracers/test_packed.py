@@ -17,7 +17,7 @@ from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall
 from costproof.opgraph.kept import kept_work
 from costproof.opgraph.mask_bands import BandMasks
-from costproof.opgraph.mask_rows import RowMasks, with_lengths
+from costproof.opgraph.mask_rows import QueryRowMasks, with_lengths
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
 from costproof.patches.flash_attention import missing
@@ -82,7 +82,7 @@ def test_every_pair_of_packed_rows(kernel: str) -> None:
         assert isinstance(cost, OpCost), cost
         full, kept = (HEADS * sum(brute(q, k, *w) for q, k in pairs) for w in ((-1, -1), (left, right)))
         assert (cost.flops, cost.vector) == (2 * full * 2 * DIM, 6 * full)
-        for counter in (BandMasks(work.graph, {}), RowMasks(work.graph, {})):
+        for counter in (BandMasks(work.graph, {}), QueryRowMasks(work.graph, {})):
             found = kept_work(work, counter)
             assert (found[0].scores, found[0].flops) == (kept, 2 * kept * 2 * DIM) if full else not found
 

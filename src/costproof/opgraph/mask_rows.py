@@ -89,7 +89,7 @@ _RESHAPED: Final = frozenset({"view", "reshape", "unsqueeze", "squeeze", "flatte
 _APPLYING: Final = frozenset({"add", "mul", "masked_fill", "where", "baddbmm", "addmm"})
 
 
-class RowMasks:
+class QueryRowMasks:
     """Pair counter for concrete sizes, which evaluates the masks of a graph."""
 
     def __init__(self, graph: Graph, given: Mapping[str, CausalMask | Callable[[], Array]]) -> None:
@@ -288,14 +288,14 @@ def with_lengths(graph: Graph, given: Mapping[str, CausalMask | Callable[[], Arr
 
     Args:
         graph: without symbols.
-        given: as of :class:`RowMasks`.
+        given: as of :class:`QueryRowMasks`.
     """
-    values: RowMasks | None = None
+    values: QueryRowMasks | None = None
     ops: list[OpCall] = []
     for op in graph.ops:
         tensors = length_tensors(op)
         if tensors is not None:
-            values = RowMasks(graph, given) if values is None else values
+            values = QueryRowMasks(graph, given) if values is None else values
             starts, key_starts, used = (None if v is None else values.numbers(v) for v in tensors)
             keys = used if tensors[2] is not None else _steps(starts if tensors[1] is None else key_starts)
             queries = _steps(starts)

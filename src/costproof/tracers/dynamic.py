@@ -25,7 +25,7 @@ from costproof.opgraph.costed import CostedGraph, cost_graph
 from costproof.opgraph.dataflow import data_edges
 from costproof.opgraph.fvcore_macs import fvcore_nodes
 from costproof.opgraph.kept import PairCounter
-from costproof.opgraph.mask_rows import RowMasks, with_lengths
+from costproof.opgraph.mask_rows import QueryRowMasks, with_lengths
 from costproof.opgraph.merge import Groups, group_costs, group_parameters, merge_nodes
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics, read_parameters, unread_modules, with_owners
 from costproof.patches.patch import gc_disabled
@@ -111,7 +111,7 @@ class _TracedRuns:
             # Of another run, on which a trace fell back, numbers may be made up.
             contents = mask_inputs(run.kwargs, run.masks, "input.", run.known)
             work = cost_graph(with_lengths(traced.graph, contents))
-            pairs = RowMasks(work.graph, contents)
+            pairs = QueryRowMasks(work.graph, contents)
             nodes, missing = self._cost(traced, work, hooks, pairs)
             self.tally.add(work, nodes, missing, run.context)
         self.hooks.append(hooks)

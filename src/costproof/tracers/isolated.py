@@ -18,7 +18,7 @@ from costproof.opgraph.account import account, cache_nodes, settle_kept
 from costproof.opgraph.costed import CostedGraph, cost_graph
 from costproof.opgraph.fvcore_macs import fvcore_nodes
 from costproof.opgraph.graph import path_renamer, rename_modules
-from costproof.opgraph.mask_rows import RowMasks
+from costproof.opgraph.mask_rows import QueryRowMasks
 from costproof.opgraph.merge import merge_nodes
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics, with_owners
 from costproof.patches.patch import gc_disabled
@@ -106,7 +106,7 @@ def stage_nodes(
         return None if module.startswith(SCAFFOLDING) else here
 
     inside = {f"{_INPUT}{name}" if name in run.args else name for name in run.inside}
-    pairs = RowMasks(work.graph, mask_inputs(run.args, run.masks, _INPUT))
+    pairs = QueryRowMasks(work.graph, mask_inputs(run.args, run.masks, _INPUT))
     found = account(work, place, inside, pairs=pairs)
     grown = cache_nodes(lambda path, call: here, traced.graph, traced.inputs)
     beside = fvcore_nodes(traced.graph, place) if convention else ()

@@ -32,7 +32,7 @@ from costproof.opgraph.fvcore_macs import fvcore_nodes
 from costproof.opgraph.graph import Value
 from costproof.opgraph.kept import FirstKnown
 from costproof.opgraph.mask_bands import BandMasks
-from costproof.opgraph.mask_rows import RowMasks, with_lengths
+from costproof.opgraph.mask_rows import QueryRowMasks, with_lengths
 from costproof.opgraph.merge import DecodeStep, merge_nodes, sum_all_steps, sum_traced_steps
 from costproof.opgraph.reuse import reuse_bytes
 from costproof.opgraph.rules.registry import UnknownCost
@@ -291,7 +291,7 @@ def job_nodes(
     job = exported.job
     bands = BandMasks(work.graph, job.masks, map(parse, job.holds))
     # Without symbols, masks are also counted in numbers.
-    rows = () if job.sizes else (RowMasks(work.graph, _contents(job)),)
+    rows = () if job.sizes else (QueryRowMasks(work.graph, _contents(job)),)
     found = account(work, job.place, job.inside, dtype, FirstKnown((bands, *rows)))
     grown = cache_nodes(job.place, exported.graph, exported.cache_inputs)
     nodes = merge_nodes((*found.nodes, *grown))
@@ -322,7 +322,7 @@ def _with_kept_numbers(
 
         def at(sizes: Mapping[str, int], invocation: str = invocation) -> tuple[CostNode, ...]:
             work = cost_graph(substitute_sizes(exported.graph, sizes))
-            pairs = RowMasks(work.graph, mask_inputs(job.args, job.masks, known=job.known))
+            pairs = QueryRowMasks(work.graph, mask_inputs(job.args, job.masks, known=job.known))
             counted = account(work, job.place, job.inside, dtype, pairs)
             return tuple(
                 replace(
