@@ -28,6 +28,8 @@ class DecoderTape(LayerTape):
 
     masks: dict[bool, Piece] = field(default_factory=dict)
     """Whether a layer has a window -> the mask that the call is given."""
+    apart: bool = False
+    """Whether keys and values of the prompt stay apart from those of later tokens, and each call joins both anew."""
 
     def record(
         self,
@@ -57,8 +59,9 @@ class DecoderTape(LayerTape):
         for windowed, (keys, item) in masks.items():
             self.masks[windowed] = tape.give(item * call.rows * keys)
         hidden = given if embedded else self._embedding(stack, given)
-        # A cache with a window holds its width as a number, until it is first extended.
-        widths = {i: tape.make(INT64) for i, window in enumerate(windows) if window and call.past == 0}
+        # A cache with a window, or with the prompt apart, holds a number until it is first extended.
+        numbered = call.past == 0
+        widths = {i: tape.make(INT64) for i, window in enumerate(windows) if numbered and (window or self.apart)}
         tables = self._tables(stack, hidden)
         last = _last_two([(layer, window) for layer, window in zip(stack.layers, windows, strict=True)])
         for i, layer in enumerate(stack.layers):
@@ -70,7 +73,7 @@ class DecoderTape(LayerTape):
                 )
                 hidden = self.layer(layer, hidden, attend)
             else:
-                for k, size in enumerate(self._cache_sizes(layer)):
+                for k, size in enumerate(self._cache_sizes(layer, past=0 if self._joins else call.past)):
                     tape.keep(tape.make(size, *old[i][k : k + 1]))
                 tape.read(*number)
         out = self._norm(stack.norm, hidden, call.rows, stack.width)
@@ -112,12 +115,25 @@ class DecoderTape(LayerTape):
         return found
 
     def _given_cache(self, layer: TransformerLayer) -> tuple[Piece, ...]:
-        return tuple(map(self.tape.give, self._cache_sizes(layer, new=0)))
+        given = tuple(map(self.tape.give, self._cache_sizes(layer, new=0)))
+        self.tape.keep(*given if self._joins else ())
+        return given
 
-    def _cache_sizes(self, layer: TransformerLayer, new: Size | None = None) -> tuple[Size, Size]:
-        """Return the bytes of a layer's cached keys and of its cached values, after the call or before it."""
+    @property
+    def _joins(self) -> bool:
+        return self.apart and self.call.past != 0
+
+    def _cache_sizes(
+        self, layer: TransformerLayer, new: Size | None = None, past: Size | None = None
+    ) -> tuple[Size, Size]:
+        """Return the bytes of a layer's cached keys and of its cached values, after the call or before it.
+
+        Args:
+            new: tokens that the call adds (default: its own).
+            past: tokens before the call (default: its own).
+        """
         call, block = self.call, layer.attention
-        keys = self._keys(block) - (0 if new is None else call.tokens)
+        keys = call.tokens if past == 0 else self._keys(block) - (0 if new is None else call.tokens)
         if isinstance(block, LatentBlock):
             return call.batch * keys * block.rank * call.item_bytes, call.batch * keys * block.rope * call.item_bytes
         size = call.batch * keys * block.kv_heads * block.head_dim * call.item_bytes
@@ -165,9 +181,15 @@ class DecoderTape(LayerTape):
             for i, heads in enumerate((block.heads, block.kv_heads)):
                 made[i] = self._norm(block.qk_norm_kind, made[i], rows * heads, block.head_dim)
         queries, keys = (self._rotate(p, rows * w, table, block.pairs) for p, w in zip(made, widths, strict=True))
-        size = rows * widths[1] if self.call.past == 0 else self.call.batch * self._keys(block) * widths[1]
+        size = self.call.batch * self._keys(block) * widths[1]
+        if self.apart and self.call.past == 0:
+            self.tape.read(*old)
+            old = ()
+        if self._joins:
+            keys, values = self._make(rows * widths[1], keys), self._make(rows * widths[1], values)
+            self.tape.keep(keys, values)
         cache = [self._make(size, *old[:1], keys), self._make(size, *old[1:], values)]
-        self.tape.keep(*cache)
+        self.tape.keep(*() if self._joins else cache)
         # Queries that were joined lie in order.
         core = self._core(block, queries, cache[0], cache[1], mask, copied=not (block.pairs or self.branches.one_token))
         return self._make(rows * block.width, core)

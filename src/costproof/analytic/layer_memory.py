@@ -8,6 +8,7 @@ from functools import partial
 
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import Container, ModulePart, StackCall
+from costproof.analytic.conv2d import Conv2d, area
 from costproof.analytic.costs import Size
 from costproof.analytic.embedding import INT64
 from costproof.analytic.feed_forward import Mlp
@@ -161,7 +162,9 @@ class LayerTape:
             return result
         return self._make(elements, result)
 
-    def _fused(self, elements: Size, rows: Size, reads: tuple[Piece, ...], mask: Piece | None, masked: Size) -> Piece:
+    def _fused(
+        self, elements: Size, rows: Size, reads: tuple[Piece, ...], mask: Piece | None = None, masked: Size = 0
+    ) -> Piece:
         """Record torch's fused attention on a CPU, which converts a boolean mask to floating point."""
         if mask is not None:
             constants = (self._make(1), self._make(1))
@@ -197,6 +200,9 @@ class LayerTape:
                 x = self.tape.make(layer.rows * layer.features_out * layer.item_bytes, x)
             elif isinstance(layer, LmHead):
                 x = self.tape.make(layer.batch * layer.positions * layer.vocabulary * layer.item_bytes, x)
+            elif isinstance(layer, Conv2d):
+                sides = area(layer.side_out)
+                x = self.tape.make(layer.batch * layer.channels_out * sides * layer.item_bytes, x)
             elif isinstance(layer, Activation):
                 x = self._activate(layer.function, x, layer.elements)
             elif isinstance(layer, LayerNorm):
@@ -257,8 +263,24 @@ class LayerTape:
         Source: ``ViTEmbeddings``, ``Dinov2Embeddings``, ``CLIPVisionEmbeddings``, ``SiglipVisionEmbeddings``
         (transformers): ``forward`` and ``interpolate_pos_encoding``.
         """
+        x = self._make(self.call.batch * grid**2 * width, images)
+        return self.placed(
+            x, width, grid, class_token=class_token, own_table=own_table, resampled=resampled, in_float32=in_float32
+        )
+
+    def placed(
+        self,
+        x: Piece,
+        width: Size,
+        grid: Size,
+        *,
+        class_token: bool,
+        own_table: bool,
+        resampled: Size | None = None,
+        in_float32: bool = False,
+    ) -> Piece:
+        """Record the operators of :meth:`patches` behind the convolution."""
         patches, own = grid**2 * width, self.call.tokens * width
-        x = self._make(self.call.batch * patches, images)
         if class_token:
             x = self._make(self.call.rows * width, x)
         table: tuple[Piece, ...] = () if own_table else (self._make(own),) if resampled is None else ()
