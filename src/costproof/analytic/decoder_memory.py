@@ -110,9 +110,30 @@ class DecoderTape(LayerTape):
                 width = width / 2
             else:
                 angles = tape.make(4 * tokens * width, angles)
-            scaled = [tape.make(4 * tokens * width, tape.make(4 * tokens * width, angles)) for _ in range(2)]
-            found.append(tuple(self._narrow(one, tokens * width) for one in scaled))
+            found.append(self._cosines(tokens * width, angles))
         return found
+
+    def _cosines(self, elements: Size, angles: Piece) -> tuple[Piece, ...]:
+        """Record cosines and sines of angles, which are scaled and cast to the run's dtype."""
+        scaled = [self.tape.make(4 * elements, self.tape.make(4 * elements, angles)) for _ in range(2)]
+        return tuple(self._narrow(one, elements) for one in scaled)
+
+    def encode(self, layer: TransformerLayer, x: Piece, positions: Piece, mask: Piece, *, layers: int) -> Piece:
+        """Record layers that rotate queries and keys and keep no cache, and a last norm.
+
+        All but the last hold the same, so that one of them is recorded.
+
+        Args:
+            positions: the positions of the tokens.
+            mask: what attention adds to scores, or what it turns into that.
+        """
+        tokens, block = self.call.tokens, layer.attention
+        assert isinstance(block, AttentionBlock)
+        angles = self.tape.make(2 * tokens * block.rotary, self.tape.make(4 * tokens, positions))
+        table = self._cosines(tokens * block.rotary, self.tape.make(4 * tokens * block.rotary, angles))
+        for _ in range(min(layers, 2)):
+            x = self.layer(layer, x, partial(self._attend, block, table, (), mask))
+        return self._norm(layer.norm, x, self.call.rows, layer.width)
 
     def _given_cache(self, layer: TransformerLayer) -> tuple[Piece, ...]:
         given = tuple(map(self.tape.give, self._cache_sizes(layer, new=0)))
@@ -188,8 +209,10 @@ class DecoderTape(LayerTape):
         if self._joins:
             keys, values = self._make(rows * widths[1], keys), self._make(rows * widths[1], values)
             self.tape.keep(keys, values)
-        cache = [self._make(size, *old[:1], keys), self._make(size, *old[1:], values)]
-        self.tape.keep(*() if self._joins else cache)
+        cache = [keys, values]
+        if block.cached:
+            cache = [self._make(size, *old[:1], keys), self._make(size, *old[1:], values)]
+            self.tape.keep(*() if self._joins else cache)
         # Queries that were joined lie in order.
         core = self._core(block, queries, cache[0], cache[1], mask, copied=not (block.pairs or self.branches.one_token))
         return self._make(rows * block.width, core)

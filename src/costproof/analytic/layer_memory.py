@@ -34,6 +34,8 @@ class CopyBranches:
     wide: bool
     """Whether the dtype of the run is float32, so that a cast to float32 returns its argument."""
     one_key: bool = False
+    one_shared: bool = False
+    """Whether all query heads share one key/value head, which is repeated as a view until a batched product copies it."""
     wide_heads: bool = False
     """Whether heads have more than 256 elements, for which transformers repeats keys and values."""
 
@@ -123,7 +125,8 @@ class LayerTape:
         """
         call, branches, keys = self.call, self.branches, self._keys(block)
         result = call.rows * block.heads * block.head_dim
-        repeated = branches.shared and (
+        one = branches.one_shared
+        repeated = (branches.shared and not one) and (
             block.written_out or ((mask is not None or branches.wide_heads) and not branches.one_token)
         )
         if repeated:
@@ -131,7 +134,10 @@ class LayerTape:
         if not block.written_out:
             return self._fused(result, call.rows * block.heads, (q, k, v), mask, call.rows * keys)
         copied = copied and not (branches.one_sequence or branches.one_head)
-        copies = [self._make(result, piece) for piece in ((q,) if block.cached else (q, k)) if copied]
+        context = call.batch * keys * block.heads * block.head_dim
+        both = not branches.one_sequence if one else copied and not (block.cached or repeated)
+        copies = [self._make(result, q)] if copied else []
+        copies += [self._make(context, k)] if both else []
         scores = call.rows * block.heads * keys
         weights = self._make(scores, q, k, *copies)
         weights = self._make(scores, weights)
@@ -148,7 +154,7 @@ class LayerTape:
             weights = self._make(whole, self._make(whole, joined, most))
         else:
             weights = self._softmax(weights, scores) if block.upcast else self._make(scores, weights)
-        copies = [self._make(result, v)] if copied and not block.cached else []
+        copies = [self._make(context, v)] if both else []
         return self._in_order(self._make(result, weights, v, *copies), result)
 
     def _softmax(self, weights: Piece, scores: Size) -> Piece:
@@ -168,7 +174,7 @@ class LayerTape:
         """Record torch's fused attention on a CPU, which converts a boolean mask to floating point."""
         if mask is not None:
             constants = (self._make(1), self._make(1))
-            reads = (*reads, self._make(masked, *constants, mask))
+            reads = (*reads, mask, self._make(masked, *constants, mask))
         result = self._make(elements, *reads)
         self.tape.read(*reads, self.tape.make(4 * rows, *reads))
         return result

@@ -227,6 +227,7 @@ def decoder_tapes(
             one_token=one_token,
             one_head=config.heads == 1,
             shared=config.kv_heads < config.heads,
+            one_shared=config.kv_heads == 1 < config.heads,
             wide=workload.dtype == "float32",
             one_key=one_token and call.past == 0,
             wide_heads=config.head_dim > _WIDEST_SHARED,

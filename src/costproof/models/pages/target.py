@@ -48,6 +48,8 @@ class PageTarget(Native[P]):
     """Interface of the class for page inputs."""
     paths: ClassVar[StagePaths]
     """Module paths of the vision stages."""
+    prompt_apart: ClassVar[bool] = False
+    """Whether the cache keeps the prompt apart from later tokens."""
     second_name: ClassVar[str]
     """Name of the second tower in notes on truncations."""
 
@@ -114,7 +116,7 @@ class PageTarget(Native[P]):
         length, seen = sequence_length(self.config, workload, self.modes), views(workload)
         whole = replace(workload, text_tokens=length)
         found = decoder_tapes(
-            self.config.text, whole, partial(page_decoder, structure), embedded=bool(seen), apart=True
+            self.config.text, whole, partial(page_decoder, structure), embedded=bool(seen), apart=self.prompt_apart
         )
         for view, (name, count, side) in zip(structure.views, seen, strict=True):
             tapes = self.view_tapes(structure, view, workload, count, side)

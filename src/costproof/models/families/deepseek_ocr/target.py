@@ -60,6 +60,7 @@ class DeepseekOcr(PageTarget[OcrConfig]):
     modes: ClassVar[PageModes] = MODES
     reader: ClassVar[PageReader] = native.READER
     paths: ClassVar[StagePaths] = native.NATIVE_STAGES
+    prompt_apart: ClassVar[bool] = True
     second_name: ClassVar[str] = "CLIP"
 
     @staticmethod
