@@ -28,6 +28,8 @@ class DecoderTape(LayerTape):
 
     masks: dict[bool, Piece] = field(default_factory=dict)
     """Whether a layer has a window -> the mask that the call is given."""
+    apart: bool = False
+    """Whether keys and values of the prompt stay apart from those of later tokens, and each call joins both anew."""
 
     def record(
         self,
@@ -57,8 +59,9 @@ class DecoderTape(LayerTape):
         for windowed, (keys, item) in masks.items():
             self.masks[windowed] = tape.give(item * call.rows * keys)
         hidden = given if embedded else self._embedding(stack, given)
-        # A cache with a window holds its width as a number, until it is first extended.
-        widths = {i: tape.make(INT64) for i, window in enumerate(windows) if window and call.past == 0}
+        # A cache with a window, or with the prompt apart, holds a number until it is first extended.
+        numbered = call.past == 0
+        widths = {i: tape.make(INT64) for i, window in enumerate(windows) if numbered and (window or self.apart)}
         tables = self._tables(stack, hidden)
         last = _last_two([(layer, window) for layer, window in zip(stack.layers, windows, strict=True)])
         for i, layer in enumerate(stack.layers):
@@ -70,7 +73,7 @@ class DecoderTape(LayerTape):
                 )
                 hidden = self.layer(layer, hidden, attend)
             else:
-                for k, size in enumerate(self._cache_sizes(layer)):
+                for k, size in enumerate(self._cache_sizes(layer, past=0 if self._joins else call.past)):
                     tape.keep(tape.make(size, *old[i][k : k + 1]))
                 tape.read(*number)
         out = self._norm(stack.norm, hidden, call.rows, stack.width)
@@ -107,17 +110,51 @@ class DecoderTape(LayerTape):
                 width = width / 2
             else:
                 angles = tape.make(4 * tokens * width, angles)
-            scaled = [tape.make(4 * tokens * width, tape.make(4 * tokens * width, angles)) for _ in range(2)]
-            found.append(tuple(self._narrow(one, tokens * width) for one in scaled))
+            found.append(self._cosines(tokens * width, angles))
         return found
 
-    def _given_cache(self, layer: TransformerLayer) -> tuple[Piece, ...]:
-        return tuple(map(self.tape.give, self._cache_sizes(layer, new=0)))
+    def _cosines(self, elements: Size, angles: Piece) -> tuple[Piece, ...]:
+        """Record cosines and sines of angles, which are scaled and cast to the run's dtype."""
+        scaled = [self.tape.make(4 * elements, self.tape.make(4 * elements, angles)) for _ in range(2)]
+        return tuple(self._narrow(one, elements) for one in scaled)
 
-    def _cache_sizes(self, layer: TransformerLayer, new: Size | None = None) -> tuple[Size, Size]:
-        """Return the bytes of a layer's cached keys and of its cached values, after the call or before it."""
+    def encode(self, layer: TransformerLayer, x: Piece, positions: Piece, mask: Piece, *, layers: int) -> Piece:
+        """Record layers that rotate queries and keys and keep no cache, and a last norm.
+
+        All but the last hold the same, so that one of them is recorded.
+
+        Args:
+            positions: the positions of the tokens.
+            mask: what attention adds to scores, or what it turns into that.
+        """
+        tokens, block = self.call.tokens, layer.attention
+        assert isinstance(block, AttentionBlock)
+        angles = self.tape.make(2 * tokens * block.rotary, self.tape.make(4 * tokens, positions))
+        table = self._cosines(tokens * block.rotary, self.tape.make(4 * tokens * block.rotary, angles))
+        for _ in range(min(layers, 2)):
+            x = self.layer(layer, x, partial(self._attend, block, table, (), mask))
+        return self._norm(layer.norm, x, self.call.rows, layer.width)
+
+    def _given_cache(self, layer: TransformerLayer) -> tuple[Piece, ...]:
+        given = tuple(map(self.tape.give, self._cache_sizes(layer, new=0)))
+        self.tape.keep(*given if self._joins else ())
+        return given
+
+    @property
+    def _joins(self) -> bool:
+        return self.apart and self.call.past != 0
+
+    def _cache_sizes(
+        self, layer: TransformerLayer, new: Size | None = None, past: Size | None = None
+    ) -> tuple[Size, Size]:
+        """Return the bytes of a layer's cached keys and of its cached values, after the call or before it.
+
+        Args:
+            new: tokens that the call adds (default: its own).
+            past: tokens before the call (default: its own).
+        """
         call, block = self.call, plain_attention(layer)
-        keys = self._keys(block) - (0 if new is None else call.tokens)
+        keys = call.tokens if past == 0 else self._keys(block) - (0 if new is None else call.tokens)
         if isinstance(block, LatentBlock):
             return call.batch * keys * block.rank * call.item_bytes, call.batch * keys * block.rope * call.item_bytes
         size = call.batch * keys * block.kv_heads * block.head_dim * call.item_bytes
@@ -165,9 +202,17 @@ class DecoderTape(LayerTape):
             for i, heads in enumerate((block.heads, block.kv_heads)):
                 made[i] = self._norm(block.qk_norm_kind, made[i], rows * heads, block.head_dim)
         queries, keys = (self._rotate(p, rows * w, table, block.pairs) for p, w in zip(made, widths, strict=True))
-        size = rows * widths[1] if self.call.past == 0 else self.call.batch * self._keys(block) * widths[1]
-        cache = [self._make(size, *old[:1], keys), self._make(size, *old[1:], values)]
-        self.tape.keep(*cache)
+        size = self.call.batch * self._keys(block) * widths[1]
+        if self.apart and self.call.past == 0:
+            self.tape.read(*old)
+            old = ()
+        if self._joins:
+            keys, values = self._make(rows * widths[1], keys), self._make(rows * widths[1], values)
+            self.tape.keep(keys, values)
+        cache = [keys, values]
+        if block.cached:
+            cache = [self._make(size, *old[:1], keys), self._make(size, *old[1:], values)]
+            self.tape.keep(*() if self._joins else cache)
         # Queries that were joined lie in order.
         core = self._core(block, queries, cache[0], cache[1], mask, copied=not (block.pairs or self.branches.one_token))
         return self._make(rows * block.width, core)

@@ -8,6 +8,7 @@ from functools import partial
 
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import Container, ModulePart, StackCall
+from costproof.analytic.conv2d import Conv2d, area
 from costproof.analytic.costs import Size
 from costproof.analytic.embedding import INT64
 from costproof.analytic.feed_forward import Mlp
@@ -33,6 +34,8 @@ class CopyBranches:
     wide: bool
     """Whether the dtype of the run is float32, so that a cast to float32 returns its argument."""
     one_key: bool = False
+    one_shared: bool = False
+    """Whether all query heads share one key/value head, which is repeated as a view until a batched product copies it."""
     wide_heads: bool = False
     """Whether heads have more than 256 elements, for which transformers repeats keys and values."""
 
@@ -122,7 +125,8 @@ class LayerTape:
         """
         call, branches, keys = self.call, self.branches, self._keys(block)
         result = call.rows * block.heads * block.head_dim
-        repeated = branches.shared and (
+        one = branches.one_shared
+        repeated = (branches.shared and not one) and (
             block.written_out or ((mask is not None or branches.wide_heads) and not branches.one_token)
         )
         if repeated:
@@ -130,7 +134,10 @@ class LayerTape:
         if not block.written_out:
             return self._fused(result, call.rows * block.heads, (q, k, v), mask, call.rows * keys)
         copied = copied and not (branches.one_sequence or branches.one_head)
-        copies = [self._make(result, piece) for piece in ((q,) if block.cached else (q, k)) if copied]
+        context = call.batch * keys * block.heads * block.head_dim
+        both = not branches.one_sequence if one else copied and not (block.cached or repeated)
+        copies = [self._make(result, q)] if copied else []
+        copies += [self._make(context, k)] if both else []
         scores = call.rows * block.heads * keys
         weights = self._make(scores, q, k, *copies)
         weights = self._make(scores, weights)
@@ -147,7 +154,7 @@ class LayerTape:
             weights = self._make(whole, self._make(whole, joined, most))
         else:
             weights = self._softmax(weights, scores) if block.upcast else self._make(scores, weights)
-        copies = [self._make(result, v)] if copied and not block.cached else []
+        copies = [self._make(context, v)] if both else []
         return self._in_order(self._make(result, weights, v, *copies), result)
 
     def _softmax(self, weights: Piece, scores: Size) -> Piece:
@@ -161,11 +168,13 @@ class LayerTape:
             return result
         return self._make(elements, result)
 
-    def _fused(self, elements: Size, rows: Size, reads: tuple[Piece, ...], mask: Piece | None, masked: Size) -> Piece:
+    def _fused(
+        self, elements: Size, rows: Size, reads: tuple[Piece, ...], mask: Piece | None = None, masked: Size = 0
+    ) -> Piece:
         """Record torch's fused attention on a CPU, which converts a boolean mask to floating point."""
         if mask is not None:
             constants = (self._make(1), self._make(1))
-            reads = (*reads, self._make(masked, *constants, mask))
+            reads = (*reads, mask, self._make(masked, *constants, mask))
         result = self._make(elements, *reads)
         self.tape.read(*reads, self.tape.make(4 * rows, *reads))
         return result
@@ -197,6 +206,9 @@ class LayerTape:
                 x = self.tape.make(layer.rows * layer.features_out * layer.item_bytes, x)
             elif isinstance(layer, LmHead):
                 x = self.tape.make(layer.batch * layer.positions * layer.vocabulary * layer.item_bytes, x)
+            elif isinstance(layer, Conv2d):
+                sides = area(layer.side_out)
+                x = self.tape.make(layer.batch * layer.channels_out * sides * layer.item_bytes, x)
             elif isinstance(layer, Activation):
                 x = self._activate(layer.function, x, layer.elements)
             elif isinstance(layer, LayerNorm):
@@ -257,8 +269,24 @@ class LayerTape:
         Source: ``ViTEmbeddings``, ``Dinov2Embeddings``, ``CLIPVisionEmbeddings``, ``SiglipVisionEmbeddings``
         (transformers): ``forward`` and ``interpolate_pos_encoding``.
         """
+        x = self._make(self.call.batch * grid**2 * width, images)
+        return self.placed(
+            x, width, grid, class_token=class_token, own_table=own_table, resampled=resampled, in_float32=in_float32
+        )
+
+    def placed(
+        self,
+        x: Piece,
+        width: Size,
+        grid: Size,
+        *,
+        class_token: bool,
+        own_table: bool,
+        resampled: Size | None = None,
+        in_float32: bool = False,
+    ) -> Piece:
+        """Record the operators of :meth:`patches` behind the convolution."""
         patches, own = grid**2 * width, self.call.tokens * width
-        x = self._make(self.call.batch * patches, images)
         if class_token:
             x = self._make(self.call.rows * width, x)
         table: tuple[Piece, ...] = () if own_table else (self._make(own),) if resampled is None else ()

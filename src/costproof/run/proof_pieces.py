@@ -169,9 +169,10 @@ def count_piece(piece: Piece[Provable], graphs: dict[str, Exported]) -> CountedP
 
 
 def compare_peaks(piece: Piece[Provable]) -> Answer:
-    """Compare live peaks by formula with those of graphs, in symbols or at the sizes of a random draw.
+    """Compare live peaks by formula with those of graphs, in symbols or at the sizes of a randomly drawn run.
 
-    A graph in symbols is of two or more sequences and tokens.
+    A graph in symbols is of two or more sequences and tokens. Sizes that a draw varies apart from its run are left out:
+    some operators copy an argument unless a size is 1.
     """
     from costproof.tracers.peaks.calls import symbolic_peak  # imports torch
 
@@ -184,7 +185,7 @@ def compare_peaks(piece: Piece[Provable]) -> Answer:
     calls = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
     for job in target.export_jobs(target.build(workload), workload):
         for call in job.invocations:
-            values = {**config, **calls[job.stage, call], **(sizes or {})}
+            values = {**config, **calls[job.stage, call]}
             tape = (in_symbols if job.sizes else at_sizes)[job.stage, call, job.id]
             if job.repeated:
                 values[str(CONTEXT)] += values[str(STEPS)] - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, Protocol
 
 from costproof.algebra.series import CACHED, CONTEXT
 from costproof.algebra.symbols import sym
@@ -37,6 +37,7 @@ from costproof.models.cache_dtype import cache_share
 from costproof.models.decoding.config import DecoderConfig, MixtureConfig
 from costproof.models.decoding.names import STAGES, decoder_names, latent_names, mixture_names, sandwich_names
 
+FLASH: Final = "flash_attention_2"
 _WIDEST_SHARED: Final = 256
 """Widest head for which transformers leaves it to sdpa to share keys and values."""
 ALL_PROJECTIONS: Final[tuple[Projection, ...]] = ("q", "k", "v", "out")
@@ -218,18 +219,36 @@ def packed(workload: Workload, style: DecoderStyle, call: StackCall, window: int
     return PackedBlock(tuple(_attention(one, style, whole, window) for one, whole, _ in each), calls)
 
 
+class DecoderSizes(Protocol):
+    """Sizes of a decoder that decide which of its operators copy an argument."""
+
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def one_mask(self) -> bool: ...
+    def windows(self) -> tuple[int, ...]: ...
+
+
 def decoder_tapes(
-    config: DecoderConfig,
+    config: DecoderSizes,
     workload: Workload,
     stack: Callable[[StackCall], DecoderStack],
     *,
     capped: bool = False,
     embedded: bool = False,
+    apart: bool = False,
 ) -> dict[tuple[str, str, str], MemoryTape]:
     """Return (stage, invocation, part) -> the memory tape of the prompt, and of a step at context P.
 
     Args:
         embedded: whether the prompt is given as embeddings, as with images in it.
+        apart: whether the cache keeps the prompt apart from later tokens.
         stack: returns the layers of the decoder in a call.
         capped: whether logits pass a soft cap.
 
@@ -238,6 +257,10 @@ def decoder_tapes(
     Raises:
         Incomplete: a loop over experts decides by values what it allocates.
     """
+    if workload.attention == FLASH:
+        raise Incomplete(
+            "no formula for the memory of FlashAttention", where=f"--attention {FLASH}", fix="sdpa or eager"
+        )
     if workload.experts == "eager":
         raise Incomplete(
             "the memory of a loop over experts depends on the router's choices", where="--experts eager",
@@ -254,6 +277,7 @@ def decoder_tapes(
             one_token=one_token,
             one_head=config.heads == 1,
             shared=config.kv_heads < config.heads,
+            one_shared=config.kv_heads == 1 < config.heads,
             wide=workload.dtype == "float32",
             one_key=one_token and call.past == 0,
             wide_heads=config.head_dim > _WIDEST_SHARED,
@@ -262,7 +286,7 @@ def decoder_tapes(
         layers, windows = stack(call), tuple(_windows(config))
         given = embedded and call.past != CONTEXT
         found[name] = _recorded_tape(
-            call, branches, layers, windows, positions_kept(workload, call), masks, capped, given
+            call, branches, layers, windows, positions_kept(workload, call), masks, capped, given, apart
         )
     return found
 
@@ -277,12 +301,15 @@ def _recorded_tape(
     masks: tuple[tuple[bool, tuple[Size, Size]], ...],
     capped: bool,
     embedded: bool,
+    apart: bool,
 ) -> MemoryTape:
     """Return the memory tape of a call, memoized: calls that differ in sizes alone have the same one."""
-    return DecoderTape(call, branches).record(stack, windows, positions, dict(masks), capped=capped, embedded=embedded)
+    return DecoderTape(call, branches, apart=apart).record(
+        stack, windows, positions, dict(masks), capped=capped, embedded=embedded
+    )
 
 
-def _given_masks(config: DecoderConfig, workload: Workload, call: StackCall) -> dict[bool, tuple[Size, Size]]:
+def _given_masks(config: DecoderSizes, workload: Workload, call: StackCall) -> dict[bool, tuple[Size, Size]]:
     """Return, for layers with (true) and without a window, (keys, bytes per element) of the mask that they get.
 
     Branches: fused attention gets a mask only if keys are outside of the window, or if several tokens follow others.
@@ -298,7 +325,7 @@ def _given_masks(config: DecoderConfig, workload: Workload, call: StackCall) -> 
     return {True: (seen, 1)} if _hides(workload, call, window) else {}
 
 
-def _windows(config: DecoderConfig) -> Sequence[int]:
+def _windows(config: DecoderSizes) -> Sequence[int]:
     """Return the window of each layer; 0 for a layer without one."""
     return config.windows() or (0,) * config.layers
 

@@ -182,6 +182,12 @@ class PageDecoderConfig(EqualHeads):
     rope_theta: float = 10_000.0
     routed_scaling_factor: float = 1.0
 
+    one_mask: ClassVar[bool] = False
+
+    def windows(self) -> tuple[int, ...]:
+        """Return the windows of attention in the layers: none, as no run leaves the configured one."""
+        return ()
+
 
 def drawn_decoder(p: Mapping[str, int], rng: Random, layers: int) -> dict[str, Any]:
     """Return the drawn fields of a decoder, except those whose size depends on the kernel of its experts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import sympy
@@ -181,6 +181,24 @@ class RelativePosition:
         )
 
 
+SAM_ATTENTION: Final = AttentionBlock(
+    width=sym("sam_hidden"),
+    heads=sym("sam_heads"),
+    kv_heads=sym("sam_heads"),
+    head_dim=sym("sam_head_dim"),
+    inner=sym("sam_hidden"),
+    bias=("q", "k", "v", "out"),
+    fused=True,
+    cached=False,
+    mask="inside",
+)
+"""Attention of SAM without its biases by position."""
+SAM_LAYER: Final = TransformerLayer(
+    sym("sam_hidden"), SAM_ATTENTION, Mlp(sym("sam_hidden"), sym("sam_mlp"), "gelu"), norm="layer"
+)
+"""A layer of SAM without windows."""
+
+
 def sam_parts(structure: PageStructure, view: View) -> tuple[ModulePart, ...]:
     """Return all parts of SAM on n views of H x H pixels; H is a multiple of 4 patches.
 
@@ -188,9 +206,7 @@ def sam_parts(structure: PageStructure, view: View) -> tuple[ModulePart, ...]:
     ``ImageEncoderViT`` (vendor).
     """
     n, side, b, hidden = sym("n"), sym("H"), sym("b"), sym("sam_hidden")
-    out, down1, down2 = sym("sam_out"), sym("sam_down1"), sym("sam_down2")
     grid = side / sym("sam_patch")
-    norm = (LayerNorm2d if structure.remote else LayerNorm)(n * grid**2, out, b)
     return (
         ModulePart(
             "sam", (PositionEmbedding(n, grid, hidden, sym("sam_image") / sym("sam_patch"), b, view.sam_resampled),)
@@ -200,6 +216,16 @@ def sam_parts(structure: PageStructure, view: View) -> tuple[ModulePart, ...]:
             "sam.patches.projection", (PatchEmbedding(n, sym("in_channels"), hidden, sym("sam_patch"), side, grid, b),)
         ),
         *(p for i in range(structure.sam_layers) for p in in_layer(i, _sam_layer(structure, view, i))),
+        *sam_neck(structure),
+    )
+
+
+def sam_neck(structure: PageStructure) -> tuple[ModulePart, ...]:
+    """Return the parts of SAM behind its layers, in the order in which they run."""
+    n, b, hidden, grid = sym("n"), sym("b"), sym("sam_hidden"), sym("H") / sym("sam_patch")
+    out, down1, down2 = sym("sam_out"), sym("sam_down1"), sym("sam_down2")
+    norm = (LayerNorm2d if structure.remote else LayerNorm)(n * grid**2, out, b)
+    return (
         ModulePart("sam.neck"),
         ModulePart("sam.neck.conv1", (Conv2d(n, hidden, out, 1, grid, grid, b, bias=False),)),
         ModulePart("sam.neck.norm1", (norm,)),
@@ -222,27 +248,14 @@ def _sam_layer(structure: PageStructure, view: View, i: int) -> tuple[ModulePart
     # transformers also pads by zero if windows fit, and also resamples tables to their own length.
     cut = not whole and (view.sam_padded or not remote)
     resampled = not remote or (whole and view.sam_resampled)
-    attention = AttentionBlock(
-        width=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
-        inner=hidden,
-        bias=("q", "k", "v", "out"),
-        fused=True,
-        cached=False,
-        mask="inside",
+    attention = replace(
+        SAM_ATTENTION,
         written_out=structure.attention == "eager",
         scaled="queries" if structure.attention == "eager" else "scores",
         beside=(RelativePosition(sequences * heads, length, head_dim, 2 * table - 1, b, resampled),),
     )
-    layer = TransformerLayer(
-        width=hidden,
-        attention=attention,
-        feed_forward=Mlp(hidden, sym("sam_mlp"), "gelu"),
-        norm="layer",
-        beside=(WindowPartition(n, grid, window, hidden, b),) if cut else (),
-    )
+    beside = (WindowPartition(n, grid, window, hidden, b),) if cut else ()
+    layer = replace(SAM_LAYER, attention=attention, beside=beside)
     return layer.parts("sam.layer", StackCall(n, grid**2, b), StackCall(sequences, length**2, b))
 
 
@@ -260,6 +273,17 @@ def page_decoder_parts(
     Source: Dai et al. 2024, DeepSeekMoE; ``UnlimitedOcrTextModel`` (transformers), ``DeepseekV2Model`` (vendor),
     ``LlamaAttention`` (transformers 4.46).
     """
+    remote = structure.remote
+    return (
+        ModulePart("root"),
+        ModulePart("model", (glue,)),
+        *(() if remote else (ModulePart("text"),)),
+        *page_decoder(structure, call).parts("text", call, positions),
+    )
+
+
+def page_decoder(structure: PageStructure, call: StackCall) -> DecoderStack:
+    """Return the layers of the decoder in one call; branches and sources are those of :func:`page_decoder_parts`."""
     remote = structure.remote
     hidden, head_dim, moe = sym("text_hidden"), sym("text_head_dim"), sym("text_moe")
     # The vendor's code builds no mask for a single token.
@@ -287,17 +311,11 @@ def page_decoder_parts(
         looped=remote,
     )
     kinds = (dense if i < structure.text_dense else mixture for i in range(structure.text_layers))
-    decoder = DecoderStack(
+    return DecoderStack(
         width=hidden,
         vocabulary=sym("text_vocab"),
         layers=tuple(TransformerLayer(hidden, attention, kind) for kind in kinds),
         table=0 if remote else head_dim,
-    )
-    return (
-        ModulePart("root"),
-        ModulePart("model", (glue,)),
-        *(() if remote else (ModulePart("text"),)),
-        *decoder.parts("text", call, positions),
     )
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from costproof.ledger.errors import CostproofError
@@ -14,12 +17,23 @@ from costproof.models.image_text.layout import StagePaths
 from costproof.models.native import Native
 from costproof.models.pages.config import PageConfig
 from costproof.models.pages.jobs import PageReader
-from costproof.models.pages.workload import PageModes, page_invocations, page_run_problems, preset_workload
+from costproof.models.pages.page import views
+from costproof.models.pages.workload import (
+    PageModes,
+    page_invocations,
+    page_run_problems,
+    page_structure,
+    preset_workload,
+    sequence_length,
+)
 from costproof.models.specs import ExportJob, Run, layers_cut
 from costproof.models.target import Setting
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from costproof.analytic.memory_tape import MemoryTape
+    from costproof.models.pages.formulas import PageStructure, View
 
 P = TypeVar("P", bound=PageConfig)
 
@@ -34,6 +48,8 @@ class PageTarget(Native[P]):
     """Interface of the class for page inputs."""
     paths: ClassVar[StagePaths]
     """Module paths of the vision stages."""
+    prompt_apart: ClassVar[bool] = False
+    """Whether the cache keeps the prompt apart from later tokens."""
     second_name: ClassVar[str]
     """Name of the second tower in notes on truncations."""
 
@@ -90,6 +106,34 @@ class PageTarget(Native[P]):
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the invocations of the stages in one run, in order, with the values of their symbols."""
         return page_invocations(self.config, workload, self.modes, self.stages[:3])
+
+    def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
+        """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
+        from costproof.models.decoding.formulas import decoder_tapes
+        from costproof.models.pages.formulas import page_decoder
+
+        structure = page_structure(self.config, workload)
+        length, seen = sequence_length(self.config, workload, self.modes), views(workload)
+        whole = replace(workload, text_tokens=length)
+        found = decoder_tapes(
+            self.config.text, whole, partial(page_decoder, structure), embedded=bool(seen), apart=self.prompt_apart
+        )
+        for view, (name, count, side) in zip(structure.views, seen, strict=True):
+            tapes = self.view_tapes(structure, view, workload, count, side)
+            found |= {(stage, name, f"{stage}@{side}"): tape for stage, tape in tapes.items()}
+        if seen:
+            found["prefill", "prompt", "glue"] = self.glue_tape(structure, workload)
+        return found
+
+    @abstractmethod
+    def view_tapes(
+        self, structure: PageStructure, view: View, workload: Workload, count: int, side: int
+    ) -> dict[str, MemoryTape]:
+        """Return the memory tapes of towers and projector on ``count`` views of ``side`` pixels, by stage."""
+
+    @abstractmethod
+    def glue_tape(self, structure: PageStructure, workload: Workload) -> MemoryTape:
+        """Return the memory tape of the operators that put image tokens into the prompt."""
 
     @property
     def decoder(self) -> Decoder:

@@ -14,13 +14,16 @@ from costproof.analytic.conv2d import Conv2d
 from costproof.analytic.costs import Layer, LayerCosts, Size, layer
 from costproof.analytic.embedding import ClassAndPositions, Embedding, PositionIds
 from costproof.analytic.feed_forward import Mlp
+from costproof.analytic.layer_memory import CopyBranches, LayerTape
 from costproof.analytic.linear import Linear
+from costproof.analytic.memory_tape import MemoryTape
 from costproof.analytic.norms import LayerNorm
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.node import Ledger
-from costproof.models.families.deepseek_ocr.config import IMAGE_STAGES, STAGES
+from costproof.models.families.deepseek_ocr.config import IMAGE_STAGES, STAGES, OcrConfig
 from costproof.models.families.deepseek_ocr.names import NATIVE_NAMES
 from costproof.models.pages.formulas import PageStructure, View, decoder_border, page_ledger, page_symbols, sam_parts
+from costproof.models.pages.memory import page_glue_tape, sam_tape
 
 
 def ocr_ledger(structure: PageStructure, names: Mapping[str, str] = NATIVE_NAMES) -> Ledger:
@@ -134,6 +137,61 @@ def _clip_layer(structure: PageStructure) -> TransformerLayer:
     )
     mlp = Mlp(hidden, sym("clip_mlp"), "quick_gelu", activation_module=not fused)
     return TransformerLayer(hidden, attention, mlp, norm="layer")
+
+
+def view_tapes(
+    structure: PageStructure, view: View, config: OcrConfig, count: int, side: int, *, wide: bool
+) -> dict[str, MemoryTape]:
+    """Return the memory tapes of towers and projector on ``count`` views of ``side`` pixels, by stage.
+
+    Args:
+        wide: whether the dtype of the run is float32.
+    """
+    n, b, hidden, sam = sym("n"), sym("b"), sym("clip_hidden"), sym("sam_down2")
+    grid = sym("H") / (4 * sym("sam_patch"))
+    # The class token makes two tokens or more.
+    branches = CopyBranches(count == 1, False, config.clip.heads == 1, shared=False, wide=wide)
+    made = LayerTape(StackCall(n, grid**2 + 1, b), branches)
+    table = sym("clip_positions") - 1 if view.clip_resampled else None
+    x = made.placed(
+        made.tape.give(n * grid**2 * hidden * b),
+        hidden,
+        grid,
+        class_token=True,
+        own_table=False,
+        resampled=table,
+        in_float32=True,
+    )
+    x = made.sequence((ModulePart("clip.norm", (LayerNorm(n * (grid**2 + 1), hidden, b),)),), x)
+    made.tape.keep(made.layer(_clip_layer(structure), x) if config.clip.layers else x)
+    projector = LayerTape(StackCall(n, grid**2, b), branches)
+    rows, tape = n * grid**2 * b, projector.tape
+    given = tape.give(rows * sam), tape.give((rows + n * b) * hidden)
+    tape.keep(projector.sequence(_projector(structure)[1:], tape.make(rows * (hidden + sam), *given)))
+    return {
+        "sam": sam_tape(structure, view, config.sam, side, count, wide=wide), "clip": made.tape, "projector": tape,
+    }  # fmt: skip
+
+
+def glue_tape(structure: PageStructure, grid: tuple[int, int] | None, tokens: int) -> MemoryTape:
+    """Return the memory tape of the operators that put image tokens into the prompt.
+
+    Args:
+        grid: columns and rows of the crops of a page, if there are any.
+        tokens: of a crop along a side.
+
+    Branches: crops in one column, or of one token, lie in order.
+    """
+    stride = 4 * sym("sam_patch")
+    side = sym("H_g") / stride
+    rows, parts = [sym("B") * side**2], [(side * (side + 1),)]
+    if grid is not None:
+        columns, lines, crop = sym("grid_w"), sym("grid_h"), sym("H_c") / stride
+        features = columns * lines * crop**2
+        rows.append(sym("B") * features)
+        moved = (features,) if grid[0] > 1 and tokens > 1 else ()
+        parts.append((*moved, lines * crop * (columns * crop + 1)))
+    return page_glue_tape(tuple(rows), tuple(parts))
 
 
 def _tower_border(stage: str) -> Size:

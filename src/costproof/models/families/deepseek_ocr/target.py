@@ -24,10 +24,11 @@ from costproof.models.families.deepseek_ocr.config import (
     OcrConfig,
     parse_config,
 )
-from costproof.models.families.deepseek_ocr.formulas import SYMBOLS, ocr_ledger
+from costproof.models.families.deepseek_ocr.formulas import SYMBOLS, glue_tape, ocr_ledger, view_tapes
 from costproof.models.families.deepseek_ocr.snapshot import CODE, REQUIRED
 from costproof.models.image_text.layout import StagePaths
 from costproof.models.pages.jobs import PageReader
+from costproof.models.pages.page import page_of
 from costproof.models.pages.target import PageTarget
 from costproof.models.pages.workload import PageModes, page_run_problems, page_structure, sequence_length
 from costproof.models.reader_check import ConfigFile
@@ -39,7 +40,9 @@ from costproof.weights.stored import stored
 if TYPE_CHECKING:
     from torch import nn
 
+    from costproof.analytic.memory_tape import MemoryTape
     from costproof.claims.effects import Mistakes
+    from costproof.models.pages.formulas import PageStructure, View
     from costproof.models.proof import Proof
 
 
@@ -57,6 +60,7 @@ class DeepseekOcr(PageTarget[OcrConfig]):
     modes: ClassVar[PageModes] = MODES
     reader: ClassVar[PageReader] = native.READER
     paths: ClassVar[StagePaths] = native.NATIVE_STAGES
+    prompt_apart: ClassVar[bool] = True
     second_name: ClassVar[str] = "CLIP"
 
     @staticmethod
@@ -110,6 +114,18 @@ class DeepseekOcr(PageTarget[OcrConfig]):
         found = ocr_ledger(page_structure(self.config, workload))
         # How often a loop over experts turns depends on the data; a formula counts one call for all of them.
         return replace(found, conventions={"expert_kernel": "grouped_mm"}) if workload.experts == "eager" else found
+
+    def view_tapes(
+        self, structure: PageStructure, view: View, workload: Workload, count: int, side: int
+    ) -> dict[str, MemoryTape]:
+        """Return the memory tapes of towers and projector on ``count`` views of ``side`` pixels, by stage."""
+        return view_tapes(structure, view, self.config, count, side, wide=workload.dtype == "float32")
+
+    def glue_tape(self, structure: PageStructure, workload: Workload) -> MemoryTape:
+        """Return the memory tape of the operators that put image tokens into the prompt."""
+        page = page_of(workload)
+        assert page is not None
+        return glue_tape(structure, page.grid, page.image_size // self.config.sam.stride)
 
     def checkpoint(self) -> Ledger | None:
         """Return the ledger of the published checkpoint if this configuration has its shapes."""

@@ -9,16 +9,21 @@ from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import ModulePart, StackCall, in_layer
 from costproof.analytic.costs import Layer, LayerCosts, Matrix, Size, layer
+from costproof.analytic.decoder_memory import DecoderTape
+from costproof.analytic.embedding import INT64
 from costproof.analytic.feed_forward import Mlp
+from costproof.analytic.layer_memory import CopyBranches, LayerTape
 from costproof.analytic.linear import Linear
+from costproof.analytic.memory_tape import MemoryTape
 from costproof.analytic.norms import RmsNorm
 from costproof.analytic.rotary import RotaryTable
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.node import Ledger
 from costproof.models.decoding.names import decoder_names, mixture_names
 from costproof.models.families.deepseek_ocr.names import NATIVE_NAMES
-from costproof.models.families.deepseek_ocr2.config import IMAGE_STAGES, LARGE, SMALL, STAGES
+from costproof.models.families.deepseek_ocr2.config import IMAGE_STAGES, LARGE, SMALL, STAGES, Ocr2Config
 from costproof.models.pages.formulas import PageStructure, View, decoder_border, page_ledger, page_symbols, sam_parts
+from costproof.models.pages.memory import page_glue_tape, sam_tape
 
 _TOWER: Final = "model.vision_tower"
 _ENCODER: Final = f"{_TOWER}.vision_encoder"
@@ -167,8 +172,63 @@ class WrittenMask:
         )
 
 
-def _encoder_parts(layers: int, *, eager: bool) -> tuple[ModulePart, ...]:
-    """Return all parts of the encoder on n views of H x H pixels with Q queries.
+def view_tapes(
+    structure: PageStructure, view: View, config: Ocr2Config, count: int, side: int, *, wide: bool
+) -> dict[str, MemoryTape]:
+    """Return the memory tapes of towers and projector on ``count`` views of ``side`` pixels, by stage.
+
+    Args:
+        wide: whether the dtype of the run is float32.
+
+    Source: ``DeepseekOcr2VisionModel``, ``DeepseekOcr2VisionEncoder``; ``transformers.masking_utils``:
+    ``create_causal_mask`` with the sequences of blocks, ``sdpa_mask`` and ``eager_mask``.
+    """
+    n, b, width, queries = sym("n"), sym("b"), sym("encoder_hidden"), sym("Q")
+    features, eager = (sym("H") / (4 * sym("sam_patch"))) ** 2, structure.attention == "eager"
+    encoder = config.encoder
+    branches = CopyBranches(
+        one_sequence=count == 1,
+        one_token=False,
+        one_head=encoder.heads == 1,
+        shared=encoder.kv_heads < encoder.heads,
+        one_shared=encoder.kv_heads == 1 < encoder.heads,
+        wide=wide,
+        wide_heads=encoder.head_dim > 256,
+    )
+    call = StackCall(n, features + queries, b)
+    made = DecoderTape(call, branches)
+    tape, tokens, rows = made.tape, call.tokens, call.rows
+    x = tape.make(rows * width * b, tape.give(n * features * width * b))
+    positions, blocks = tape.make(INT64 * tokens), tape.make(INT64 * rows)
+    batch = tape.make(INT64 * n)
+    places = [tape.make(INT64 * tokens, tape.make(INT64 * tokens)) for _ in range(2)]
+    nothing = tape.make(1, places[0])
+    causal = tape.make(tokens**2, nothing, tape.make(tokens**2, *places))
+    of_rows, of_columns = (tape.make(INT64 * rows, blocks, batch, place) for place in places)
+    same = tape.make(rows * tokens, of_rows, of_columns)
+    same = tape.make(rows * tokens, same, tape.make(rows, of_rows))
+    mask = tape.make(rows * tokens, causal, same)
+    if eager:
+        zero, least = tape.make(b), tape.make(b)
+        mask = tape.make(rows * tokens * b, mask, zero, least)
+    tape.keep(made.encode(_encoder_layer(eager=eager), x, positions, mask, layers=encoder.layers))
+    projector = LayerTape(call, branches)
+    projector.tape.keep(projector.sequence(_projector(), projector.tape.give(n * queries * width * b)))
+    sam = sam_tape(structure, view, config.sam, side, count, wide=wide)
+    return {"sam": sam, "encoder": tape, "projector": projector.tape}
+
+
+def glue_tape(structure: PageStructure) -> MemoryTape:
+    """Return the memory tape of the operators that put image tokens into the prompt."""
+    batch = sym("B")
+    if len(structure.views) == 1:
+        return page_glue_tape((batch * sym("Q_g"),), ((),))
+    crops = batch * sym("grid_w") * sym("grid_h") * sym("Q_c")
+    return page_glue_tape((batch * sym("Q_g"), crops), ((), ()))
+
+
+def _encoder_layer(*, eager: bool) -> TransformerLayer:
+    """Return a layer of the encoder on n views of H x H pixels with Q queries.
 
     A query attends to all features and to the queries up to itself; features attend to each other. A mask restricts
     the scores, all of which are computed. The mask is boolean, or additive for eager attention. Only the outputs of the
@@ -176,9 +236,8 @@ def _encoder_parts(layers: int, *, eager: bool) -> tuple[ModulePart, ...]:
 
     Source: Wei et al. 2026, DeepSeek-OCR 2; Yang et al. 2024, Qwen2; ``DeepseekOcr2VisionEncoder`` (transformers).
     """
-    n, b, width, head_dim = sym("n"), sym("b"), sym("encoder_hidden"), sym("encoder_head_dim")
+    width, head_dim = sym("encoder_hidden"), sym("encoder_head_dim")
     features, queries = (sym("H") / (4 * sym("sam_patch"))) ** 2, sym("Q")
-    call = StackCall(n, features + queries, b)
     attention = AttentionBlock(
         width=width,
         heads=sym("encoder_heads"),
@@ -192,7 +251,15 @@ def _encoder_parts(layers: int, *, eager: bool) -> tuple[ModulePart, ...]:
         written_out=eager,
     )
     mlp = Mlp(width, sym("encoder_intermediate"), "silu", gated=True, bias=False)
-    stack = TransformerLayer(width, attention, mlp).parts("encoder.layer", call)
+    return TransformerLayer(width, attention, mlp)
+
+
+def _encoder_parts(layers: int, *, eager: bool) -> tuple[ModulePart, ...]:
+    """Return all parts of the encoder on n views of H x H pixels with Q queries; see :func:`_encoder_layer`."""
+    n, b, width, head_dim = sym("n"), sym("b"), sym("encoder_hidden"), sym("encoder_head_dim")
+    features, queries = (sym("H") / (4 * sym("sam_patch"))) ** 2, sym("Q")
+    call = StackCall(n, features + queries, b)
+    stack = _encoder_layer(eager=eager).parts("encoder.layer", call)
     return (
         ModulePart("vision", (QueriesBehindFeatures(n, features, queries, width, b),)),
         ModulePart("vision.queries_small", (QueryTable(SMALL, width, b),), called=False),

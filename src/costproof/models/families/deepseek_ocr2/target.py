@@ -15,7 +15,7 @@ from costproof.ledger.workload import ExpertKernel, Workload
 from costproof.models.decoding.build import build
 from costproof.models.decoding.decoder import Decoder, config_of, on_meta
 from costproof.models.families.deepseek_ocr2.config import MODES, STAGES, Ocr2Config, queries, vision_tokens
-from costproof.models.families.deepseek_ocr2.formulas import NAMES, SYMBOLS, ocr2_ledger
+from costproof.models.families.deepseek_ocr2.formulas import NAMES, SYMBOLS, glue_tape, ocr2_ledger, view_tapes
 from costproof.models.image_text.layout import StagePaths
 from costproof.models.pages.jobs import VISION_INPUTS, PageReader, stride, vision_job
 from costproof.models.pages.target import PageTarget
@@ -27,7 +27,9 @@ from costproof.patches.modules import no_image_check, running
 if TYPE_CHECKING:
     from torch import nn
 
+    from costproof.analytic.memory_tape import MemoryTape
     from costproof.models.encoding.domain import Domain
+    from costproof.models.pages.formulas import PageStructure, View
 
 
 SAM, TOWER, PROJECTOR = (NAMES[role] for role in ("sam", "vision", "projector"))
@@ -97,6 +99,16 @@ class DeepseekOcr2(PageTarget[Ocr2Config]):
         """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
         found = ocr2_ledger(page_structure(self.config, workload))
         return replace(found, conventions={"expert_kernel": "grouped_mm"}) if workload.experts == "eager" else found
+
+    def view_tapes(
+        self, structure: PageStructure, view: View, workload: Workload, count: int, side: int
+    ) -> dict[str, MemoryTape]:
+        """Return the memory tapes of towers and projector on ``count`` views of ``side`` pixels, by stage."""
+        return view_tapes(structure, view, self.config, count, side, wide=workload.dtype == "float32")
+
+    def glue_tape(self, structure: PageStructure, workload: Workload) -> MemoryTape:
+        """Return the memory tape of the operators that put image tokens into the prompt."""
+        return glue_tape(structure)
 
     def domain(self) -> Domain:
         """Return the domain of a proof: pages with and without crops, text, and random sizes."""
