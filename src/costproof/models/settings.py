@@ -41,8 +41,6 @@ EXPERTS: Final = Setting("experts", "Kernel of the routed experts.", "choice", g
 
 MAX_BATCH: Final = 1024
 """Largest batch size; a larger one is probably a mistake."""
-MOST_KINDS: Final = 256
-"""Most rows of a batch that differ from each other."""
 
 
 def known_preset(name: str, known: Collection[str], where: str = "--preset") -> str:
@@ -262,12 +260,9 @@ def rows_of(text: str, usual: Logits) -> tuple[Row, ...]:
             new, past, logits, count = _checked(row, f"--{ROWS_INPUT}, row {number}", usual)
             found[new, past, logits] = found.get((new, past, logits), 0) + count
     rows = tuple(Row(new, past, count, logits) for (new, past, logits), count in found.items())
-    for what, number, most in (
-        ("too many sequences", sum(row.count for row in rows), MAX_BATCH),
-        ("too many rows that differ", len(rows), MOST_KINDS),
-    ):
-        if number > most:
-            problems.append(BadInput(what, where=f"--{ROWS_INPUT}", expected=f"at most {most}", got=number))
+    if (number := sum(row.count for row in rows)) > MAX_BATCH:
+        expected = f"at most {MAX_BATCH}"
+        problems.append(BadInput("too many sequences", where=f"--{ROWS_INPUT}", expected=expected, got=number))
     if rows and not problems and not any(row.logits for row in rows):
         problems.append(BadInput("no row has logits", where=f"--{ROWS_INPUT}", expected="/1 or more in one of them"))
     if problems:

@@ -188,7 +188,7 @@ class CausalTarget(Native[C]):
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the invocations of prefill and decode, with the values of their symbols."""
-        return invocations(workload)
+        return invocations(workload, self.config)
 
     @classmethod
     def drawn(cls, sizes: Mapping[str, int], rng: random.Random) -> Drawn | None:
