@@ -296,11 +296,9 @@ class PackedLatentBlock:
         number, past = sum(count for *_, count, _ in expanded), any(row.past != 0 for _, _, row, _, _ in expanded)
         # Rows without a past are one piece already, unless others lie between them.
         whole = number < 2 or (number == sum(self.counts) and not past)
-        contexts = {
-            k: (row.past, sum_over_rows(row.batch * (row.past + row.tokens), k)) for k, _, row, _, _ in expanded
-        }
-        joined = sympy.Add(*(size for _, size in contexts.values())) * (one.rank + one.rope)
-        latents = sympy.Add(*(size for before, size in contexts.values() if before == 0)) * one.rank
+        contexts = [(row.past, sum_over_rows(row.batch * (row.past + row.tokens), k)) for k, _, row, _, _ in expanded]
+        joined = sympy.Add(*(size for _, size in contexts)) * (one.rank + one.rope)
+        latents = sympy.Add(*(size for before, size in contexts if before == 0)) * one.rank
         packed = PackedLatents(
             PackedAttention(
                 cores, call.rows * one.heads * one.value_dim, b, several=sum(self.counts) > 1, positive=self.saves

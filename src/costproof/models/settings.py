@@ -126,7 +126,7 @@ def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]
 
 
 def row_problems(workload: Workload, most: int) -> list[CostproofError]:
-    """Return an error for each row of a batch that exceeds the model's context of ``most`` tokens, or its kernels."""
+    """Return an error for each row of a batch that exceeds the model's context of ``most`` tokens."""
     found: list[CostproofError] = [
         BadInput(
             "a row is longer than the model's context",
@@ -145,9 +145,6 @@ def row_problems(workload: Workload, most: int) -> list[CostproofError]:
         if value != said:
             where = f"--{ROWS_INPUT}, {option(name)}"
             found.append(BadInput("the rows of a batch say this", where=where, expected=said, got=value))
-    if workload.attention == flash_attention.FLASH:
-        where, fix = f"--{ROWS_INPUT}, --attention", "--attention sdpa, which costs the same"
-        found.append(BadInput("a batch of rows runs no FlashAttention", where=where, fix=fix))
     return found
 
 
