@@ -64,6 +64,8 @@ CASES: Final[dict[str, tuple[dict[str, Any], str, dict[str, Any]]]] = {
     "deepseek_v3, absorbed, only steps": ({**V3, **ONE}, "3x1+8, 1+9", {"decoding": "absorbed"}),
 }  # fmt: skip
 ALWAYS: Final = (
+    "mistral", "llama", "qwen3", "gpt_oss", "deepseek_v3, absorbed", "mistral, eager", "deepseek_v3", "gpt2",
+)  # fmt: skip
     "mistral",
     "llama",
     "qwen3",
