@@ -31,7 +31,7 @@ ROWS: Final = Setting(
     "text",
     metavar="ROWS",
 )
-NEW_TOKENS: Final = Setting("new_tokens", "Decode steps; 0 is a prefill alone.")
+NEW_TOKENS: Final = Setting("new_tokens", "Decode steps; 0 counts only the prefill.")
 BATCH: Final = Setting("batch", "Sequences at once.")
 IMAGE_SIZE: Final = Setting("image_size", "Pixels per side of an image.")
 DTYPE: Final = Setting("dtype", "Element type of weights and activations.", "choice", get_args(Dtype))
