@@ -1,4 +1,4 @@
-"""Derive the cost of N decode steps in closed form from the cost of one step."""
+"""Derive the cost of N decode steps, or of the rows of a batch, in closed form from the cost of one of them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ STEPS: Final = sym("N")
 """Number of decode steps."""
 CACHED: Final = sym("C")
 """Number of tokens in the cache before the prefill, where there are any."""
+ROW_SIZES: Final = (sym("B_0"), sym("S_0"), sym("C_0"))
+"""Sequences of one row of a batch, their new tokens, and their tokens in the cache."""
+ROW_SUMS: Final = {
+    (0, 0, 0): "R", (1, 0, 0): "B", (1, 1, 0): "S", (1, 0, 1): "C", (1, 2, 0): "SS", (1, 1, 1): "SC", (1, 0, 2): "CC",
+}  # fmt: skip
+"""Powers of :data:`ROW_SIZES` -> name of their sum over the rows of one kind, before its number: ``SC_1``."""
 
 
 _NO_SUM: Final = "the cost of a decode step has no closed sum over the steps"
@@ -92,3 +98,30 @@ def _faulhaber(j: int) -> sympy.Expr:
     """Return the closed form of ``sum(i**j for i in range(N))``, with 0**0 = 1."""
     difference = sympy.bernoulli(j + 1, STEPS) - sympy.bernoulli(j + 1, 0)
     return sympy.expand(difference / (j + 1))
+
+
+@lru_cache(maxsize=4096)
+def sum_over_rows(expr: sympy.Expr, kind: int, *, positive: bool = True) -> sympy.Expr:
+    """Return the sum of a polynomial in :data:`ROW_SIZES` over the rows of one kind, in the symbols of their sums.
+
+    2 B S (C + S) becomes 2 SC_1 + 2 SS_1, with SC_1 the sum of B S C over the rows of kind 1.
+
+    Args:
+        expr: the cost of one row.
+        kind: number of the kind.
+        positive: whether x is positive in terms Max(0, x) of all rows of the kind; otherwise they are 0.
+
+    Raises:
+        BadInput: the expression is no sum of products in :data:`ROW_SUMS`.
+    """
+
+    def limited(term: sympy.Expr) -> sympy.Expr:
+        return sympy.Add(*term.args) if positive else sympy.Integer(0)
+
+    expr = sympy.sympify(expr).replace(lambda x: isinstance(x, sympy.Max) and 0 in x.args, limited)
+    terms = sympy.Poly(sympy.expand(expr), *ROW_SIZES).terms()
+    names = [ROW_SUMS.get((int(b), int(s), int(c))) for (b, s, c), _ in terms]
+    if None in names:
+        expected = f"a polynomial in {', '.join(map(str, ROW_SIZES))}"
+        raise BadInput("the cost of a row has no sum over rows", where=text(expr), expected=expected)
+    return sympy.Add(*(factor * sym(f"{name}_{kind}") for name, (_, factor) in zip(names, terms, strict=True)))

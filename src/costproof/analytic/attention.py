@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar, Literal
 
 import sympy
 
+from costproof.algebra.series import sum_over_rows
 from costproof.analytic.costs import Layer, LayerCosts, Size, costs_of, layer
 
 Bias = Literal["none", "inside", "input", "boolean", "heads"]
@@ -186,14 +188,16 @@ class PackedAttention:
     """Attention of a batch whose rows differ: some sequences have other new tokens, or another past, than others.
 
     Sequences of different rows do not see each other. Each row is attended by a call of its own
-    (:class:`Attention`, or one of latents), as a kernel for unequal lengths does block by block:
+    (:class:`Attention`, or one of latents), as a kernel for unequal lengths does block by block. For B sequences of S
+    new tokens behind C, summed over all rows:
 
-        flops       = sum over rows of 2 B_i heads S_i (C_i + S_i) (d + d_v)
-        kept_scores = sum over rows of B_i heads (S_i C_i + S_i (S_i + 1) / 2), less with a window
+        flops       = sum of 2 B heads S (C + S) (d + d_v)
+        kept_scores = sum of B heads (S C + S (S + 1) / 2), less with a window
 
-    for B_i sequences of S_i new tokens behind C_i, and so on for all costs. Parameters of the layer are read once in
-    all. Unfused, each call reads them; the results of several rows are joined
-    into one tensor, which is written and read once more: 2 tokens heads d_v elements.
+    and so on for all costs. Rows with equal masks are of one kind, and the sums of B S, B S S, B S C, ... over each are
+    symbols: S_1, SS_1, SC_1. Parameters of the layer are read once in all. Unfused, each of the R_1 calls of a kind
+    reads them; the results of several rows are joined into one tensor, which is written and read once more: 2 tokens
+    heads d_v elements.
     """
 
     name: ClassVar[str] = "packed_attention"
@@ -204,39 +208,47 @@ class PackedAttention:
     )
 
     rows: tuple[Layer, ...]
-    """The attention of each row."""
+    """The attention of one row of each kind, in :data:`~costproof.algebra.series.ROW_SIZES`."""
     elements: Size
     """Elements of the result: tokens x heads x d_v."""
     item_bytes: Size
+    several: bool = True
+    """Whether there are several rows."""
+    positive: tuple[bool, ...] = ()
+    """For each kind, whether terms Max(0, x) are positive (default: there are none)."""
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
         each = [costs_of(row) for row in self.rows]
-        first, several = each[0], len(each) > 1
 
-        def total(name: str) -> Size:
-            return sum((getattr(costs, name) for costs in each), 0)
+        def total(sizes: Iterable[Size | None]) -> Size:
+            positive = self.positive or (True,) * len(each)
+            summed = zip(sizes, positive, strict=True)
+            return sympy.Add(*(sum_over_rows(sympy.sympify(x), i, positive=p) for i, (x, p) in enumerate(summed, 1)))
+
+        def of(name: str) -> Size:
+            return total(getattr(costs, name) for costs in each)
 
         def by_kind(name: str) -> dict[str, Size]:
             kinds = dict.fromkeys(kind for costs in each for kind in getattr(costs, name))
-            return {kind: sum((getattr(costs, name).get(kind, 0) for costs in each), 0) for kind in kinds}
+            return {kind: total(getattr(costs, name).get(kind, 0) for costs in each) for kind in kinds}
 
         read = max((costs.weight_read_bytes for costs in each), key=lambda size: size != 0)
-        inner = [costs.intermediate_bytes for costs in each if costs.intermediate_bytes is not None]
-        again = total("weight_read_bytes") - read + (2 * self.elements * self.item_bytes if several else 0)
+        again = of("weight_read_bytes") - read + (2 * self.elements * self.item_bytes if self.several else 0)
+        known = all(costs.intermediate_bytes is not None for costs in each)
         return replace(
-            first,
+            each[0],
             weight_read_bytes=read,
             flops=by_kind("flops"),
             vector_flops=by_kind("vector_flops"),
             kept_scores=by_kind("kept_scores"),
             hidden_flops=by_kind("hidden_flops"),
             skippable_flops=by_kind("skippable_flops"),
-            input_bytes=total("input_bytes"),
-            output_bytes=total("output_bytes"),
-            kv_read_bytes=total("kv_read_bytes"),
-            kv_cache_bytes=total("kv_cache_bytes"),
-            intermediate_bytes=sum(inner, 0) + again if len(inner) == len(each) else None,
+            input_bytes=of("input_bytes"),
+            output_bytes=of("output_bytes"),
+            kv_read_bytes=of("kv_read_bytes"),
+            kv_cache_bytes=of("kv_cache_bytes"),
+            intermediate_bytes=of("intermediate_bytes") + again if known else None,
         )
 
 

@@ -150,9 +150,11 @@ class PackedBlock:
     """An :class:`AttentionBlock` of a batch whose rows have different lengths: one set of projections for all rows."""
 
     blocks: tuple[AttentionBlock, ...]
-    """The block of each row; they differ in masks."""
+    """The block of each kind of row; they differ in masks."""
     calls: tuple[StackCall, ...]
-    """Sizes of each row."""
+    """Sizes of one row of each kind, in :data:`~costproof.algebra.series.ROW_SIZES`."""
+    several: bool = True
+    """Whether there are several rows."""
 
     def parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
         """Return the modules of the block with their formulas; ``call`` has the tokens of all rows."""
@@ -160,5 +162,5 @@ class PackedBlock:
         own, *others = one.parts(role, call)
         width = one.head_dim if one.value_dim is None else one.value_dim
         cores = tuple(block.core(row) for block, row in zip(self.blocks, self.calls, strict=True))
-        packed = PackedAttention(cores, call.rows * one.heads * width, call.item_bytes)
+        packed = PackedAttention(cores, call.rows * one.heads * width, call.item_bytes, self.several)
         return (replace(own, layers=(packed, *own.layers[1:])), *others)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import sympy
 
+from costproof.algebra.series import sum_over_rows
 from costproof.analytic.attention import Attention, Bias, PackedAttention
 from costproof.analytic.compose import ModulePart, StackCall
 from costproof.analytic.costs import Layer, LayerCosts, Size, layer
@@ -273,35 +273,41 @@ class PackedLatentBlock:
     """A :class:`LatentBlock` of a batch whose rows have different lengths: some absorb ``.kv_up``, others call it."""
 
     blocks: tuple[LatentBlock, ...]
-    """The block of each row; they differ in masks, and in whether they absorb."""
+    """The block of each kind of row; they differ in masks, and in whether they absorb."""
     calls: tuple[StackCall, ...]
-    """Sizes of each row."""
+    """Sizes of one row of each kind, in :data:`~costproof.algebra.series.ROW_SIZES`."""
+    counts: tuple[int, ...]
+    """Number of rows of each kind."""
+    saves: tuple[bool, ...]
+    """For each kind, whether absorbing would save work."""
 
     def parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
         """Return the modules of the block with their formulas; ``call`` has the tokens of all rows."""
         one, b = self.blocks[0], call.item_bytes
-        each = tuple(zip(self.blocks, self.calls, strict=True))
-        cores = tuple(block.core(row) for block, row in each)
-        expanded = [block.expansion(row) for block, row in each if not block.absorbed]
-        made = expanded or [one.expansion(call)]
+        kinds = tuple(zip(self.blocks, self.calls, self.counts, self.saves, strict=True))
+        cores = tuple(block.core(row) for block, row, _, _ in kinds)
+        expanded = [(k, *kind) for k, kind in enumerate(kinds, 1) if not kind[0].absorbed]
+        made = [(k, block.expansion(row), saves) for k, block, row, _, saves in expanded]
         up = replace(
-            made[0], rows=sympy.Add(*(x.rows for x in made)), skippable=sympy.Add(*(x.skippable for x in made))
+            one.expansion(call),
+            rows=sympy.Add(*(sum_over_rows(x.rows, k) for k, x, _ in made)),
+            skippable=sympy.Add(*(sum_over_rows(sympy.sympify(x.skippable), k, positive=p) for k, x, p in made)),
         )
-        kept = tuple(row for block, row in each if not block.absorbed)
+        number, past = sum(count for *_, count, _ in expanded), any(row.past != 0 for _, _, row, _, _ in expanded)
         # Rows without a past are one piece already, unless others lie between them.
-        whole = len(kept) < 2 or (len(kept) == len(each) and all(row.past == 0 for row in kept))
+        whole = number < 2 or (number == sum(self.counts) and not past)
+        contexts = [(row.past, sum_over_rows(row.batch * (row.past + row.tokens), k)) for k, _, row, _, _ in expanded]
+        joined = sympy.Add(*(size for _, size in contexts)) * (one.rank + one.rope)
+        latents = sympy.Add(*(size for before, size in contexts if before == 0)) * one.rank
         packed = PackedLatents(
-            PackedAttention(cores, call.rows * one.heads * one.value_dim, b),
-            joined=0 if whole else _context(kept, one.rank + one.rope),
-            latents=0 if whole else _context((row for row in kept if row.past == 0), one.rank),
-            shared=bool(expanded) and len(expanded) < len(each),
+            PackedAttention(
+                cores, call.rows * one.heads * one.value_dim, b, several=sum(self.counts) > 1, positive=self.saves
+            ),
+            joined=0 if whole else joined,
+            latents=0 if whole else latents,
+            shared=bool(expanded) and len(expanded) < len(kinds),
         )
         return one.around(role, call, packed, ModulePart(f"{role}.kv_up", (up,), called=bool(expanded)))
-
-
-def _context(rows: Iterable[StackCall], width: Size) -> Size:
-    """Return the elements of the context of some rows."""
-    return sympy.Add(*(row.batch * (row.past + row.tokens) for row in rows)) * width
 
 
 @layer

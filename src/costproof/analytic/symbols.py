@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from costproof.ledger.capture import SymbolDoc
-from costproof.ledger.workload import Row
 
 RUN_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "B": SymbolDoc("B", "sequences in the batch"),
@@ -19,17 +18,33 @@ RUN_SYMBOLS: Final[dict[str, SymbolDoc]] = {
 """Symbols of a run of a decoder."""
 
 
-def row_symbols(rows: Sequence[Row]) -> dict[str, SymbolDoc]:
-    """Return the symbols of a batch of rows, in addition to those of every run."""
+_OF_KIND: Final = {
+    "R": ("R", "number"),
+    "B": ("B", "sequences"),
+    "S": (r"\sum S", "sum of new tokens"),
+    "C": (r"\sum C", "sum of cached tokens"),
+    "SS": (r"\sum S^2", "sum of squares of new tokens"),
+    "SC": (r"\sum SC", "sum of new x cached tokens"),
+    "CC": (r"\sum C^2", "sum of squares of cached tokens"),
+}
+
+
+def row_symbols(sizes: Mapping[str, int]) -> dict[str, SymbolDoc]:
+    """Return the symbols of a batch of rows, in addition to those of every run.
+
+    Args:
+        sizes: values of all symbols of the call.
+    """
     found = {
         "B": SymbolDoc("B", "packed sequences, 1"),
         "S": SymbolDoc("S", "new tokens of all rows"),
         "L": SymbolDoc("L", "positions of all rows that lm_head maps"),
     }
-    for i, row in enumerate(rows, 1):
-        found[f"B_{i}"] = SymbolDoc(f"B_{{{i}}}", f"sequences of row {row.short}")
-        found[f"S_{i}"] = SymbolDoc(f"S_{{{i}}}", f"new tokens of each sequence of row {row.short}")
-        found |= {f"C_{i}": SymbolDoc(f"C_{{{i}}}", f"cached tokens before row {row.short}")} if row.past else {}
+    for symbol in sizes:
+        name, _, kind = symbol.partition("_")
+        if kind.isdecimal() and name in _OF_KIND:
+            latex, meaning = _OF_KIND[name]
+            found[symbol] = SymbolDoc(f"{latex}_{{{kind}}}", f"{meaning} of the rows of kind {kind}")
     return found
 
 

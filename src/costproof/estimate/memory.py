@@ -275,9 +275,9 @@ def activations(element: int, stage: str | None = None, rows: int = 0) -> Formul
     Args:
         element: bytes per element.
         stage: ``None``: all stages.
-        rows: number of rows of a batch that differ, each with its own masks; 0 for equal sequences.
+        rows: number of kinds of rows of a batch, each with its own masks; 0 for equal sequences.
     """
-    masks = [_of_row(source, i) for source in (_MASKS, _PAST_MASKS) for i in range(1, rows + 1)]
+    masks = [f"({' + '.join(f'SS_{i} + SC_{i}' for i in range(1, rows + 1))})"] if rows else []
 
     def here(node: CostNode) -> bool:
         return stage in (None, node.stage)
@@ -295,11 +295,6 @@ def activations(element: int, stage: str | None = None, rows: int = 0) -> Formul
         MetricTerm("flops", past, factor=-(-element // 2), take="last step", layers="one of each kind"),
         *(CallTerm(_MASK_BYTES + source, stage) for source in masks or (_MASKS, _PAST_MASKS)),
     )
-
-
-def _of_row(source: str, number: int) -> str:
-    """Return a formula of sequences B, new tokens S and cached tokens C in the symbols of one row of a batch."""
-    return re.sub(r"\b[BSC]\b", rf"\g<0>_{number}", source)
 
 
 def unfused_attention(
@@ -332,10 +327,22 @@ def unfused_attention(
     # Only a prefill with a past has the symbol C.
     prompts = [_layer_bytes(*tokens, *widths) for widths in expanded for tokens in (_PROMPT, _CHUNK)]
     if side.workload.rows:
-        prompts += [_layer_bytes(*_CHUNK, *widths) for widths in absorbed if widths not in expanded]
-        prompts = [_of_row(source, i) for source in prompts for i in range(1, len(side.workload.rows) + 1)]
+        kinds = max(map(row_kinds_in, sizes.values()), default=0)
+        both = dict.fromkeys((*expanded, *absorbed))
+        prompts = [_row_bytes(i, *widths) for widths in both for i in range(1, kinds + 1)]
     steps = (_layer_bytes(*_LAST_STEP, *widths) for widths in absorbed)
     return tuple(CallTerm(source, stage) for source in (*prompts, *steps))
+
+
+def row_kinds_in(values: Mapping[str, int]) -> int:
+    """Return the number of kinds of rows of a batch whose sums are among the values of a call's symbols."""
+    return sum(name.startswith("SS_") for name in values)
+
+
+def _row_bytes(kind: int, width: str, value: str) -> str:
+    """Return the formula of the bytes that one layer holds for all rows of a kind."""
+    scores = f"{_SCORE_BYTES}*(SS_{kind} + SC_{kind})"
+    return f"text_heads*({scores} + (2*S_{kind} + C_{kind})*({_KEY_BYTES}*({width}) + {_VALUE_BYTES}*{value}))"
 
 
 def _widths_differ(values: Mapping[str, int]) -> bool:

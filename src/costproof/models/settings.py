@@ -41,8 +41,6 @@ EXPERTS: Final = Setting("experts", "Kernel of the routed experts.", "choice", g
 
 MAX_BATCH: Final = 1024
 """Largest batch size; a larger one is probably a mistake."""
-MOST_KINDS: Final = 256
-"""Most rows of a batch that differ from each other."""
 
 
 def known_preset(name: str, known: Collection[str], where: str = "--preset") -> str:
@@ -128,7 +126,7 @@ def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]
 
 
 def row_problems(workload: Workload, most: int) -> list[CostproofError]:
-    """Return an error for each row of a batch that exceeds the model's context of ``most`` tokens, or its kernels."""
+    """Return an error for each row of a batch that exceeds the model's context of ``most`` tokens."""
     found: list[CostproofError] = [
         BadInput(
             "a row is longer than the model's context",
@@ -147,9 +145,6 @@ def row_problems(workload: Workload, most: int) -> list[CostproofError]:
         if value != said:
             where = f"--{ROWS_INPUT}, {option(name)}"
             found.append(BadInput("the rows of a batch say this", where=where, expected=said, got=value))
-    if workload.attention == flash_attention.FLASH:
-        where, fix = f"--{ROWS_INPUT}, --attention", "--attention sdpa, which costs the same"
-        found.append(BadInput("a batch of rows runs no FlashAttention", where=where, fix=fix))
     return found
 
 
@@ -262,12 +257,9 @@ def rows_of(text: str, usual: Logits) -> tuple[Row, ...]:
             new, past, logits, count = _checked(row, f"--{ROWS_INPUT}, row {number}", usual)
             found[new, past, logits] = found.get((new, past, logits), 0) + count
     rows = tuple(Row(new, past, count, logits) for (new, past, logits), count in found.items())
-    for what, number, most in (
-        ("too many sequences", sum(row.count for row in rows), MAX_BATCH),
-        ("too many rows that differ", len(rows), MOST_KINDS),
-    ):
-        if number > most:
-            problems.append(BadInput(what, where=f"--{ROWS_INPUT}", expected=f"at most {most}", got=number))
+    if (number := sum(row.count for row in rows)) > MAX_BATCH:
+        expected = f"at most {MAX_BATCH}"
+        problems.append(BadInput("too many sequences", where=f"--{ROWS_INPUT}", expected=expected, got=number))
     if rows and not problems and not any(row.logits for row in rows):
         problems.append(BadInput("no row has logits", where=f"--{ROWS_INPUT}", expected="/1 or more in one of them"))
     if problems:

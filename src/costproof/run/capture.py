@@ -153,7 +153,7 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
         formulas=formula_docs(ledgers["analytic"].nodes) if "analytic" in ledgers else {},
         symbols=target.symbol_docs()
         | (PAST_SYMBOLS if workload.past else {})
-        | (row_symbols(workload.rows) if workload.rows else {})
+        | (row_symbols(calls[0].symbols) if workload.rows else {})
         if isinstance(target, WithFormulas)
         else {},
         callgraph=dynamic.callgraph if dynamic else None,

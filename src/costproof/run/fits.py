@@ -22,6 +22,7 @@ from costproof.estimate.memory import (
     StageMemory,
     activations,
     parse_size,
+    row_kinds_in,
     unfused_attention,
 )
 from costproof.estimate.roofline import choose_source
@@ -93,13 +94,14 @@ def fits(
     along = {} if read.target is None else {s: SettingCurve(side, read.target, s) for s in SETTINGS}
     sizes = along["batch"].sizes(along["batch"].own) if along else {}
     element = FLOAT_BYTES[side.workload.dtype]
+    rows = max(map(row_kinds_in, sizes.values()), default=0)
     live, why = _live_memory(read.target, side.workload)
     by_stage = {} if live is None else live.stages()
     stages = []
     for stage in folded.stages:
         held = None
         if along:
-            terms = (*activations(element, stage, len(side.workload.rows)), *unfused_attention(side, sizes, stage))
+            terms = (*activations(element, stage, rows), *unfused_attention(side, sizes, stage))
             held = along["batch"].value(along["batch"].own, terms)
         known = (*_peaks(read.peaks, stage), by_stage.get(stage))
         stages.append(StageMemory(stage, folded.total("kv_cache_bytes", stage), held, *known))
@@ -109,7 +111,6 @@ def fits(
     unpacked = None if quantised is None else quantised.largest_matrix * element
     counted = not {*cache_counted(side.target, side.workload).quantised} - (set() if quantised is None else {"weights"})
     certain = None if held is None or buffers is None or not counted else held + buffers
-    rows = len(side.workload.rows)
     kept = (*activations(element, rows=rows), *unfused_attention(side, sizes)) if along and live is None else None
     answer = Fits(
         side.conventions, side.target, side.workload, side.environment, device, room, name,

@@ -7,14 +7,13 @@ and values are expanded once, and with them those of a past. Importing this modu
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from costproof.ledger.workload import Row
-from costproof.models.decoding.modules import RowsCache, contexts_of, joined, row_name
+from costproof.models.decoding.modules import RowMasks, RowsCache, contexts_of, joined, row_name
 
 if TYPE_CHECKING:
     import torch
@@ -142,7 +141,7 @@ def _packed(
     modeling: Any,
     hidden_states: torch.Tensor,
     position_embeddings: Any,
-    attention_mask: Mapping[str, torch.Tensor] | None,
+    attention_mask: RowMasks | None,
     cache: RowsCache,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:

@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, ClassVar, Final, Self
 
 from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.workload import Row
 from costproof.models.config import NativeConfig, activation, check_padding, check_returns, check_type, yes_or_no
 from costproof.models.config_reader import LARGEST, Section, renamed, shown
 
@@ -99,6 +100,10 @@ class DecoderConfig(NativeConfig):
     def windows(self) -> tuple[int, ...]:
         """Return, for each layer, the number of keys that a query sees, 0 for all; empty if no layer has a window."""
         return ()
+
+    def saves_by_absorbing(self, row: Row) -> bool:
+        """Return whether attention to latents is less work than expanding those of a row's past: there are none."""
+        return False
 
     def layer_kinds(self) -> tuple[tuple[int, bool], ...]:
         """Return, for each layer, (its attention window or 0, whether it has a mixture of experts)."""
@@ -425,6 +430,10 @@ class MixtureConfig(WindowedConfig):
     def routed(self) -> tuple[bool, ...]:
         """Return, for each layer, whether it has a mixture of experts."""
         return (True,) * self.layers
+
+    def saves_by_absorbing(self, row: Row) -> bool:
+        """Return whether attention to latents is less work than expanding those of a row's past: there are none."""
+        return False
 
     def layer_kinds(self) -> tuple[tuple[int, bool], ...]:
         """Return, for each layer, its window (0 for none) and whether it has a mixture of experts."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Protocol
 
-from costproof.algebra.series import CACHED, CONTEXT
+import sympy
+
+from costproof.algebra.series import CACHED, CONTEXT, ROW_SIZES, sum_over_rows
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock, PackedBlock, Projection
 from costproof.analytic.compose import (
@@ -35,7 +37,14 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import ROWS_INVOCATION, Workload
 from costproof.models.cache_dtype import cache_share
 from costproof.models.decoding.config import DecoderConfig, MixtureConfig
-from costproof.models.decoding.names import STAGES, decoder_names, latent_names, mixture_names, sandwich_names
+from costproof.models.decoding.names import (
+    STAGES,
+    decoder_names,
+    latent_names,
+    mixture_names,
+    row_kinds,
+    sandwich_names,
+)
 
 FLASH: Final = "flash_attention_2"
 _WIDEST_SHARED: Final = 256
@@ -103,7 +112,7 @@ def decoder_ledger(config: DecoderConfig, workload: Workload, style: DecoderStyl
     """
 
     def border(call: StackCall) -> Size:
-        return logits_and_masks(workload, call, _windows(config))
+        return logits_and_masks(workload, call, config)
 
     parts, decode = decoder_parts(config, workload, style), workload.new_tokens > 0
     first = ROWS_INVOCATION if workload.rows else "prompt"
@@ -159,15 +168,18 @@ def picked_positions(workload: Workload, call: StackCall) -> tuple[PickedPositio
     return (PickedPositions(call.batch * sym("L"), sym("text_hidden"), call.item_bytes),)
 
 
-def row_calls(workload: Workload, call: StackCall) -> Iterator[tuple[Workload, StackCall, StackCall]]:
-    """Yield, for each row of a batch, its workload, its sizes as if it were all of the batch, and in its own symbols.
+def row_calls(
+    workload: Workload, call: StackCall, config: DecoderConfig
+) -> Iterator[tuple[Workload, StackCall, StackCall]]:
+    """Yield, for each kind of rows, a row as a workload, its sizes as if it were the batch, and those of one of many.
 
     Branches: a row may have no past.
     """
-    for i, row in enumerate(workload.rows, 1):
-        past = sym(f"C_{i}") if row.past else 0
-        own = StackCall(sym(f"B_{i}"), sym(f"S_{i}"), call.item_bytes, past=past)
-        yield workload.of_row(row), prompt_call(past=row.past > 0), own
+    batch, tokens, past = ROW_SIZES
+    for rows in row_kinds(workload, config):
+        behind = rows[0].past > 0
+        own = StackCall(batch, tokens, call.item_bytes, past=past if behind else 0)
+        yield workload.of_row(rows[0]), prompt_call(past=behind), own
 
 
 def decoder_stack(
@@ -180,7 +192,7 @@ def decoder_stack(
 
     def attention(call: StackCall, window: int) -> AttentionBlock | PackedBlock | LatentBlock | PackedLatentBlock:
         if is_packed(workload, call):
-            return packed(workload, style, call, window)
+            return _packed(workload, style, call, window, config)
         return _attention(workload, style, call, window) if style.latent is None else style.latent(workload, call)
 
     def stack(call: StackCall) -> DecoderStack:
@@ -210,13 +222,18 @@ def decoder_stack(
     return stack
 
 
-def packed(workload: Workload, style: DecoderStyle, call: StackCall, window: int) -> PackedBlock | PackedLatentBlock:
+def _packed(
+    workload: Workload, style: DecoderStyle, call: StackCall, window: int, config: DecoderConfig
+) -> PackedBlock | PackedLatentBlock:
     """Return the attention block of one layer for the rows of a batch."""
-    each = list(row_calls(workload, call))
+    each, kinds = list(row_calls(workload, call, config)), row_kinds(workload, config)
     calls = tuple(own for _, _, own in each)
     if style.latent is not None:
-        return PackedLatentBlock(tuple(style.latent(one, whole) for one, whole, _ in each), calls)
-    return PackedBlock(tuple(_attention(one, style, whole, window) for one, whole, _ in each), calls)
+        latent = tuple(style.latent(one, whole) for one, whole, _ in each)
+        saves = tuple(config.saves_by_absorbing(rows[0]) for rows in kinds)
+        return PackedLatentBlock(latent, calls, tuple(map(len, kinds)), saves)
+    blocks = tuple(_attention(one, style, whole, window) for one, whole, _ in each)
+    return PackedBlock(blocks, calls, several=len(workload.rows) > 1)
 
 
 class DecoderSizes(Protocol):
@@ -349,18 +366,19 @@ def _mixtures(config: DecoderConfig, workload: Workload, style: DecoderStyle) ->
     return {i: mixture for i, routed in enumerate(config.routed()) if routed}
 
 
-def logits_and_masks(workload: Workload, call: StackCall, windows: Sequence[int] = (0,)) -> Size:
+def logits_and_masks(workload: Workload, call: StackCall, config: DecoderConfig | None = None) -> Size:
     """Return the bytes that enter and leave a decoder as activations: logits, and the masks of eager attention.
 
     Args:
-        windows: of all layers; layers with equal windows share one mask.
+        config: of the layers, if some have a window; layers with equal windows share one mask.
     """
+    windows = (0,) if config is None else _windows(config)
     out = call.batch * positions_kept(workload, call) * sym("text_vocab")
     if workload.attention != "eager":
         return out * call.item_bytes
-    if is_packed(workload, call):
-        masks = (_mask_elements(one, whole, own, windows) for one, whole, own in row_calls(workload, call))
-        return (out + sum(masks)) * call.item_bytes
+    if is_packed(workload, call) and config is not None:
+        masks = (_mask_elements(one, whole, own, windows) for one, whole, own in row_calls(workload, call, config))
+        return (out + sympy.Add(*(sum_over_rows(x, k) for k, x in enumerate(masks, 1)))) * call.item_bytes
     return (out + _mask_elements(workload, call, call, windows)) * call.item_bytes
 
 

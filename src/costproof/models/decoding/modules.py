@@ -8,7 +8,7 @@ own cache. Importing this module imports torch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
@@ -72,15 +72,24 @@ class StepModule(nn.Module):
         return result.logits, self.decoder.cache_tensors(cache)
 
 
+_LENGTH: Final = "_sliding_window_tensor"
 PACKED: Final = "packed_rows"
 """Name of the attention of rows among the implementations of transformers."""
 
 
-class RowMasks(dict[str, torch.Tensor]):
+class RowMasks:
     """Masks of those rows of a batch that need one, by :func:`row_name`; passed where a model expects one mask."""
 
     ndim = 4
     """Dimensions of each; GPT-2 asks."""
+
+    def __init__(self, masks: Mapping[str, torch.Tensor]) -> None:
+        self.__dict__.update(masks)
+
+    def get(self, name: str) -> torch.Tensor | None:
+        """Return the mask of a row, or ``None`` if it needs none."""
+        found: torch.Tensor | None = self.__dict__.get(name)
+        return found
 
 
 def row_name(number: int) -> str:
@@ -217,13 +226,18 @@ def rows_cache(model: nn.Module, workload: Workload, decoder: Decoder, pasts: Se
 
     empty = text_config(model)
     caches = [DynamicCache(config=empty) if past is None else decoder.filled_cache(model, past) for past in pasts]
+    device = next(model.parameters()).device
+    for layer in (layer for cache, past in zip(caches, pasts, strict=True) if past is None for layer in cache.layers):
+        # A layer with a window holds its length as a tensor; its first update would move it.
+        if (length := getattr(layer, _LENGTH, None)) is not None:
+            setattr(layer, _LENGTH, length.to(device))
     return RowsCache(workload.rows, caches, workload.attention, decoder)
 
 
 def row_masks(masks: Sequence[Masks]) -> tuple[RowMasks | None, RowMasks | None]:
     """Return masks of rows as one mask for layers with full attention, and one for layers with a window."""
-    both = [RowMasks({row_name(i): m for i, pair in enumerate(masks) if (m := pair[k]) is not None}) for k in (0, 1)]
-    return both[0] or None, both[1] or None
+    full, seen = ({row_name(i): m for i, pair in enumerate(masks) if (m := pair[k]) is not None} for k in (0, 1))
+    return RowMasks(full) if full else None, RowMasks(seen) if seen else None
 
 
 class RowsModule(nn.Module):
@@ -252,7 +266,7 @@ class RowsModule(nn.Module):
         pasts = [[next(pairs) for _ in range(layers)] if row.past else None for row in self.workload.rows]
         cache = rows_cache(self.part, self.workload, self.decoder, pasts)
         full, seen = (
-            RowMasks(zip(map(row_name, rows), given, strict=True)) if given else None
+            RowMasks(dict(zip(map(row_name, rows), given, strict=True))) if given else None
             for rows, given in zip(self.masked, (masks, window_masks), strict=True)
         )
         result = self.part(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
-from costproof.algebra.series import CACHED
-from costproof.ledger.workload import FLOAT_BYTES, ROWS_INVOCATION, Invocation, TensorSpec, Workload
+from costproof.algebra.series import CACHED, ROW_SUMS
+from costproof.ledger.workload import FLOAT_BYTES, ROWS_INVOCATION, Invocation, Row, TensorSpec, Workload
 
 STAGES: Final = ("prefill", "decode")
 
@@ -80,17 +81,18 @@ def sandwich_names(path: str) -> dict[str, str]:
     }
 
 
-def invocations(workload: Workload) -> tuple[Invocation, ...]:
+def invocations(workload: Workload, config: WithRows | None = None) -> tuple[Invocation, ...]:
     """Return the prompt and the decode steps of a run on text, with the values of their symbols.
 
     B is the number of sequences, b the bytes per element, S the prompt length, L the number of positions that
     ``lm_head`` maps to logits, P the tokens in the cache before the first step, N the number of steps. C, the tokens in
     the cache before the prompt, is there if it is not 0.
 
-    The rows of a batch are packed into one sequence of S tokens. Row i has B_i sequences of S_i new tokens behind C_i.
+    The rows of a batch are packed into one sequence of S tokens. Of each kind of rows the sums of
+    :data:`~costproof.algebra.series.ROW_SUMS` are symbols.
     """
-    if workload.rows:
-        return (_packed(workload),)
+    if workload.rows and config is not None:
+        return (_packed(workload, config),)
     batch, length, steps = workload.batch, workload.text_tokens, workload.new_tokens
     common = {"B": batch, "b": FLOAT_BYTES[workload.dtype]}
     prompt = {**common, "S": length, "L": length if workload.logits == "all" else 1}
@@ -104,11 +106,37 @@ def invocations(workload: Workload) -> tuple[Invocation, ...]:
     return calls if steps else calls[:1]
 
 
-def _packed(workload: Workload) -> Invocation:
+class WithRows(Protocol):
+    """Protocol of a configuration as far as it decides the kinds of the rows of a batch."""
+
+    def windows(self) -> Sequence[int]:
+        """Return the window of each layer; 0 for a layer without one."""
+
+    def saves_by_absorbing(self, row: Row) -> bool:
+        """Return whether attention to latents is less work than expanding those of a row's past."""
+
+
+def row_kinds(workload: Workload, config: WithRows) -> tuple[tuple[Row, ...], ...]:
+    """Return the rows of a batch by kind: rows of one kind take the same branches of all formulas.
+
+    Branches: a past, one new token, the sides of a window, and whether absorbing latents saves work.
+    """
+    found: dict[object, list[Row]] = {}
+    windows = sorted({*config.windows()} - {0})
+    for row in workload.rows:
+        ends = (row.past + 1, row.past + row.new + 1, row.past + row.new)
+        sides = tuple(end >= window for end in ends for window in windows)
+        key = (row.past > 0, row.new == 1, sides, config.saves_by_absorbing(row))
+        found.setdefault(key, []).append(row)
+    return tuple(map(tuple, found.values()))
+
+
+def _packed(workload: Workload, config: WithRows) -> Invocation:
     """Return the invocation that processes the rows of a batch as one sequence."""
     length = workload.text_tokens
     symbols = {"B": 1, "b": FLOAT_BYTES[workload.dtype], "S": length}
     symbols["L"] = sum(row.count * row.logits for row in workload.rows)
-    for i, row in enumerate(workload.rows, 1):
-        symbols |= {f"B_{i}": row.count, f"S_{i}": row.new} | ({f"C_{i}": row.past} if row.past else {})
+    for i, rows in enumerate(row_kinds(workload, config), 1):
+        for (b, s, c), name in ROW_SUMS.items():
+            symbols[f"{name}_{i}"] = sum(row.count**b * row.new**s * row.past**c for row in rows)
     return Invocation("prefill", ROWS_INVOCATION, 1, symbols, (TensorSpec((1, length), "int64"),))

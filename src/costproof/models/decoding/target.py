@@ -161,7 +161,7 @@ class CausalTarget(Native[C]):
         found = cache_dtype.cache_problems(workload, latent=bool(self.decoder.latent))
         found += common.problems(workload, self.config.head_dim) + common.device_problems(workload, self.options)
         if workload.rows:
-            return found or common.row_problems(workload, self.config.max_positions)
+            return found + common.row_problems(workload, self.config.max_positions)
         found = found or common.too_long(workload, workload.text_tokens, self.config.max_positions)
         window = self.decoder.window
         if window and workload.context < window - 1 < workload.context + workload.new_tokens:
@@ -188,7 +188,7 @@ class CausalTarget(Native[C]):
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the invocations of prefill and decode, with the values of their symbols."""
-        return invocations(workload)
+        return invocations(workload, self.config)
 
     @classmethod
     def drawn(cls, sizes: Mapping[str, int], rng: random.Random) -> Drawn | None:

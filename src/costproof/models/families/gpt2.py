@@ -188,7 +188,7 @@ class Gpt2(CausalTarget[Gpt2Config]):
                 *(part for i in range(self.config.layers) for part in in_layer(i, map(ModulePart, _DROPOUTS))),
             )
 
-        border = partial(logits_and_masks, workload)
+        border = partial(logits_and_masks, workload, config=self.config)
         cache, decode, past = cache_share(workload, latent=False), workload.new_tokens > 0, workload.past > 0
         first = ROWS_INVOCATION if workload.rows else "prompt"
         nodes = prefill_and_decode(parts, _NAMES, border=border, decode=decode, cache=cache, past=past, first_id=first)
@@ -204,9 +204,9 @@ class Gpt2(CausalTarget[Gpt2Config]):
         width = sym("text_hidden")
         attention: AttentionBlock | PackedBlock
         if is_packed(workload, call):
-            each = list(row_calls(workload, call))
+            each = list(row_calls(workload, call, self.config))
             blocks = tuple(self._attention(one, whole) for one, whole, _ in each)
-            attention = PackedBlock(blocks, tuple(own for _, _, own in each))
+            attention = PackedBlock(blocks, tuple(own for _, _, own in each), several=len(workload.rows) > 1)
         else:
             attention = self._attention(workload, call)
         mlp = Mlp(width, sym("text_intermediate"), self.config.activation)

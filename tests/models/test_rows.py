@@ -1,0 +1,396 @@
+"""Batches of unequal rows: three sources agree, numbers by counting pairs, identities, and files of schedulers."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import costproof
+from costproof.compare.compare import compare
+from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.metrics import KEPT_SCORES, Metric
+from costproof.ledger.node import Ledger
+from costproof.ledger.workload import Logits, Row, Workload
+from costproof.models.decoding.target import CausalTarget
+from costproof.models.families.bert import Bert
+from costproof.models.families.deepseek_v3 import DeepseekV3, DeepseekV3Config
+from costproof.models.families.gpt2 import Gpt2, Gpt2Config
+from costproof.models.families.gpt_oss import GptOss, GptOssConfig
+from costproof.models.families.llama import Llama, LlamaConfig
+from costproof.models.families.mistral import Mistral
+from costproof.models.families.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
+from costproof.models.settings import rows_of
+from costproof.parametric.targets import evaluate_formulas
+from costproof.views.describe import workload_line
+from tests.models.test_families import GPT2, SIZES, SOURCES, TARGETS
+from tests.models.test_latents import V2, V3
+from tests.models.test_mixtures import GPT_OSS, MIXTRAL, QWEN3, read
+from tests.models.test_past import LLAMA, MISTRAL, ONE, TWO
+from tests.support.variants import with_variants
+
+MIXED: Final = "20, 3x1+8, 5+7/all"
+"""A prompt, three steps, and drafted tokens that are verified."""
+SIDES: Final = "20, 3x1+8, 5+7/2, 3+2, 2x2+30, 1+3"
+"""Rows on all sides of a window of 8 keys."""
+
+# The file, the rows, and what else the run says.
+CASES: Final[dict[str, tuple[dict[str, Any], str, dict[str, Any]]]] = {
+    "llama": (LLAMA, MIXED, {}),
+    "llama, eager": (LLAMA, MIXED, {"attention": "eager"}),
+    "llama, equal steps": (LLAMA, "3x1+5", {"kv_dtype": "fp8"}),
+    "llama, prompts, all logits": (LLAMA, "20, 2x4", {"logits": "all"}),
+    "qwen2, window": ({"model_type": "qwen2", **SIZES, **TWO, "use_sliding_window": True}, SIDES, {}),
+    "qwen3": ({"model_type": "qwen3", **SIZES, **ONE}, MIXED, {"dtype": "float32"}),
+    "mistral": (MISTRAL, SIDES, {}),
+    "mistral, eager": (MISTRAL, SIDES, {"attention": "eager"}),
+    "gemma": ({"model_type": "gemma", **SIZES, **ONE}, MIXED, {}),
+    "gemma2": ({"model_type": "gemma2", **SIZES, **TWO}, SIDES, {}),
+    "gemma3": ({"model_type": "gemma3_text", **SIZES, **TWO}, SIDES, {}),
+    "gpt2": ({**GPT2, "n_layer": 1}, MIXED, {}),
+    "mixtral": ({**MIXTRAL, **ONE}, MIXED, {}),
+    "mixtral, batched": ({**MIXTRAL, **ONE}, MIXED, {"experts": "batched_mm"}),
+    "qwen3_moe": ({**QWEN3, **ONE}, MIXED, {}),
+    "gpt_oss": ({**GPT_OSS, **TWO}, SIDES, {}),
+    "deepseek_v2": ({**V2, **ONE, "first_k_dense_replace": 0}, MIXED, {}),
+    "deepseek_v3": ({**V3, **ONE}, MIXED, {}),
+    "deepseek_v3, prompts": ({**V3, **ONE}, "20, 2x4", {}),
+    "deepseek_v3, eager": ({**V3, **ONE}, "2x20+5, 2+40, 1+40", {"attention": "eager"}),
+    "deepseek_v3, absorbed": ({**V3, **ONE}, MIXED, {"decoding": "absorbed"}),
+    "deepseek_v3, absorbed, two prompts": ({**V3, **ONE}, "20, 3, 3x1+8", {"decoding": "absorbed"}),
+    "deepseek_v3, absorbed, only steps": ({**V3, **ONE}, "3x1+8, 1+9", {"decoding": "absorbed"}),
+}  # fmt: skip
+ALWAYS: Final = (
+    "mistral", "llama", "qwen3", "gpt_oss", "deepseek_v3, absorbed", "mistral, eager", "deepseek_v3", "gpt2",
+)  # fmt: skip
+    "mistral",
+    "llama",
+    "qwen3",
+    "gpt_oss",
+    "deepseek_v3, absorbed",
+    "mistral, eager",
+    "deepseek_v3",
+    "gpt2",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", with_variants(CASES, ALWAYS))
+@pytest.mark.usefixtures("one_process")
+def test_three_sources_agree(case: str, tmp_path: Path, *, thorough: bool) -> None:
+    file, rows, run = CASES[case]
+    agree(file, rows, tmp_path, SOURCES if thorough or case in ALWAYS[:1] else SOURCES[:2], **run)
+
+
+RANDOM: Final = ("llama", "mistral", "gpt2", "qwen3_moe", "gpt_oss", "deepseek_v3, absorbed")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", RANDOM)
+@pytest.mark.usefixtures("one_process")
+def test_random_batches_agree(case: str, tmp_path: Path) -> None:
+    """100 random batches of six families in formula and graph, every tenth also in a run."""
+    file, _, run = CASES[case]
+    for i, rows in enumerate(random_batches()):
+        agree(file, rows, tmp_path, SOURCES if i % 10 == 0 else SOURCES[:2], **run)
+
+
+def random_batches() -> list[str]:
+    rng = random.Random(4116)
+
+    def row() -> str:
+        new = rng.choice((1, 1, rng.randint(1, 20)))
+        kept = rng.choice(("", "/all", f"/{rng.randint(1, new)}"))
+        return f"{rng.randint(1, 3)}x{new}+{rng.choice((0, rng.randint(1, 30)))}{kept}"
+
+    return [", ".join(row() for _ in range(rng.randint(1, 5))) for _ in range(100)]
+
+
+def agree(file: dict[str, Any], rows: str, folder: Path, sources: tuple[str, ...], **run: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(file), encoding="utf-8")
+    name = file["model_type"].removesuffix("_text").replace("_", "-")
+    compared = compare(costproof.capture(name, config=path, rows=rows, sources=sources, **run))
+    wrong = [f for f in compared.findings if f.status != "exact"]
+    assert (compared.verdict, wrong[:3]) == ("exact", [])
+    assert {len(f.values) for f in compared.findings} == {len(sources)}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
+def test_packed_rows_return_the_logits_of_separate_runs(tmp_path: Path) -> None:
+    """The packed run with weights is compared with a forward of each row behind a cache that another one filled."""
+    import torch
+
+    from costproof.ledger.progress import silent
+    from costproof.ledger.run import RunOptions
+    from costproof.models.decoding.runs import drawn_ids
+
+    text = "6, 3x1+9, 4+5/2, 2x2+12"
+    target = WINDOW.with_options(RunOptions(device="cpu"))
+    work = target.workload(rows=text, dtype="float32")
+    model = target.build_run(work, silent).model
+    (run,) = target.runs(model, work)
+    packed = run.expected
+    assert packed is not None
+    assert run.expert_tokens == {}
+    plain = target.workload(text_tokens=1, dtype="float32")
+    alone = target.build_run(plain, silent).model
+    alone.load_state_dict(model.state_dict())
+    ids = drawn_ids(64, (sum(r.count * (r.past + r.new) for r in work.rows),), 0)
+    found, start = [], 0
+    for row in work.rows:
+        length = row.past + row.new
+        own = ids[start : start + row.count * length].view(row.count, length)
+        start += row.count * length
+        distance = torch.arange(length)[:, None] - torch.arange(length)
+        seen = ((distance >= 0) & (distance < 8)).expand(row.count, 1, length, length)
+        with torch.no_grad():
+            logits = alone(input_ids=own, attention_mask=seen, use_cache=False).logits
+        found.append(logits[:, length - row.logits :].reshape(-1, 64))
+    assert packed.shape == (1, 1 + 3 + 2 + 2, 64)
+    assert torch.allclose(packed[0], torch.cat(found), atol=1e-5)
+
+
+SMALL: Final = Llama(LlamaConfig(32, 48, 2, 4, 2, 12, 64, 4096))
+WINDOW: Final = Mistral(Mistral.default().config.__class__(32, 48, 1, 4, 2, 12, 64, 4096, window=8))
+LATENT: Final = DeepseekV3(read(DeepseekV3Config, {**V3, **ONE, "max_position_embeddings": 4096}))
+FAMILIES: Final[tuple[CausalTarget[Any], ...]] = (
+    SMALL,
+    WINDOW,
+    Gpt2(Gpt2Config(hidden=48, intermediate=40, layers=2, heads=4, vocab=64)),
+    Qwen3Moe(read(Qwen3MoeConfig, {**QWEN3, **ONE})),
+    GptOss(read(GptOssConfig, {**GPT_OSS, **TWO})),
+    LATENT,
+)
+
+
+def count(target: CausalTarget[Any], **run: Any) -> Ledger:
+    return evaluate_formulas(target, target.workload(**({"new_tokens": 0} | run)))
+
+
+def kinds(ledger: Ledger, metric: Metric) -> dict[str, int]:
+    """The metric of a prefill by kind of operator."""
+    found: dict[str, int] = {}
+    for node in ledger.nodes:
+        if node.stage == "prefill" and node.cost(metric):
+            found[node.kind] = found.get(node.kind, 0) + (node.cost(metric) or 0)
+    return found
+
+
+def seen_keys(past: int, new: int, window: int) -> tuple[int, int, int, int]:
+    """Pairs of a query and a key that it sees, computed pairs, cached keys that are read, and keys that are added."""
+    cached = list(range(past))[-(window - 1) :] if window else list(range(past))
+    keys = [*cached, *range(past, past + new)]
+    pairs = sum(k <= q and (not window or q - k < window) for q in range(past, past + new) for k in keys)
+    kept = keys[-(window - 1) :] if window else keys
+    return pairs, new * len(keys), len(cached), len(kept) - len(cached)
+
+
+@pytest.mark.parametrize("target", FAMILIES, ids=lambda t: t.name)
+def test_random_batches_by_counting(target: CausalTarget[Any]) -> None:
+    """100 random batches: every pair is counted on its own, tokens are added up."""
+    rng = random.Random(41)
+    config = target.config
+    windows = config.windows() or (0,) * config.layers
+    latent = isinstance(config, DeepseekV3Config)
+    width = config.nope + config.rope + config.value if latent else 2 * config.head_dim
+    cached = config.kv_rank + config.rope if latent else 2 * config.kv_heads * config.head_dim
+    for _ in range(100):
+        rows = [(rng.randint(1, 4), rng.randint(1, 20), rng.choice((0, rng.randint(1, 30)))) for _ in range(4)]
+        ledger = count(target, rows=",".join(f"{k}x{n}+{p}" for k, n, p in rows))
+        counted = [(k, *seen_keys(p, n, w)) for k, n, p in rows for w in windows]
+        assert sum(kinds(ledger, KEPT_SCORES).values()) == config.heads * sum(k * pairs for k, pairs, *_ in counted)
+        assert kinds(ledger, "flops")["attention"] == 2 * config.heads * width * sum(k * s for k, _, s, *_ in counted)
+        assert ledger.total("kv_read_bytes") == 2 * cached * sum(k * held for k, *_, held, _ in counted)
+        assert ledger.total("kv_cache_bytes") == 2 * cached * sum(k * added for k, *_, added in counted)
+        head = [n for n in ledger.nodes if n.module == "lm_head" and n.cost("flops")]
+        assert [n.cost("flops") for n in head] == [2 * sum(k for k, _, _ in rows) * config.hidden * config.vocab]
+
+
+def test_weights_and_experts_are_read_once() -> None:
+    """512 sequences in 3 rows touch min(E, k T) experts once, as a prompt of as many tokens does."""
+    target = FAMILIES[3]
+    rows, prompt = count(target, rows="7, 3x2+9, 5x1+4"), count(target, text_tokens=18, logits="all")
+    for metric in ("weight_read_bytes", "params", "weight_bytes"):
+        assert rows.total(metric) == prompt.total(metric), metric
+    assert kinds(rows, "flops")["expert_gemm"] == kinds(prompt, "flops")["expert_gemm"]
+
+
+@pytest.mark.parametrize("family", TARGETS, ids=lambda t: t.__name__)
+@pytest.mark.parametrize(
+    ("row", "run"),
+    [
+        ("40", {"text_tokens": 40}),
+        ("1+600", {"text_tokens": 1, "past": 600}),
+        ("30+9", {"text_tokens": 30, "past": 9}),
+        ("5+600/all", {"text_tokens": 5, "past": 600, "logits": "all"}),
+    ],
+)
+def test_one_row_is_the_run_of_its_length(family: type[CausalTarget[Any]], row: str, run: dict[str, Any]) -> None:
+    """One sequence is a batch of one row: every metric. Steps are rows of one token."""
+    target = family.default()
+    more = {"attention": "eager"} if target.attentions[0] == "eager" else {}
+    one, whole = count(target, rows=row, **more), count(target, **{"logits": "last", **run}, **more)
+    picked = 0 if "logits" in run or run["text_tokens"] == 1 else 2 * 2 * target.config.hidden
+    for metric in ("input_bytes", "output_bytes"):
+        assert (one.total(metric) or 0) - picked // 2 == whole.total(metric), metric
+    assert (one.total("unfused_bytes") or 0) - picked == whole.total("unfused_bytes")
+    for metric in one.metrics:
+        if metric not in ("input_bytes", "output_bytes", "unfused_bytes"):
+            assert one.total(metric) == whole.total(metric), metric
+
+
+@pytest.mark.parametrize("target", FAMILIES, ids=lambda t: t.name)
+def test_a_batch_is_the_sum_of_its_rows(target: CausalTarget[Any]) -> None:
+    parts = [("12", 1), ("3x1+9", 3), ("4+20", 1), ("2x5+3", 2)]
+    whole = count(target, rows=",".join(text for text, _ in parts))
+    each = [count(target, rows=text) for text, _ in parts]
+    for metric in ("flops", "vector_flops", "kept_scores", "kv_read_bytes", "kv_cache_bytes"):
+        # The cosines and sines of a table are computed once for equal sequences, and for every packed token.
+        if metric != "vector_flops" or isinstance(target, Gpt2):
+            assert whole.total(metric) == sum(ledger.total(metric) or 0 for ledger in each), metric
+
+
+def pairs(text: str) -> int:
+    """The kept pairs of a head and layer."""
+    return kinds(count(SMALL, rows=text), KEPT_SCORES)["attention"] // (2 * 4)
+
+
+def test_published_pairs_of_a_serving_engine() -> None:
+    """Two prompts of 100 tokens are 2 x 5,050 pairs. 65,536 tokens in chunks of 8,192 are those of the prompt."""
+    assert pairs("2x100") == pairs("100, 100") == 10_100
+    long = Llama(LlamaConfig(32, 48, 2, 4, 2, 12, 64, 131_072))
+    chunks = [count(long, rows=f"8192+{8192 * i}" if i else "8192") for i in range(8)]
+    total = sum(kinds(chunk, KEPT_SCORES)["attention"] for chunk in chunks) // 8
+    assert total == 65_536 * 65_537 // 2 == 2_147_516_416
+    together = count(long, rows=",".join(f"8192+{8192 * i}" if i else "8192" for i in range(8)))
+    assert kinds(together, KEPT_SCORES)["attention"] // 8 == total
+
+
+def test_a_prefix_hit_is_the_prompt_without_the_pairs_below_it() -> None:
+    assert pairs("50") - pairs("34+16") == 16 * 17 // 2
+
+
+def test_verification_is_a_chunk_with_all_logits() -> None:
+    drafts, chunk = count(SMALL, rows="5+30/all"), count(SMALL, rows="5+30")
+    assert (drafts.total("flops") or 0) - (chunk.total("flops") or 0) == 4 * 2 * 32 * 64
+
+
+@pytest.mark.parametrize(
+    ("text", "usual", "rows"),
+    [
+        ("4096", "last", (Row(4096),)),
+        ("4096", "all", (Row(4096, logits=4096),)),
+        ("4096, 16x1+8000,512+3584", "last", (Row(4096), Row(1, 8000, 16), Row(512, 3584))),
+        ("8x5+2000/all,5+2000/5, 7/0", "last", (Row(5, 2000, 9, 5), Row(7, logits=0))),
+        ("1,1,1+0", "all", (Row(1, count=3),)),
+    ],
+)
+def test_rows_are_read(text: str, usual: Logits, rows: tuple[Row, ...]) -> None:
+    assert rows_of(text, usual) == rows
+    stored = ",".join(row.text for row in rows)
+    assert Workload("w", 1, inputs={"rows": stored}).rows == rows
+    assert rows_of(stored, usual) == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        ("4,,5", "--rows, row 2", "not a row of a batch"),
+        ("4,x", "--rows, row 2", "not a row of a batch"),
+        ("4,0+3", "--rows, row 2", "not a number of new tokens"),
+        ("0x4", "--rows, row 1", "not a number of sequences"),
+        ("4/5", "--rows, row 1", "more logits than new tokens"),
+        ("4/0", "--rows", "no row has logits"),
+        ("1025x1", "--rows", "too many sequences"),
+    ],
+)
+def test_rows_that_are_refused(text: str, where: str, what: str) -> None:
+    with pytest.raises(Problems) as caught:
+        rows_of(text, "last")
+    assert [(p.where, p.what) for p in caught.value.problems] == [(where, what)]
+
+
+def test_a_file_that_is_missing_is_named() -> None:
+    with pytest.raises(BadInput, match="no such file"):
+        rows_of("missing.jsonl", "last")
+
+
+STEP: Final = {
+    "scheduled_new_reqs": [{"req_id": "a", "num_computed_tokens": 16}],
+    "scheduled_cached_reqs": {"req_ids": ["b", "c"], "num_computed_tokens": [100, 100]},
+    "num_scheduled_tokens": {"a": 48, "b": 1, "c": 4},
+    "scheduled_spec_decode_tokens": {"c": [5, 6, 7]},
+    "total_num_scheduled_tokens": 53,
+}
+"""One step, as vLLM's SchedulerOutput has it: a prefix hit, a step, and three drafted tokens."""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rows"),
+    [
+        ("a.csv", "new,past,count\n4,0,2\n1,80,1\n", (Row(4, count=2), Row(1, 80))),
+        ("a.jsonl", '{"new": 4}\n{"new": 1, "past": 80, "logits": 1}\n', (Row(4), Row(1, 80))),
+        ("b.csv", "req_id,num_scheduled_tokens,num_computed_tokens\n7,4,0\n8,1,80\n", (Row(4), Row(1, 80))),
+        ("b.json", json.dumps(STEP), (Row(48, 16), Row(1, 100), Row(4, 100, logits=4))),
+        (
+            "c.json",
+            '{"extend_seq_lens": [4, 4, 9], "extend_prefix_lens": [0, 0, 80]}',
+            (Row(4, count=2), Row(9, 80)),
+        ),
+        ("d.jsonl", '{"extend_input_len": 4, "prefix_lens": 3}\n{"extend_input_len": 5}\n', (Row(4, 3), Row(5))),
+    ],
+)
+def test_files_of_schedulers(name: str, content: str, rows: tuple[Row, ...], tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(content, encoding="utf-8")
+    assert rows_of(str(file), "last") == rows
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "where"),
+    [
+        ("a.jsonl", '{"new": 4}\n{"past": 4}\n', "--rows, row 2"),
+        ("a.csv", "new,past\n4,many\n", "--rows, row 1"),
+        ("a.json", json.dumps({**STEP, "scheduled_new_reqs": []}), "--rows, row 1"),
+        ("b.json", '{"extend_seq_lens": [4, 4], "extend_prefix_lens": [0]}', "--rows, row 1"),
+        ("c.jsonl", f"{json.dumps(STEP)}\n{json.dumps(STEP)}\n", "--rows, row 1"),
+    ],
+)
+def test_files_that_are_refused(name: str, content: str, where: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(Problems) as caught:
+        rows_of(str(file), "last")
+    assert caught.value.problems[0].where == where
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "where"),
+    [
+        (SMALL, {"rows": "4", "batch": 2}, "--rows, --batch"),
+        (SMALL, {"rows": "4", "past": 2}, "--rows, --past"),
+        (SMALL, {"rows": "4", "seq_len": 5}, "--rows, --text-tokens"),
+        (SMALL, {"rows": "4", "new_tokens": 1}, "--rows, --new-tokens"),
+        (SMALL, {"rows": "4, 2x90+4007"}, "--rows, 2x90+4007"),
+        (Bert.default(), {"rows": "4"}, "--rows"),
+    ],
+)
+def test_runs_that_are_refused(target: Any, settings: dict[str, Any], where: str) -> None:
+    with pytest.raises((Problems, BadInput)) as caught:
+        target.workload(**settings)
+    found = caught.value.problems if isinstance(caught.value, Problems) else (caught.value,)
+    assert where in [problem.where for problem in found]
+
+
+def test_a_workload_is_read_again() -> None:
+    work = SMALL.workload(rows="4, 16x1+80, 3+5/2")
+    assert (work.text_tokens, work.batch, work.new_tokens, work.logits) == (4 + 16 + 3, 1, 0, "last")
+    again = SMALL.workload(rows=work.inputs["rows"], text_tokens=23, batch=1, new_tokens=0, logits="last")
+    assert again == work
+    said = "rows 4, 16x1+80, 3+5/2 (18 sequences, 23 tokens, 19 with logits), bfloat16"
+    assert workload_line(work) == said
