@@ -35,7 +35,7 @@ class CopyBranches:
     """Whether the dtype of the run is float32, so that a cast to float32 returns its argument."""
     one_key: bool = False
     one_shared: bool = False
-    """Whether all query heads share one key/value head, which is repeated as a view until a batched product copies it."""
+    """Whether all query heads share one key/value head: a view until a batched product copies it."""
     wide_heads: bool = False
     """Whether heads have more than 256 elements, for which transformers repeats keys and values."""
 
