@@ -112,7 +112,7 @@ def sum_over_rows(expr: sympy.Expr, kind: int, *, positive: bool = True) -> symp
         positive: whether x is positive in terms Max(0, x) of all rows of the kind; otherwise they are 0.
 
     Raises:
-        BadInput: the expression is no sum of products in :data:`ROW_SUMS`.
+        BadInput: the expression is not a sum of products in :data:`ROW_SUMS`.
     """
 
     def limited(term: sympy.Expr) -> sympy.Expr:

@@ -36,13 +36,13 @@ SettingValue = int | str | tuple[int, ...]
 PAST: Final = "past"
 """Input of a workload: tokens per sequence in the cache before the prefill, if there are any."""
 ROWS: Final = "rows"
-"""Input of a workload: the rows of a batch of unequal sequences, as :attr:`Row.text`, separated by commas."""
+"""Input of a workload: the rows of a batch of unequal sequences, as :attr:`BatchRow.text`, separated by commas."""
 ROWS_INVOCATION: Final = "rows"
 """Invocation of the prefill that processes the rows of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BatchRow:
     """Sequences of a batch that are equal: a prompt, a chunk behind a prefix, a decode step, drafted tokens."""
 
     new: int
@@ -70,14 +70,14 @@ _ROW: Final = re.compile(r"(?:([0-9]+)x)?([0-9]+)(?:\+([0-9]+))?(?:/([0-9]+))?")
 
 
 @lru_cache(maxsize=64)
-def _stored_rows(text: str) -> tuple[Row, ...]:
+def _stored_rows(text: str) -> tuple[BatchRow, ...]:
     found = []
     for part in text.split(","):
         matched = _ROW.fullmatch(part)
         if matched is None:
             raise BadInput("a workload has a row that is not one", where="$.workload.inputs.rows", got=part[:60])
         count, new, past, logits = matched.groups(default="")
-        found.append(Row(int(new), int(past or 0), int(count or 1), int(logits or 1)))
+        found.append(BatchRow(int(new), int(past or 0), int(count or 1), int(logits or 1)))
     return tuple(found)
 
 
@@ -115,12 +115,12 @@ class Workload:
         return cast(int, found)
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[BatchRow, ...]:
         """Return the rows of a batch of unequal sequences; empty if all are equal."""
         text = self.inputs.get(ROWS, "")
         return _stored_rows(cast(str, text)) if text else ()
 
-    def of_row(self, row: Row) -> Workload:
+    def of_row(self, row: BatchRow) -> Workload:
         """Return the workload of one row as a batch of its own."""
         inputs = {name: value for name, value in self.inputs.items() if name != ROWS}
         inputs |= {PAST: row.past} if row.past else {}

@@ -17,7 +17,7 @@ from costproof.ledger.files import MAX_BYTES, first_bytes
 from costproof.ledger.run import RunOptions, parse_integer
 from costproof.ledger.workload import PAST as PAST_INPUT
 from costproof.ledger.workload import ROWS as ROWS_INPUT
-from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Logits, Row, Workload
+from costproof.ledger.workload import AttentionKind, BatchRow, Dtype, ExpertKernel, Logits, Workload
 from costproof.models.target import Setting
 from costproof.patches import flash_attention
 
@@ -235,7 +235,7 @@ _KEPT: Final = ("logits",)
 """Names of the numbers of a row in a file, the last ones of both groups those of vLLM's and SGLang's schedulers."""
 
 
-def rows_of(text: str, usual: Logits) -> tuple[Row, ...]:
+def rows_of(text: str, usual: Logits) -> tuple[BatchRow, ...]:
     """Return the rows of a batch from a text such as ``4096, 16x1+8000, 8x5+2000/all``, or from a file.
 
     Equal rows are one row with their number.
@@ -256,7 +256,7 @@ def rows_of(text: str, usual: Logits) -> tuple[Row, ...]:
         with collect_problems(problems):
             new, past, logits, count = _checked(row, f"--{ROWS_INPUT}, row {number}", usual)
             found[new, past, logits] = found.get((new, past, logits), 0) + count
-    rows = tuple(Row(new, past, count, logits) for (new, past, logits), count in found.items())
+    rows = tuple(BatchRow(new, past, count, logits) for (new, past, logits), count in found.items())
     if (number := sum(row.count for row in rows)) > MAX_BATCH:
         expected = f"at most {MAX_BATCH}"
         problems.append(BadInput("too many sequences", where=f"--{ROWS_INPUT}", expected=expected, got=number))

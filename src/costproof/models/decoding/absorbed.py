@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from costproof.ledger.workload import Row
-from costproof.models.decoding.modules import RowMasks, RowsCache, contexts_of, joined, row_name
+from costproof.ledger.workload import BatchRow
+from costproof.models.decoding.modules import MasksOfRows, RowsCache, contexts_of, joined, row_name
 
 if TYPE_CHECKING:
     import torch
@@ -131,7 +131,7 @@ def _absorbed(
     return values.permute(1, 2, 0, 3), shares
 
 
-def _absorbs(row: Row) -> bool:
+def _absorbs(row: BatchRow) -> bool:
     """Return whether a row of a batch is a decode step."""
     return row.new == 1 and row.past > 0
 
@@ -141,7 +141,7 @@ def _packed(
     modeling: Any,
     hidden_states: torch.Tensor,
     position_embeddings: Any,
-    attention_mask: RowMasks | None,
+    attention_mask: MasksOfRows | None,
     cache: RowsCache,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, ClassVar, Final, Self
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.ledger.workload import Row
+from costproof.ledger.workload import BatchRow
 from costproof.models.config import NativeConfig, activation, check_padding, check_returns, check_type, yes_or_no
 from costproof.models.config_reader import LARGEST, Section, renamed, shown
 
@@ -101,7 +101,7 @@ class DecoderConfig(NativeConfig):
         """Return, for each layer, the number of keys that a query sees, 0 for all; empty if no layer has a window."""
         return ()
 
-    def saves_by_absorbing(self, row: Row) -> bool:
+    def saves_by_absorbing(self, row: BatchRow) -> bool:
         """Return whether attention to latents is less work than expanding those of a row's past: there are none."""
         return False
 
@@ -431,7 +431,7 @@ class MixtureConfig(WindowedConfig):
         """Return, for each layer, whether it has a mixture of experts."""
         return (True,) * self.layers
 
-    def saves_by_absorbing(self, row: Row) -> bool:
+    def saves_by_absorbing(self, row: BatchRow) -> bool:
         """Return whether attention to latents is less work than expanding those of a row's past: there are none."""
         return False
 

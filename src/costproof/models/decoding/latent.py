@@ -15,7 +15,7 @@ from costproof.analytic.rotary import RotaryTable
 from costproof.analytic.router import RoutingRule
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.metrics import Conventions
-from costproof.ledger.workload import ExpertKernel, Row, Workload
+from costproof.ledger.workload import BatchRow, ExpertKernel, Workload
 from costproof.models import settings
 from costproof.models.config_reader import Section
 from costproof.models.decoding.config import (
@@ -118,7 +118,7 @@ class LatentConfig(MixtureConfig):
         """Return whether the cache of transformers keeps all tokens: no layer of the class has a window."""
         return cls.caches_all(data)
 
-    def saves_by_absorbing(self, row: Row) -> bool:
+    def saves_by_absorbing(self, row: BatchRow) -> bool:
         """Return whether attention to latents is less work than expanding those of a row's past."""
         both = self.nope + self.value
         expanded = 2 * row.past * self.kv_rank * both

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import nn
 
-from costproof.ledger.workload import Row, Workload
+from costproof.ledger.workload import BatchRow, Workload
 from costproof.models.decoding.decoder import Decoder, Masks, Past, text_config
 
 CacheTensors = list[tuple[torch.Tensor, ...]]
@@ -77,7 +77,7 @@ PACKED: Final = "packed_rows"
 """Name of the attention of rows among the implementations of transformers."""
 
 
-class RowMasks:
+class MasksOfRows:
     """Masks of those rows of a batch that need one, by :func:`row_name`; passed where a model expects one mask."""
 
     ndim = 4
@@ -106,7 +106,7 @@ class RowsCache:
     current: ClassVar[RowsCache | None] = None
     """The cache that the running attention has updated last."""
 
-    def __init__(self, rows: Sequence[Row], caches: list[Any], attention: str, decoder: Decoder) -> None:
+    def __init__(self, rows: Sequence[BatchRow], caches: list[Any], attention: str, decoder: Decoder) -> None:
         self.rows, self.caches, self.attention = tuple(rows), caches, attention
         self.latent, self.decoder = bool(decoder.latent), decoder
 
@@ -151,7 +151,7 @@ def _rows_of(packed: torch.Tensor, count: int) -> tuple[int, ...]:
     return heads, count, length // count, width
 
 
-def contexts_of(rows: Sequence[Row], packed: torch.Tensor) -> list[torch.Tensor]:
+def contexts_of(rows: Sequence[BatchRow], packed: torch.Tensor) -> list[torch.Tensor]:
     """Return the context of each row [B_i, heads, C_i + S_i, width], views of a packed tensor."""
     found, start = [], 0
     for row in rows:
@@ -234,10 +234,10 @@ def rows_cache(model: nn.Module, workload: Workload, decoder: Decoder, pasts: Se
     return RowsCache(workload.rows, caches, workload.attention, decoder)
 
 
-def row_masks(masks: Sequence[Masks]) -> tuple[RowMasks | None, RowMasks | None]:
+def row_masks(masks: Sequence[Masks]) -> tuple[MasksOfRows | None, MasksOfRows | None]:
     """Return masks of rows as one mask for layers with full attention, and one for layers with a window."""
     full, seen = ({row_name(i): m for i, pair in enumerate(masks) if (m := pair[k]) is not None} for k in (0, 1))
-    return RowMasks(full) if full else None, RowMasks(seen) if seen else None
+    return MasksOfRows(full) if full else None, MasksOfRows(seen) if seen else None
 
 
 class RowsModule(nn.Module):
@@ -266,7 +266,7 @@ class RowsModule(nn.Module):
         pasts = [[next(pairs) for _ in range(layers)] if row.past else None for row in self.workload.rows]
         cache = rows_cache(self.part, self.workload, self.decoder, pasts)
         full, seen = (
-            RowMasks(dict(zip(map(row_name, rows), given, strict=True))) if given else None
+            MasksOfRows(dict(zip(map(row_name, rows), given, strict=True))) if given else None
             for rows, given in zip(self.masked, (masks, window_masks), strict=True)
         )
         result = self.part(

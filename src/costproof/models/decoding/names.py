@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from costproof.algebra.series import CACHED, ROW_SUMS
-from costproof.ledger.workload import FLOAT_BYTES, ROWS_INVOCATION, Invocation, Row, TensorSpec, Workload
+from costproof.ledger.workload import FLOAT_BYTES, ROWS_INVOCATION, BatchRow, Invocation, TensorSpec, Workload
 
 STAGES: Final = ("prefill", "decode")
 
@@ -112,16 +112,16 @@ class WithRows(Protocol):
     def windows(self) -> Sequence[int]:
         """Return the window of each layer; 0 for a layer without one."""
 
-    def saves_by_absorbing(self, row: Row) -> bool:
+    def saves_by_absorbing(self, row: BatchRow) -> bool:
         """Return whether attention to latents is less work than expanding those of a row's past."""
 
 
-def row_kinds(workload: Workload, config: WithRows) -> tuple[tuple[Row, ...], ...]:
+def row_kinds(workload: Workload, config: WithRows) -> tuple[tuple[BatchRow, ...], ...]:
     """Return the rows of a batch by kind: rows of one kind take the same branches of all formulas.
 
     Branches: a past, one new token, the sides of a window, and whether absorbing latents saves work.
     """
-    found: dict[object, list[Row]] = {}
+    found: dict[object, list[BatchRow]] = {}
     windows = sorted({*config.windows()} - {0})
     for row in workload.rows:
         ends = (row.past + 1, row.past + row.new + 1, row.past + row.new)
