@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,9 +16,11 @@ from torch.nn import functional
 
 from costproof import api
 from costproof.claims.judge import judge_claim
+from costproof.claims.terms import _windows, band, causal, triangles
 from costproof.claims.truth import ClaimCase
 from costproof.claims.types import Amount, Judgement, PublishedClaim
 from costproof.ledger.capture import Capture
+from costproof.ledger.node import CostNode, Ledger
 from costproof.models.registry import mistakes_of
 from tests.claims.test_windows import causes, counted, judged
 
@@ -152,3 +156,45 @@ def test_another_mask_has_its_kept_scores() -> None:
     found = of_graph(at, pair * (6 + 15 + 1 + 10))
     assert found.truth == pair * 13 * 13
     assert {"kept scores"} in causes(found)
+
+
+# Behind a past: 300 tokens behind 700 see 701, 702, ... 1,000 keys of Llama-3.1-8B: 300 x 700 + 300 x 301 / 2.
+@pytest.mark.parametrize(
+    ("pairs", "expected"), [(255_150, {"causal triangle"}), (150_000, {"causal half"}), (0, {"attention missing"})]
+)
+def test_a_causal_decoder_behind_a_past(pairs: int, expected: set[str]) -> None:
+    assert 255_150 == 300 * 700 + 300 * 301 // 2
+    at = counted("llama-3.1-8b", text_tokens=300, past=700)
+    truth = judged(at, "prefill", "flops", 1).truth
+    found = judged(at, "prefill", "flops", truth - PAIR * (300 * 1000 - pairs))
+    assert (found.status, causes(found)) == ("explained", [expected])
+
+
+# Mistral-7B: 300 tokens behind 4,000. The first 95 see 4,001, 4,002, ... 4,095 keys, the other 205 the window's 4,096.
+def test_a_window_behind_a_past() -> None:
+    pairs = 95 * 4000 + 95 * 96 // 2 + 205 * 4096
+    assert pairs == sum(min(4096, 4000 + i) for i in range(1, 301)) == 1_224_240
+    at = counted("mistral-7b", text_tokens=300, past=4000)
+    truth = judged(at, "prefill", "flops", 1).truth
+    found = judged(at, "prefill", "flops", truth - PAIR * (300 * 4300 - pairs))
+    assert (found.status, causes(found)) == ("explained", [{"window band"}])
+
+
+def test_bands_and_chunks_behind_a_past_pair_by_pair() -> None:
+    rng = random.Random(11)
+    for _ in range(200):
+        tokens, past, width = rng.randint(1, 12), rng.randint(0, 12), rng.randint(1, 14)
+        pairs = [(i, j) for i in range(past, past + tokens) for j in range(i + 1)]
+        assert causal(tokens, past) == len(pairs)
+        assert band(tokens, width, past) == sum(i - j < width for i, j in pairs)
+        assert triangles(tokens, width, past) == sum(i // width == j // width for i, j in pairs)
+
+
+def test_chunks_of_a_prompt_behind_a_past() -> None:
+    """20 tokens behind 5, in chunks of 8: they see 6, 7, 8 tokens of their chunk, then 1 to 8 twice, and 1."""
+    node = CostNode("prefill", "prompt", "layers.0", "aten.scaled_dot_product_attention",
+                    {"flops": 500 * 128, "kept_flops": (21 + 36 + 36 + 1) * 128})  # fmt: skip
+    values = {("prefill", "prompt"): {"S": 20, "C": 5}, ("", ""): {}}
+    capture = replace(chunked("sdpa"), target=replace(chunked("sdpa").target, symbols={"chunk_size": 8}))
+    ledger = Ledger("static", (node,), ("flops", "kept_flops"), ("prefill",))
+    assert _windows(capture, ledger, values) == ({}, {("prefill", "layers.0"): 8})

@@ -20,6 +20,7 @@ from costproof.estimate.roofline import (
     Roofline,
     ThresholdPoint,
     WorkBound,
+    _contradictions,
     bounds,
     choose_source,
 )
@@ -27,6 +28,7 @@ from costproof.ledger.baseline import read_baseline
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.schema import from_data
 from costproof.reports.roofline import border_sentences as words
+from costproof.reports.roofline import roofline_csv
 from costproof.views.static_compute import static_compute
 from tests.baselines import Named, named
 from tests.conftest import Golden
@@ -337,3 +339,26 @@ def test_the_picture_has_every_part_on_the_roof(tmp_path: Path, llama: Roofline)
         slope = (corner[1] - start[1]) / (corner[0] - start[0])
         on_roof = start[1] + slope * (x - start[0]) if x < corner[0] else end[1]
         assert abs(y - on_roof) < 0.6
+
+
+def test_scores_that_a_causal_mask_hides_are_in_one_column_of_flops(llama: Roofline) -> None:
+    prefill, decode = (stage.modules for stage in llama.stages)
+    tokens = llama.workload.text_tokens
+    # Query i sees i of the S keys: of S^2 scores S (S + 1) / 2 are kept.
+    assert prefill.flops is not None
+    assert prefill.kept == prefill.flops - SCORES * (tokens**2 - tokens * (tokens + 1) // 2)
+    assert decode.kept == decode.flops
+    floor, full = llama.stages[0].floor, llama.stages[0].full
+    assert full is not None
+    assert (floor.kept, floor.compute_s) == (prefill.kept, str(Fraction(prefill.kept, PEAK)))
+    assert full.compute_s == str(Fraction(prefill.flops, PEAK))
+    shown = roofline_csv(llama).splitlines()
+    assert shown[0].split(",")[3:5] == ["flops", "kept"]
+    assert any(f",{prefill.flops},{prefill.kept}," in line for line in shown)
+
+
+def test_more_kept_flops_than_flops_are_refused(llama: Roofline) -> None:
+    stage = llama.stages[0]
+    wrong = replace(stage, modules=replace(stage.modules, kept=(stage.modules.flops or 0) + 1))
+    found = list(_contradictions(replace(llama, stages=(wrong, *llama.stages[1:]))))
+    assert [problem.where for problem in found] == ["$.stages[0].modules.kept"]

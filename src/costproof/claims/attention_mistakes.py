@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Final
 
+from costproof.algebra.series import CACHED
 from costproof.claims.effects import (
     CACHE,
     FLOPS,
@@ -19,7 +20,7 @@ from costproof.claims.effects import (
     substituted,
 )
 from costproof.claims.mistakes import HALVES, ONE_STEP, TRIANGLE, keys
-from costproof.claims.terms import ClaimTerm, band, triangles
+from costproof.claims.terms import ClaimTerm, band, causal, triangles
 from costproof.ledger.metrics import Metric
 
 # --- Latent attention ------------------------------------------------------------------------------------------------
@@ -110,52 +111,58 @@ _BLOCKS: Final = (16, 32, 64, 128)
 """Block sizes of paged key/value caches in common inference engines, in tokens."""
 
 
-Pairs = Callable[[int, int], Fraction]
-"""(S, window or chunk) -> fraction of the S x S scores of a prompt that a mistake counts."""
+Pairs = Callable[[ClaimTerm, int], Fraction]
+"""(term, window or chunk) -> fraction of all scores of a prompt that a mistake counts."""
 
 
 def _in_windows(form: Pairs) -> TermChange:
     return TermChange(
-        lambda t: t.counted and t.prompt_scores and 0 < t.window < t.values["S"],
-        lambda t: form(t.values["S"], t.window),
+        lambda t: t.counted and t.prompt_scores and 0 < t.window < t.values["S"] + t.values.get(CACHED.name, 0),
+        lambda t: form(t, t.window),
     )
 
 
 def _in_chunks(form: Pairs) -> TermChange:
-    return TermChange(lambda t: t.counted and t.prompt_scores and t.chunk > 0, lambda t: form(t.values["S"], t.chunk))
+    return TermChange(lambda t: t.counted and t.prompt_scores and t.chunk > 0, lambda t: form(t, t.chunk))
 
 
 def _masked(
-    width: str, exact: str, layers: str, change: Callable[[Pairs], TermChange], pairs: Callable[[int, int], int]
+    width: str, exact: str, layers: str, change: Callable[[Pairs], TermChange], pairs: Callable[[int, int, int], int]
 ) -> Iterator[Mistake]:
-    """Yield the mistakes in the scores of a prompt in layers with a window or chunks; the truth counts all S x S.
+    """Yield the mistakes in the scores of a prompt in layers with a window or chunks; the truth counts all pairs.
 
     Args:
         width: name of the mistake of counting S times the width.
         exact: name of the mistake of counting the exact pairs of a query and a key.
         layers: the layers, for reports.
         change: the change of their scores.
-        pairs: (S, width) -> pairs of a query and a key that the mask leaves.
+        pairs: (S, width, past) -> pairs of a query and a key that the mask leaves.
     """
 
     def row(cause: str, what: str, form: Pairs, requires: str = "", excludes: tuple[str, ...] = ()) -> Mistake:
         return Mistake(cause, cause.partition(" ")[0], what, (change(form),), metrics=FLOPS, requires=requires,
                        excludes=excludes)  # fmt: skip
 
-    def exactly(s: int, w: int) -> Fraction:
-        return Fraction(pairs(s, w), s * s)
+    def exactly(t: ClaimTerm, w: int) -> Fraction:
+        return Fraction(pairs(t.values["S"], w, t.values.get(CACHED.name, 0)), t.pairs)
+
+    def by_size(t: ClaimTerm, w: int) -> Fraction:
+        return Fraction(t.values["S"] * w, t.pairs)
+
+    def of_triangle(t: ClaimTerm) -> Fraction:
+        return Fraction(t.pairs, causal(t.values["S"], t.past))
 
     by_width = f"of the scores of {layers} {width.partition(' ')[2]} are counted"
     by_pairs = f"of the scores of {layers} those that the mask leaves are counted"
     # Combined with "causal half" the width counts half of itself; combined with the exact triangle, all of it.
-    yield row(width, by_width, lambda s, w: Fraction(w, s), excludes=(TRIANGLE,))
-    yield row(width, by_width, lambda s, w: Fraction(2 * w, s + 1), requires=TRIANGLE)
+    yield row(width, by_width, by_size, excludes=(TRIANGLE,))
+    yield row(width, by_width, lambda t, w: by_size(t, w) * of_triangle(t), requires=TRIANGLE)
     yield row(exact, by_pairs, exactly, excludes=(TRIANGLE, *HALVES))
-    yield row(exact, by_pairs, lambda s, w: exactly(s, w) * Fraction(2 * s, s + 1), requires=TRIANGLE)
-    yield row(exact, by_pairs, lambda s, w: exactly(s, w) * 2, requires="causal half")
-    yield row(exact, by_pairs, lambda s, w: exactly(s, w) * Fraction(9, 5), requires="causal 1.8")
+    yield row(exact, by_pairs, lambda t, w: exactly(t, w) * of_triangle(t), requires=TRIANGLE)
+    yield row(exact, by_pairs, lambda t, w: exactly(t, w) * 2, requires="causal half")
+    yield row(exact, by_pairs, lambda t, w: exactly(t, w) * Fraction(9, 5), requires="causal 1.8")
     yield row(f"{width}, not halved", f"{layers} have {width.partition(' ')[2]} scores, and those without one a half",
-              lambda s, w: Fraction(2 * w, s), requires="causal half")  # fmt: skip
+              lambda t, w: by_size(t, w) * 2, requires="causal half")  # fmt: skip
 
 
 def _stepping(term: ClaimTerm) -> bool:

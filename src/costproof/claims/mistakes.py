@@ -26,7 +26,7 @@ from costproof.claims.effects import (
     substituted,
     times,
 )
-from costproof.claims.terms import BIASED, RULES, ClaimTerm, bias_of, dense_terms, is_table, tokens_of
+from costproof.claims.terms import BIASED, RULES, ClaimTerm, bias_of, causal, dense_terms, is_table, tokens_of
 from costproof.claims.types import PublishedClaim
 from costproof.compare.patterns import template
 from costproof.ledger.capture import Capture
@@ -149,13 +149,13 @@ def _causal(cause: str, form: str, factor: Callable[[ClaimTerm], Fraction]) -> M
 
 
 def _triangle(term: ClaimTerm) -> Fraction:
-    return Fraction(term.values["S"] + 1, 2 * term.values["S"])
+    return Fraction(causal(term.values["S"], term.past), term.pairs)
 
 
 def _other_mask(term: ClaimTerm) -> bool:
     """Return whether a mask in a graph is neither that of causal attention nor of a window or chunk."""
-    causal = term.prompt_scores and term.kept == _triangle(term)
-    return _masked(term) and not (causal or term.window or term.chunk)
+    triangle = term.prompt_scores and term.kept == _triangle(term)
+    return _masked(term) and not (triangle or term.window or term.chunk)
 
 
 def _masked(term: ClaimTerm) -> bool:
@@ -234,7 +234,7 @@ DECODER: Final[MistakeTable] = (
             "which it shares", (times(lambda t: t.counted and t.part == "embedding", 2),),
             metrics=frozenset({"params", "params_active", "weight_bytes"}),
             unless_any=lambda t: _head(t) and bool(t.value)),
-    _causal(TRIANGLE, "S (S + 1) / 2", _triangle),
+    _causal(TRIANGLE, "S (S + 1) / 2, and all of a past,", _triangle),
     _causal("causal half", "S² / 2", lambda t: Fraction(1, 2)),
     _causal("causal 1.8", "S² / 1.8", lambda t: Fraction(5, 9)),
     Mistake("kept scores", "attention", "of the scores of attention those that masks leave are counted",

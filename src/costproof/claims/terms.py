@@ -18,6 +18,7 @@ import sympy
 
 from costproof.algebra.evaluation import compile_expression, shared_values
 from costproof.algebra.identity import free_symbols
+from costproof.algebra.series import CACHED
 from costproof.algebra.symbols import parse
 from costproof.claims.types import TOTAL, PublishedClaim
 from costproof.compare.patterns import Mask, matches, template
@@ -100,6 +101,17 @@ class ClaimTerm:
     def prompt_scores(self) -> bool:
         """Return whether the term is the S x S scores of a prompt's attention and their weighted sum."""
         return self.scores and "S" in self.values and (self.part == "attention" or self.kept != 1)
+
+    @property
+    def past(self) -> int:
+        """Return the tokens in the cache that a prompt's attention reads; a layer with a window keeps W - 1."""
+        cached = self.values.get(CACHED.name, 0)
+        return min(cached, self.window - 1) if self.window else cached
+
+    @property
+    def pairs(self) -> int:
+        """Return the pairs of a query and a key of a prompt, whatever a mask hides: S (S + past)."""
+        return self.values["S"] * (self.values["S"] + self.past)
 
     @property
     def text(self) -> bool:
@@ -202,28 +214,42 @@ def _windows(capture: Capture, ledger: Ledger, values: CallValues) -> tuple[Wind
         name, place = f"{node.role.partition('.')[0]}_window", (node.stage, node.module)
         if name in sizes and any(name in free_symbols(e) for e in node.exprs.values()):
             windows[place] = sizes[name]
-        tokens = values.get((node.stage, node.invocation), {}).get("S", 0)
+        known = values.get((node.stage, node.invocation), {})
+        tokens, cached = known.get("S", 0), known.get(CACHED.name, 0)
         share = Fraction(1) if node.role else _kept(node, "flops")
         for name, size in sizes.items() if share != 1 else ():
-            if 1 < size < tokens and "window" in name and share * tokens**2 == band(tokens, size):
+            limits = 1 < size < tokens + cached
+            kept = min(cached, size - 1)  # a window's layer may keep no more of the past
+            seen = {share * tokens * (tokens + past) for past in (cached, kept)}
+            if limits and "window" in name and band(tokens, size, cached) in seen:
                 windows[place] = size
-            if 1 < size < tokens and "chunk" in name and share * tokens**2 == triangles(tokens, size):
+            if limits and "chunk" in name and share * tokens * (tokens + cached) == triangles(tokens, size, cached):
                 chunks[place] = size
     return windows, chunks
 
 
-def band(tokens: int, window: int) -> int:
+def causal(tokens: int, past: int = 0) -> int:
+    """Return the number of (query, key) pairs of causal attention behind a past: n p + n (n + 1) / 2."""
+    return tokens * past + tokens * (tokens + 1) // 2
+
+
+def band(tokens: int, window: int, past: int = 0) -> int:
     """Return the number of (query, key) pairs if each query sees itself and at most ``window`` - 1 tokens before it.
 
-    Each query sees ``window`` keys, itself included; the first queries see fewer.
+    Each query sees ``window`` keys, itself included; the first queries see fewer, unless a past is before them.
     """
-    return tokens * window - window * (window - 1) // 2
+    short = max(0, min(tokens, window - 1 - past))
+    return causal(short, past) + (tokens - short) * window
 
 
-def triangles(tokens: int, chunk: int) -> int:
-    """Return the number of (query, key) pairs of causal attention within chunks, the last maybe shorter."""
-    whole, rest = divmod(tokens, chunk)
-    return whole * chunk * (chunk + 1) // 2 + rest * (rest + 1) // 2
+def triangles(tokens: int, chunk: int, past: int = 0) -> int:
+    """Return the number of (query, key) pairs of causal attention within chunks, the first and last maybe shorter."""
+
+    def until(end: int) -> int:
+        whole, rest = divmod(end, chunk)
+        return whole * causal(chunk) + causal(rest)
+
+    return until(past + tokens) - until(past)
 
 
 def _grouped(

@@ -37,6 +37,8 @@ class DtypeWork:
     """All headline FLOPs by dtype; if some are unknown, those that are known."""
     least: ByDtype
     """FLOPs that every implementation of the same result has, by dtype."""
+    kept: int | None = None
+    """FLOPs without those of scores that masks hide; ``None``: unknown."""
 
 
 def sum_work(works: Iterable[DtypeWork]) -> DtypeWork:
@@ -46,7 +48,8 @@ def sum_work(works: Iterable[DtypeWork]) -> DtypeWork:
     for one in every:
         full.update(one.full)
         least.update(one.least)
-    return DtypeWork(exact_sum(one.flops for one in every), dict(full), dict(least))
+    flops, kept = exact_sum(one.flops for one in every), exact_sum(one.kept for one in every)
+    return DtypeWork(flops, dict(full), dict(least), kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,8 @@ class Arithmetic:
             skipped -= gone
             if full[dtype] > gone:
                 least[dtype] = full[dtype] - gone
-        return DtypeWork(flops, self._renamed(full, kind), self._renamed(least, kind))
+        counted = kept if self.kept else None
+        return DtypeWork(flops, self._renamed(full, kind), self._renamed(least, kind), counted)
 
     def _renamed(self, found: ByDtype, kind: str) -> ByDtype:
         renamed = Counter[str]()

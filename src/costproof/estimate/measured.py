@@ -364,7 +364,7 @@ class StageVariants:
     compiled: Mapping[TimePlace, VariantTime]
 
 
-MEASUREMENT: Final = FileKind(name="costproof/measured", version=(4, 1), type=Measurement)
+MEASUREMENT: Final = FileKind(name="costproof/measured", version=(4, 2), type=Measurement)
 
 
 def stage_times(

@@ -76,6 +76,8 @@ class WorkBound:
     """dtype -> FLOPs that every implementation has, which :attr:`compute_s` is based on; ``None``: all of
     :attr:`flops`, in the dtype of the roofline.
     """
+    kept: int | None = None
+    """Headline FLOPs without those of scores that a mask hides; ``None``: the source does not count them."""
 
     @property
     def taken(self) -> int | None:
@@ -191,7 +193,7 @@ class Roofline:
         return weights_counted(found) if self.stored else found
 
 
-ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 6), type=Roofline)
+ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 7), type=Roofline)
 _AGAIN: Final = "costproof roofline TARGET --on DEVICE -o roofline.json"
 _EXACT: Final = re.compile(r"[0-9]{1,300}(/[0-9]{1,300})?")
 _LARGEST: Final = 10**100
@@ -265,7 +267,11 @@ def _unlike(bound: WorkBound, of: Roof, where: str, *, summed: bool = False) -> 
     if bound.least is not None and not all(0 <= n < _LARGEST for n in bound.least.values()):
         yield BadInput("a cost is out of range", where=f"{where}.least", expected=_COST)
         return
-    expected = of.bound(bound.flops, bound.bytes, bound.least)
+    if bound.kept is not None and not 0 <= bound.kept <= (bound.flops or 0):
+        yield BadInput("more FLOPs are kept than there are", where=f"{where}.kept", expected=f"0 to {bound.flops}",
+                       got=str(bound.kept)[:80])  # fmt: skip
+        return
+    expected = of.bound(bound.flops, bound.bytes, bound.least, bound.kept)
     if summed:
         yield from _inexact(bound.seconds, f"{where}.seconds")
         expected = replace(expected, seconds=bound.seconds)
@@ -297,20 +303,23 @@ class Roof:
     peaks: Mapping[str, int] = field(default_factory=dict)
     """FLOP per second of products of other dtypes; those of missing dtypes take no time."""
 
-    def bound(self, flops: int | None, moved: int | None, least: ByDtype | None = None) -> WorkBound:
+    def bound(
+        self, flops: int | None, moved: int | None, least: ByDtype | None = None, kept: int | None = None
+    ) -> WorkBound:
         """Return the time bound of one piece of work.
 
         Args:
             flops: headline FLOPs.
             moved: bytes.
             least: FLOPs that every implementation has, by dtype; ``None``: all, in the dtype of the roofline.
+            kept: FLOPs without those of scores that a mask hides.
         """
         if least == ({} if flops == 0 else {self.math: flops}):
             least = None
         compute = None if flops is None else self._compute(flops, least)
         memory = None if moved is None else Fraction(moved, self.bandwidth)
         whole = None if compute is None or memory is None else max(compute, memory)
-        return _bound(flops, moved, compute, memory, whole, least)
+        return _bound(flops, moved, compute, memory, whole, least, kept)
 
     def _compute(self, flops: int, least: ByDtype | None) -> Fraction:
         if least is None:
@@ -320,7 +329,7 @@ class Roof:
 
     def work(self, work: DtypeWork, moved: int | None) -> WorkBound:
         """Return the time bound of some FLOPs by dtype and some bytes."""
-        return self.bound(work.flops, moved, work.least)
+        return self.bound(work.flops, moved, work.least, work.kept)
 
     def one_after_another(self, parts: Iterable[WorkBound]) -> WorkBound:
         """Return the time bound of pieces that run strictly one after another: the sum."""
@@ -337,6 +346,7 @@ class Roof:
             _read(whole.memory_s),
             add_seconds(p.seconds for p in every),
             whole.least,
+            exact_sum(p.kept for p in every),
         )
 
 
@@ -428,7 +438,7 @@ def bounds(
         work = arithmetic.of_stage(folded, stage)
         moved = folded.total(FLOOR, stage) or exact_sum(folded.total(metric, stage) for metric in LASTING)
         rows = [costs for kinds in folded.rows.get(stage, {}).values() for costs in kinds.values()]
-        every = of.bound(work.flops, _without(moved, (costs.get(UNPACKED, 0) for costs in rows)), work.full)
+        every = of.bound(work.flops, _without(moved, (costs.get(UNPACKED, 0) for costs in rows)), work.full, work.kept)
         spared = [costs.get(metric, 0) for metric in (SPARED_AT_FLOOR, UNPACKED) for costs in rows]
         floor = of.work(work, _without(moved, spared if routed else [*spared, _spared_experts(rows)]))
         full.append(every)
@@ -488,12 +498,14 @@ def _bound(
     memory: Fraction | None,
     seconds: Fraction | None,
     least: ByDtype | None,
+    kept: int | None,
 ) -> WorkBound:
     longer: BoundSide | None = (
         None if compute is None or memory is None else "compute" if compute >= memory else "memory"
     )
     ratio = None if flops is None or not moved else Fraction(flops, moved)
-    return WorkBound(flops, moved, _write(compute), _write(memory), _write(seconds), longer, _write(ratio), least)
+    times = (_write(compute), _write(memory), _write(seconds))
+    return WorkBound(flops, moved, *times, longer, _write(ratio), least, kept)
 
 
 def add_seconds(values: Iterable[Rational | None]) -> Fraction | None:

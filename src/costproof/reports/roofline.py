@@ -44,8 +44,9 @@ FLOOR: Final = (
     "cache, and results."
 )
 LEFT_OUT: Final = (
-    "FLOPs, and the time Full, have all scores of S_q x S_k, as the convention counts them; the other times leave out "
-    "those that a causal mask or a window hides, or that a mask given as numbers may hide."
+    "FLOPs, and the time Full, have all scores of S_q x S_k, as the convention counts them; Kept FLOPs and the other "
+    "times leave out those that a causal mask or a window hides, the times also those that a mask given as numbers may "
+    "hide."
 )
 LATENTS: Final = {
     "expanded": "Latent attention: the run expands all latents in every step (Full); absorbed by queries and sums, the "
@@ -60,15 +61,17 @@ ROUTING: Final = {
 }
 MAX_PARTS: Final = 15
 STAGES: Final = (
-    "Stage", "FLOPs", "Bytes", "FLOP/B", "Compute", "Memory", "At the roof", "Bound by", "Floor", "Full", "Unfused",
+    "Stage", "FLOPs", "Kept FLOPs", "Bytes", "FLOP/B", "Compute", "Memory", "At the roof", "Bound by", "Floor",
+    "Full", "Unfused",
 )  # fmt: skip
-PARTS: Final = ("Stage", "Part", "FLOPs", "Bytes", "FLOP/B", "At the roof", "Share", "Bound by")
+PARTS: Final = ("Stage", "Part", "FLOPs", "Kept FLOPs", "Bytes", "FLOP/B", "At the roof", "Share", "Bound by")
 _PLACES: Final = 3
 _UNITS: Final = ((Fraction(1), "s"), (Fraction(1, 10**3), "ms"), (Fraction(1, 10**6), "µs"), (Fraction(1, 10**9), "ns"))
 _TIME: Final = "time"
 _TITLE: Final = "time at the roof"
 COLUMNS: Final = (
-    "level", "stage", "part", "flops", "bytes", "intensity", "compute_s", "memory_s", "seconds", "bound", "counted",
+    "level", "stage", "part", "flops", "kept", "bytes", "intensity", "compute_s", "memory_s", "seconds", "bound",
+    "counted",
 )  # fmt: skip
 _WIDTH: Final = 900
 _HEIGHT: Final = 560
@@ -90,9 +93,9 @@ def document(found: Roofline, form: Form) -> Document:
     """Return the report: time bounds by stage and part, what they omit, and where the limiting resource changes."""
     text = form == "text"
     about = _counted_lines(found)
-    by_stage = Table(STAGES, "lrrrrrrlrrr", [(Code(s), *rest) for s, *rest in stage_rows(found)], keys=1)
+    by_stage = Table(STAGES, "lrrrrrrrlrrr", [(Code(s), *rest) for s, *rest in stage_rows(found)], keys=1)
     by_part = Table(
-        PARTS, "llrrrrrl", [(Code(s), Code(p), *rest) for s, p, *rest in part_rows(found)],
+        PARTS, "llrrrrrrl", [(Code(s), Code(p), *rest) for s, p, *rest in part_rows(found)],
         most=MAX_PARTS, noun="part", rest="the CSV and the JSON",
     )  # fmt: skip
     solved = [border_sentences(b) for b in found.borders]
@@ -121,7 +124,7 @@ def section(found: Roofline | None) -> DocumentSection | None:
         return None
     label = f"Roofline. {memory_share_sentence(found)}"
     drawn = h("div", Html(roofline_svg(found)), class_="roof", role="img", aria_label=label)
-    longest = Table(PARTS, "llrrrrrl", part_rows(found)[:MAX_PARTS])
+    longest = Table(PARTS, "llrrrrrrl", part_rows(found)[:MAX_PARTS])
     notes = (*peak_notes(found), BOUND, module_bound_sentence(found), floor_sentence(found), *omission_notes(found))
     body: list[Block] = [
         f"{device_line(found)}. {memory_share_sentence(found)}",
@@ -270,8 +273,8 @@ def _stage(stage: StageBound) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _work(b: WorkBound) -> tuple[str, str, str]:
-    return human(b.flops, "FLOP"), human(b.bytes, "B"), ratio(b.intensity)
+def _work(b: WorkBound) -> tuple[str, ...]:
+    return human(b.flops, "FLOP"), human(b.kept, "FLOP"), human(b.bytes, "B"), ratio(b.intensity)
 
 
 def longest_parts(found: Roofline) -> list[PartBound]:
