@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from costproof.ledger.errors import Incomplete
 from costproof.models.specs import ExportJob, SymbolicSize
@@ -131,6 +133,56 @@ def test_linear_layers_have_the_graph_of_the_decomposition(
     monkeypatch.setattr(exporting, "SHAPES_OF_RESULTS", ())
     assert found.graph == export_graph(asked).graph
     assert [op.name for op in found.graph.ops].count("aten.linear.default") == 1
+
+
+class Elementwise(nn.Module):
+    """One operator over rows that stand in memory in another order, and a use of how its result stands there."""
+
+    def __init__(self, work: Callable[[torch.Tensor], torch.Tensor], turned: bool) -> None:
+        super().__init__()
+        self.work, self.turned = work, turned
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, 5, 8] -> [rows, 8]."""
+        result = self.work(x.transpose(0, 1).contiguous().transpose(0, 1) if self.turned else x)
+        return result.reshape(-1, 8) + 1
+
+
+ELEMENTWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "neg": torch.neg, "silu": nn.functional.silu, "rsqrt": torch.rsqrt, "pow": lambda x: x**2, "cos": torch.cos,
+    "gelu": lambda x: nn.functional.gelu(x, approximate="tanh"), "clone": torch.clone, "_to_copy": torch.Tensor.double,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.bfloat16) for name in ELEMENTWISE),
+        *((name, torch.int32) for name in ELEMENTWISE if name not in ("silu", "gelu")),
+    ],
+)
+@pytest.mark.parametrize("turned", [True, False])
+def test_elementwise_operators_have_the_graph_of_the_decomposition(
+    name: str, dtype: torch.dtype, turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = {"x": torch.empty((3, 5, 8), device="meta", dtype=dtype)}
+    part = Elementwise(ELEMENTWISE[name], turned)
+    asked = ExportJob("a", "s", ("i",), Rows(part), {"part": ""}, args, [SymbolicSize(("x",), 0, "B")])
+    asked_of_torch: list[str] = []
+    whole = FakeTensorMode._dispatch_impl
+
+    def recorded(self: Any, func: Any, *rest: Any) -> Any:
+        asked_of_torch.append(func._schema.name.removeprefix("aten::"))
+        return whole(self, func, *rest)
+
+    monkeypatch.setattr(FakeTensorMode, "_dispatch_impl", recorded)
+    found = export_graph(asked)
+    # In order, torch is not asked for it; what is turned, or becomes another dtype by itself, is left to torch.
+    alone = not turned and (dtype.is_floating_point or name == "_to_copy")
+    assert (name not in asked_of_torch) == alone
+    monkeypatch.setattr(exporting, "SHAPES_OF_RESULTS", ())
+    assert found == export_graph(asked)
+    assert name in asked_of_torch
 
 
 def job(name: str) -> ExportJob:

@@ -122,6 +122,52 @@ def _layer_norm_shape(rows: Any, sizes: Any, weight: Any = None, bias: Any = Non
     return rows.new_empty(rows.shape)
 
 
+_ELEMENTWISE: Final = ("abs", "clone", "cos", "exp", "gelu", "neg", "relu", "rsqrt", "sigmoid", "silu", "sin", "tanh")
+"""Operators of one tensor whose result has the shape and, for floating point numbers, the dtype of that tensor."""
+
+
+def _contiguous(tensor: Any) -> bool:
+    """Return whether strides are those of a contiguous tensor, term by term; asking adds no guard on a symbol."""
+    expected: Any = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if _term(stride) != expected:
+            return False
+        expected = expected * _term(size)
+    return True
+
+
+def _term(size: Any) -> Any:
+    return size if isinstance(size, int) else size.node._expr
+
+
+def _elementwise_results(original: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    aten: Any = torch.ops.aten
+    elementwise = {*(getattr(aten, name).default for name in _ELEMENTWISE), aten.pow.Tensor_Scalar}
+    cast = aten._to_copy.default
+
+    def dtype_of(func: Any, rows: Any, args: Any, kwargs: Any) -> Any:
+        """Return the dtype of a result in the memory order of its argument, or ``None`` where torch has to decide."""
+        if func is cast:
+            return kwargs["dtype"] if kwargs.keys() == {"dtype"} and not rows.is_complex() else None
+        real = rows.is_floating_point() and not any(isinstance(one, complex) for one in args)
+        return rows.dtype if real and kwargs.get("memory_format") is None else None
+
+    def dispatch(self: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func is cast or func in elementwise:
+            rows = args[0]
+            known = isinstance(rows, FakeTensor) and rows.fake_mode is self and rows.layout is torch.strided
+            if known and rows.constant is None and not self.propagate_real_tensors:
+                dtype = dtype_of(func, rows, args, kwargs)
+                if dtype is not None and _contiguous(rows):
+                    return FakeTensor(self, torch.empty(rows.shape, dtype=dtype, device="meta"), rows.device)
+        return original(self, func, types, args, kwargs)
+
+    return dispatch
+
+
 SHAPES_OF_RESULTS: Final = (
     KernelPatch(
         "torch:ops.aten.scaled_dot_product_attention",
@@ -140,6 +186,13 @@ SHAPES_OF_RESULTS: Final = (
         lambda original: _layer_norm_shape,
         "torch decomposes it into fifteen operators with arithmetic on symbols to find the shape of its result",
         "tracers/test_shapes.py",
+    ),
+    Patch(
+        "torch._subclasses.fake_tensor:FakeTensorMode._dispatch_impl",
+        _elementwise_results,
+        "torch makes three tensors with arithmetic on symbols for one contiguous result of an elementwise operator",
+        "tracers/test_shapes.py",
+        missing="skip",
     ),
 )
 """Together these decompositions are most of the time of the export of a decoder."""

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.patches import flash_attention, flex_attention
-from costproof.patches.patch import LoadedPatch, Patch, is_complete, patched
+from costproof.patches.patch import LoadedPatch, Patch, is_complete, is_installed, patched
 from costproof.patches.state_snapshot import StateSnapshot
 
 if TYPE_CHECKING:
@@ -191,6 +191,8 @@ def _swap(swaps: list[tuple[str, Any, Any]]) -> None:
     named = {name: (old, new) for name, old, new in swaps}
     for module in _modules_to_search():
         names = getattr(module, "__dict__", {})
+        if named.keys().isdisjoint(names.keys()):
+            continue
         for name in named.keys() & names.keys():
             old, new = named[name]
             if names[name] is old:
@@ -199,6 +201,8 @@ def _swap(swaps: list[tuple[str, Any, Any]]) -> None:
 
 _lacking: Final[dict[int, weakref.ref[ModuleType]]] = {}
 """Modules of packages that have none of the functions, by id; an entry is removed when its module is deleted."""
+_searched: Final[dict[int, weakref.ref[ModuleType]]] = {}
+"""Modules that are searched each time, likewise: those that have one of the functions, and those of no package."""
 
 
 def _modules_to_search() -> list[Any]:
@@ -210,15 +214,18 @@ def _modules_to_search() -> list[Any]:
     modules = {id(module): module for module in list(sys.modules.values())}
     found = [modules[key] for key in modules.keys() - _lacking.keys()]
     for module in found:
-        if is_complete(module) and _NAMES.isdisjoint(vars(module)):
-            _remember_lacking(module)
+        if id(module) not in _searched and type(module) is ModuleType:
+            if is_complete(module):
+                _remember(module, _lacking if _NAMES.isdisjoint(vars(module)) else _searched)
+            elif not is_installed(module):
+                _remember(module, _searched)
     return found
 
 
-def _remember_lacking(module: ModuleType) -> None:
-    """Record that a module lacks the functions, until it is deleted and its id may be reused."""
-    key, lacking = id(module), _lacking  # the global is None when Python exits
-    lacking[key] = weakref.ref(module, lambda _: lacking.pop(key, None))
+def _remember(module: ModuleType, among: dict[int, weakref.ref[ModuleType]]) -> None:
+    """Record a module, until it is deleted and its id may be reused."""
+    key = id(module)
+    among[key] = weakref.ref(module, lambda _: among.pop(key, None))
 
 
 def _mask_lacks_values(value: Any) -> bool:

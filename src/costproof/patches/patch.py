@@ -115,6 +115,13 @@ def is_complete(module: Any) -> bool:
     """
     if type(module) is not ModuleType:
         return False
-    file, spec = getattr(module, "__file__", None) or "", getattr(module, "__spec__", None)
-    installed = f"{os.sep}site-packages{os.sep}" in file or module.__name__.partition(".")[0] in sys.stdlib_module_names
-    return installed and spec is not None and not getattr(spec, "_initializing", False)
+    spec = getattr(module, "__spec__", None)
+    return is_installed(module) and spec is not None and not getattr(spec, "_initializing", False)
+
+
+def is_installed(module: ModuleType) -> bool:
+    """Return whether a Python module belongs to a package, to the standard library or to this program."""
+    package = module.__name__.partition(".")[0]
+    if package == __name__.partition(".")[0] or package in sys.stdlib_module_names:
+        return True
+    return f"{os.sep}site-packages{os.sep}" in (getattr(module, "__file__", None) or "")
