@@ -10,12 +10,12 @@ from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import Container, ModulePart, StackCall
 from costproof.analytic.conv2d import Conv2d, area
 from costproof.analytic.costs import Size
+from costproof.analytic.elementwise import Activation
 from costproof.analytic.embedding import INT64
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.latent_attention import LatentBlock
 from costproof.analytic.linear import Lent, Linear, LmHead
 from costproof.analytic.memory_tape import MemoryTape, Piece
-from costproof.analytic.mlp import Activation
 from costproof.analytic.norms import LayerNorm, NormKind
 from costproof.analytic.pooling import AttentionPooling
 from costproof.analytic.transformer import TransformerLayer
