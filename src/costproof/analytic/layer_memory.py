@@ -340,7 +340,7 @@ class LayerTape:
     def pooled(self, pooling: AttentionPooling, x: Piece) -> Piece:
         """Record the pooling of every sequence to one vector by attention of a learned probe.
 
-        Projections of keys and values copy tokens to be the first dimension, and are no single operator then.
+        Projections of keys and values copy tokens to be the first dimension, and are several operators then.
 
         Source: ``SiglipMultiheadAttentionPoolingHead`` (transformers); ``torch.nn.MultiheadAttention``.
         """
