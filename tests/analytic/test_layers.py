@@ -10,11 +10,10 @@ from costproof.analytic.attention import Attention
 from costproof.analytic.compose import Container
 from costproof.analytic.conv2d import Conv2d, PatchEmbedding
 from costproof.analytic.costs import Layer
-from costproof.analytic.elementwise import Residual, SoftCap
+from costproof.analytic.elementwise import Activation, GatedProduct, Residual, SoftCap
 from costproof.analytic.embedding import ClassAndPositions, Embedding, LearnedPositions, PositionEmbedding
 from costproof.analytic.experts import Experts
 from costproof.analytic.linear import Linear, LmHead
-from costproof.analytic.mlp import Activation, GatedProduct
 from costproof.analytic.norms import CentredRmsNorm, LayerNorm, RmsNorm
 from costproof.analytic.rotary import Rotary, RotaryTable
 from costproof.analytic.router import Router, RoutingRule

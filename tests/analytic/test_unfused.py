@@ -9,12 +9,11 @@ import pytest
 from costproof.analytic.attention import Attention, NoBias
 from costproof.analytic.compose import ModulePart, analytic_ledger, invocation_nodes, stage_nodes
 from costproof.analytic.costs import Layer, LayerCosts, layer
-from costproof.analytic.elementwise import Residual, SoftCap
+from costproof.analytic.elementwise import Activation, Residual, SoftCap
 from costproof.analytic.embedding import FeaturesInPrompt
 from costproof.analytic.experts import ExpertLoop, Experts, LoopedExperts
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.linear import Linear
-from costproof.analytic.mlp import Activation
 from costproof.analytic.norms import CentredRmsNorm, LayerNorm, LayerNorm2d, RmsNorm, WideRmsNorm
 from costproof.analytic.rotary import Rotary, RotaryAxes, RotaryPairs, RotaryProduct, RotaryTable
 from costproof.analytic.router import Router, RoutingRule

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from costproof.analytic.mlp import ACTIVATION_FLOPS
+from costproof.analytic.elementwise import ACTIVATION_FLOPS
 from costproof.models.proof import WithProof, not_drawn
 from tests.recorded import families
 

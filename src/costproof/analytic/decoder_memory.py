@@ -13,7 +13,7 @@ from costproof.analytic.feed_forward import ExpertMixture, Mlp
 from costproof.analytic.latent_attention import LatentBlock
 from costproof.analytic.layer_memory import LayerTape, plain_attention
 from costproof.analytic.memory_tape import MemoryTape, Piece
-from costproof.analytic.rotary import RotaryComplex, RotaryHalves
+from costproof.analytic.rotary import RotaryAxes, RotaryComplex, RotaryHalves
 from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.errors import Incomplete
 
@@ -99,6 +99,8 @@ class DecoderTape(LayerTape):
         tape, tokens = self.tape, self.call.tokens
         positions = tape.make(INT64 * tokens, tape.make(INT64 * tokens))
         found: list[tuple[Piece, ...]] = []
+        if issubclass(stack.table_kind, RotaryAxes):
+            return [self._axes(stack.table, positions)]
         for _ in range(stack.tables):
             angles = tape.make(2 * tokens * stack.table, tape.make(4 * tokens, positions))
             if issubclass(stack.table_kind, RotaryComplex):
@@ -112,6 +114,15 @@ class DecoderTape(LayerTape):
                 angles = tape.make(4 * tokens * width, angles)
             found.append(self._cosines(tokens * width, angles))
         return found
+
+    def _axes(self, width: Size, positions: Piece) -> tuple[Piece, ...]:
+        """Record cosines and sines of three positions per token, of which each axis contributes some frequencies."""
+        tape, rows = self.tape, self.call.rows
+        angles = tape.make(6 * rows * width, tape.make(12 * rows, positions))
+        cosines, sines = (tape.make(6 * rows * width, tape.make(6 * rows * width, angles)) for _ in range(2))
+        sines = tape.make(4 * rows * width, tape.make(2 * rows * width, sines))
+        cosines = tape.make(4 * rows * width, tape.make(2 * rows * width, cosines))
+        return tuple(self._narrow(piece, rows * width) for piece in (cosines, sines))
 
     def _cosines(self, elements: Size, angles: Piece) -> tuple[Piece, ...]:
         """Record cosines and sines of angles, which are scaled and cast to the run's dtype."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 import sympy
 
 from costproof.analytic.costs import LayerCosts, Matrix, Size, layer
-from costproof.analytic.mlp import Activation
+from costproof.analytic.elementwise import Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class LoopedExperts(_ExpertWeights):
 
     Which expert gets how many rows is data; every cost is a multiple of the rows, and all experts
     together get rows = tokens top_k. Three linear layers, the activation (a per element, see
-    :class:`~costproof.analytic.mlp.Activation`) and the product with the gate (1 per element) give
+    :class:`~costproof.analytic.elementwise.Activation`) and the product with the gate (1 per element) give
 
         flops = 2 rows (hidden intermediate + hidden intermediate + intermediate hidden)
         vector_flops = (a + 1) rows intermediate

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from costproof.analytic.compose import CONTAINER, ModulePart
 from costproof.analytic.costs import Layer, Size
-from costproof.analytic.elementwise import Residual
+from costproof.analytic.elementwise import Activation, GatedProduct, Residual
 from costproof.analytic.experts import ClampedExperts, ExpertLoop, Experts, LoopedExperts
 from costproof.analytic.linear import Linear
-from costproof.analytic.mlp import Activation, GatedProduct
 from costproof.analytic.router import PLAIN, Router, RoutingRule
 
 
@@ -23,7 +22,7 @@ class Mlp:
     width: Size
     inner: Size
     function: str
-    """See :data:`costproof.analytic.mlp.ACTIVATION_FLOPS`."""
+    """See :data:`costproof.analytic.elementwise.ACTIVATION_FLOPS`."""
     gated: bool = False
     bias: bool = True
     """Whether its linear layers have biases."""

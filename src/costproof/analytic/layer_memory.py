@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -10,12 +10,12 @@ from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import Container, ModulePart, StackCall
 from costproof.analytic.conv2d import Conv2d, area
 from costproof.analytic.costs import Size
+from costproof.analytic.elementwise import Activation
 from costproof.analytic.embedding import INT64
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.latent_attention import LatentBlock
 from costproof.analytic.linear import Lent, Linear, LmHead
 from costproof.analytic.memory_tape import MemoryTape, Piece
-from costproof.analytic.mlp import Activation
 from costproof.analytic.norms import LayerNorm, NormKind
 from costproof.analytic.pooling import AttentionPooling
 from costproof.analytic.transformer import TransformerLayer
@@ -35,7 +35,7 @@ class CopyBranches:
     """Whether the dtype of the run is float32, so that a cast to float32 returns its argument."""
     one_key: bool = False
     one_shared: bool = False
-    """Whether all query heads share one key/value head: a view until a batched product copies it."""
+    """Whether all query heads share one key/value head, which is repeated as a view until a product copies it."""
     wide_heads: bool = False
     """Whether heads have more than 256 elements, for which transformers repeats keys and values."""
 
@@ -79,6 +79,10 @@ class LayerTape:
             return self._narrow(tape.make(4 * elements, scaled), elements)
         weight = () if self.branches.wide else (tape.make(4 * width),)
         return self._narrow(tape.make(4 * elements, scaled, tape.make(4 * width, *weight)), elements, x)
+
+    def normed(self, kind: NormKind, x: Piece, width: Size) -> Piece:
+        """Record a norm of all tokens."""
+        return self._norm(kind, x, self.call.rows, width)
 
     def _keys(self, block: AttentionBlock) -> Size:
         """Return the keys per sequence that queries see."""
@@ -217,6 +221,40 @@ class LayerTape:
                 raise TypeError(f"the memory of {type(layer).__name__} is not recorded")
         return x
 
+    def joined_attention(
+        self, block: AttentionBlock, table: tuple[Piece, ...], before: Size, lengths: Sequence[int], x: Piece
+    ) -> Piece:
+        """Record attention of sequences that are joined in one, each by itself, with queries and keys in float32.
+
+        Args:
+            table: cosines and sines of all tokens.
+            before: tokens of sequences whose results are there first; none of them has a longer one.
+            lengths: tokens of the other sequences, in order.
+
+        Source: ``Qwen2_5_VLVisionAttention``, ``apply_rotary_pos_emb_vision`` (transformers).
+        """
+        rows, width, heads = self.call.rows, block.heads * block.head_dim, block.heads
+        elements = rows * width
+        whole = self._make(3 * elements, x)
+        turned = []
+        wide = [self._widen(whole, elements) for _ in range(2)]
+        cosines, sines = table
+        for piece in wide:
+            straight = self.tape.make(4 * elements, piece, cosines)
+            half = self.tape.make(4 * elements, self.tape.make(2 * elements, piece), piece)
+            turned.append(self.tape.make(4 * elements, straight, self.tape.make(4 * elements, half, sines)))
+        q, k = (self._narrow(piece, elements) for piece in turned)
+        results = [self._make(before * width, q, k, whole)] if before != 0 else []
+        for n in lengths:
+            if not block.written_out:
+                results.append(self._fused(n * width, n * heads, (q, k, whole)))
+                continue
+            weights = self._make(n**2 * heads, self._make(n**2 * heads, q, k))
+            result = self._make(n * width, self._softmax(weights, n**2 * heads), whole)
+            one = n == 1 or self.branches.one_head
+            results.append(result if one else self._make(n * width, result))
+        return self._make(rows * block.width, self._make(elements, *results))
+
     def token_positions(self, ids: Piece) -> Piece:
         """Record positions that count the tokens of each text other than padding.
 
@@ -302,7 +340,7 @@ class LayerTape:
     def pooled(self, pooling: AttentionPooling, x: Piece) -> Piece:
         """Record the pooling of every sequence to one vector by attention of a learned probe.
 
-        Projections of keys and values copy tokens to be the first dimension, so that they are several operators then.
+        Projections of keys and values copy tokens to be the first dimension, and are several operators then.
 
         Source: ``SiglipMultiheadAttentionPoolingHead`` (transformers); ``torch.nn.MultiheadAttention``.
         """

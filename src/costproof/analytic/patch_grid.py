@@ -9,8 +9,8 @@ import sympy
 
 from costproof.analytic.compose import ModulePart
 from costproof.analytic.costs import LayerCosts, Size, layer
+from costproof.analytic.elementwise import Activation
 from costproof.analytic.linear import Linear
-from costproof.analytic.mlp import Activation
 from costproof.analytic.norms import NORMS, NormKind
 
 FLOAT32: Final = 4

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from costproof.analytic.compose import ModulePart
 from costproof.analytic.costs import LayerCosts, Matrix, Size, layer
+from costproof.analytic.elementwise import Activation
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.linear import Lent, Linear
-from costproof.analytic.mlp import Activation
 from costproof.analytic.norms import LayerNorm
 
 

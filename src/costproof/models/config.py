@@ -12,7 +12,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self, TypeVar
 
-from costproof.analytic.mlp import ACTIVATION_FLOPS
+from costproof.analytic.elementwise import ACTIVATION_FLOPS
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
 from costproof.ledger.files import read_configuration
 from costproof.ledger.workload import NO_CLASS

@@ -171,8 +171,8 @@ def count_piece(piece: Piece[Provable], graphs: dict[str, Exported]) -> CountedP
 def compare_peaks(piece: Piece[Provable]) -> Answer:
     """Compare live peaks by formula with those of graphs, in symbols or at the sizes of a randomly drawn run.
 
-    A graph in symbols is of two or more sequences and tokens. Sizes that a draw varies apart from its run are left out:
-    some operators copy an argument unless a size is 1.
+    A graph in symbols is of two or more sequences and tokens. Other sizes than the context of a step are those of
+    the run: some operators copy an argument unless a size is 1.
     """
     from costproof.tracers.peaks.calls import symbolic_peak  # imports torch
 
@@ -188,7 +188,8 @@ def compare_peaks(piece: Piece[Provable]) -> Answer:
             values = {**config, **calls[job.stage, call]}
             tape = (in_symbols if job.sizes else at_sizes)[job.stage, call, job.id]
             if job.repeated:
-                values[str(CONTEXT)] += values[str(STEPS)] - 1
+                past = (sizes or {}).get(str(CONTEXT), values[str(CONTEXT)])
+                values[str(CONTEXT)] = past + values[str(STEPS)] - 1
             peaks = _peaks_at(tape, job, values) if sizes is not None else None
             if peaks is None:
                 graph = symbolic_peak(job)

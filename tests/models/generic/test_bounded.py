@@ -274,9 +274,9 @@ def test_a_loop_over_tokens_shortens_the_default_prompt(tmp_path: Path, monkeypa
     assert api.workload(f"hf:{file}").text_tokens == 512  # few operators
     monkeypatch.setattr(memo, "USUAL_OPERATORS", 800)
     monkeypatch.setattr(memo, "MOST_OPERATORS", 2_000)
-    memo.growth_of.cache_clear()
+    memo._growth.cache_clear()
     with contextlib.ExitStack() as undo:
-        undo.callback(memo.growth_of.cache_clear)
+        undo.callback(memo._growth.cache_clear)
         usual = api.workload(f"hf:{file}").text_tokens
         counted = {n: operators(n) for n in (usual, 2 * usual, 40)}
         assert counted[usual] <= 800 < counted[2 * usual]

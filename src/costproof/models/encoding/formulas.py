@@ -11,12 +11,12 @@ from costproof.analytic.attention_block import AttentionBlock, Projection
 from costproof.analytic.compose import ModulePart, StackCall, analytic_ledger, in_layer, invocation_nodes, stage_nodes
 from costproof.analytic.conv2d import PatchEmbedding
 from costproof.analytic.costs import Layer, Size
+from costproof.analytic.elementwise import Activation
 from costproof.analytic.embedding import INT64, ClassAndPositions, Embedding, LearnedPositions, PositionIds
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.layer_memory import CopyBranches, LayerTape
 from costproof.analytic.linear import Lent, Linear, LmHead
 from costproof.analytic.memory_tape import Piece
-from costproof.analytic.mlp import Activation
 from costproof.analytic.norms import LayerNorm
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.node import Ledger

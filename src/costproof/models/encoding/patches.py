@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.costs import Size
+from costproof.analytic.layer_memory import LayerTape
+from costproof.analytic.memory_tape import Piece
 from costproof.analytic.patch_grid import FLOAT32, JoinedImages
 from costproof.analytic.rotary import Rotary
 from costproof.ledger.errors import BadInput, CostproofError
@@ -133,6 +135,18 @@ def patch_attention(patches: Size, *, eager: bool, **more: Any) -> AttentionBloc
         beside=(rotary, JoinedImages(patches * width, b)),
         **more,
     )
+
+
+def axial_table(made: LayerTape, places: Piece, head_dim: Size) -> tuple[Piece, Piece]:
+    """Record cosines and sines of rows and columns of all patches, in float32.
+
+    Source: ``Qwen2_5_VisionRotaryEmbedding.forward`` (transformers).
+    """
+    tape, half = made.tape, made.call.rows * head_dim / 2
+    angles = tape.make(4 * half, tape.make(8 * made.call.rows, places))
+    scaled = [tape.make(4 * half, tape.make(4 * half, angles)) for _ in range(2)]
+    cosines, sines = (tape.make(8 * half, tape.make(4 * half, piece)) for piece in scaled)
+    return cosines, sines
 
 
 @dataclass(frozen=True, slots=True)

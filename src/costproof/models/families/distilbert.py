@@ -8,8 +8,8 @@ from typing import ClassVar, Final
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.compose import ModulePart
+from costproof.analytic.elementwise import Activation
 from costproof.analytic.linear import Linear
-from costproof.analytic.mlp import Activation
 from costproof.models.encoding.config import TextEncoderConfig
 from costproof.models.encoding.formulas import TextEncoderStyle, masked_words
 from costproof.models.encoding.texts import TextTarget

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock, PackedBlock
 from costproof.analytic.compose import CONTAINER, ModulePart, StackCall, analytic_ledger, in_layer, prefill_and_decode
+from costproof.analytic.elementwise import ACTIVATION_FLOPS
 from costproof.analytic.embedding import Embedding, LearnedPositions
 from costproof.analytic.feed_forward import Mlp
-from costproof.analytic.mlp import ACTIVATION_FLOPS
 from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger

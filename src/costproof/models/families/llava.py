@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 from costproof.algebra.symbols import sym
 from costproof.analytic.compose import ModulePart, StackCall
 from costproof.analytic.costs import Size
+from costproof.analytic.elementwise import Activation
 from costproof.analytic.layer_memory import LayerTape
 from costproof.analytic.linear import Linear
 from costproof.analytic.memory_tape import MemoryTape
-from costproof.analytic.mlp import Activation
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload

@@ -5,12 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from costproof.algebra.symbols import sym
+from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import ModulePart, StackCall, in_layer
 from costproof.analytic.costs import Size
+from costproof.analytic.embedding import INT64
 from costproof.analytic.feed_forward import Mlp
+from costproof.analytic.layer_memory import CopyBranches, LayerTape
+from costproof.analytic.memory_tape import MemoryTape
 from costproof.analytic.patch_grid import (
     AxialTable,
     PatchMerger,
@@ -32,7 +37,7 @@ from costproof.models.decoding.decoder import ids_on_meta, on_meta
 from costproof.models.decoding.formulas import DecoderStyle, decoder_parts
 from costproof.models.decoding.names import STAGES, decoder_names, mlp_names
 from costproof.models.encoding.images import SIZE, side_of
-from costproof.models.encoding.patches import PackedLengths, PatchConfig, patch_attention, patch_names
+from costproof.models.encoding.patches import PackedLengths, PatchConfig, axial_table, patch_attention, patch_names
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, read_part
 from costproof.models.image_text.formulas import IMAGES, image_text_ledger
 from costproof.models.image_text.layout import CALL, ModelLayout, StagePaths, images_of, with_images
@@ -243,6 +248,12 @@ def _rotated(given: Any) -> Any:
     return found
 
 
+def _layer(config: Qwen25VlConfig, patches: Size, *, eager: bool, seen: Size | None = None) -> TransformerLayer:
+    attention = patch_attention(patches, eager=eager, seen=seen)
+    mlp = Mlp(sym("vision_hidden"), sym("vision_intermediate"), config.vision.activation, gated=True)
+    return TransformerLayer(sym("vision_hidden"), attention, mlp, norm="rms")
+
+
 def _tower(config: Qwen25VlConfig, patches: Size, tokens: Size, *, eager: bool) -> tuple[ModulePart, ...]:
     """Return all parts of the vision tower, from patches to merged tokens.
 
@@ -254,9 +265,8 @@ def _tower(config: Qwen25VlConfig, patches: Size, tokens: Size, *, eager: bool) 
     seen = {True: side**4, False: window_pairs(side, sym("vision_window"))}
 
     def layer(i: int) -> tuple[ModulePart, ...]:
-        attention = patch_attention(patches, eager=eager, seen=IMAGES * unit**2 * seen[i in vision.whole])
-        mlp = Mlp(width, sym("vision_intermediate"), vision.activation, gated=True)
-        return in_layer(i, TransformerLayer(width, attention, mlp, norm="rms").parts("vision.layer", call))
+        found = _layer(config, patches, eager=eager, seen=IMAGES * unit**2 * seen[i in vision.whole])
+        return in_layer(i, found.parts("vision.layer", call))
 
     call = StackCall(1, patches, b)
     return (
@@ -306,7 +316,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         border = (patches * sym("vision_volume") + tokens * out) * b
         return image_text_ledger(
             {"vision": (_tower(self.config, patches, tokens, eager=workload.attention == "eager"), border)},
-            decoder_parts(self.config.text, workload, _STYLE),
+            decoder_parts(self.config.text, workload, self.text_style()),
             tokens,
             workload,
             _NAMES,
@@ -426,6 +436,51 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         module = PatchTower(model.get_submodule(_TOWER), *self._lengths(workload, images))
         places, order = given["image_position_ids"], given["image_window_index"]
         return (tower_job("vision", _TOWER, module, sized=False, x=given["pixel_values"], places=places, order=order),)
+
+    returns_features: ClassVar[bool] = False
+
+    def text_style(self) -> DecoderStyle:
+        """Return how the decoder differs from others."""
+        return _STYLE
+
+    def tower_tapes(self, workload: Workload, count: int) -> dict[str, MemoryTape]:
+        """Return the memory tape of the tower on ``count`` images.
+
+        Layers of one kind hold the same; of the last one alone nothing is behind that reads cosines and sines.
+
+        Source: ``Qwen2_5_VisionTransformerPretrainedModel.forward`` (transformers).
+        """
+        vision, eager = self.config.vision, workload.attention == "eager"
+        width, head_dim, out, b = sym("vision_hidden"), sym("vision_head_dim"), sym("vision_out"), sym("b")
+        unit, tokens = sym("vision_merge") ** 2, IMAGES * sym("U") ** 2
+        patches = tokens * unit
+        branches = CopyBranches(False, False, vision.heads == 1, shared=False, wide=workload.dtype == "float32")
+        made = LayerTape(StackCall(1, patches, b), branches)
+        tape = made.tape
+        volumes, places = tape.give(patches * sym("vision_volume") * b), tape.give(2 * INT64 * patches)
+        order = tape.give(INT64 * tokens)
+        x = tape.make(patches * width * b, volumes)
+        x = tape.make(patches * width * b, x, order)
+        cosines, sines = axial_table(made, places, head_dim)
+        table = tuple(tape.make(4 * patches * head_dim, piece, order) for piece in (cosines, sines))
+        layer = _layer(self.config, patches, eager=eager)
+        assert isinstance(layer.attention, AttentionBlock)
+        # Queries and keys are released in the last sequence, so that two images are recorded, and others lumped.
+        few = min(count, 2)
+        lengths = [one.lengths[: few * len(one.lengths) // count] for one in self._lengths(workload, count)]
+        before = (IMAGES - few) * sym("U") ** 2 * unit if count > few else 0
+        kinds = [i in vision.whole for i in range(vision.layers)]
+        for i, whole in enumerate(kinds):
+            if whole not in kinds[i + 1 :] or whole not in kinds[:i]:
+                seen = lengths[0 if whole else 1]
+                x = made.layer(layer, x, partial(made.joined_attention, layer.attention, table, before, seen))
+        back = tape.make(INT64 * tokens, order)
+        tape.read(back, tape.make(INT64 * tokens, order))
+        x = made.normed("rms", x, width)
+        for elements in (patches * width, patches * width, tokens * out):
+            x = tape.make(elements * b, x)
+        tape.keep(tape.make(tokens * out * b, x, back))
+        return {"vision": tape}
 
     def domain(self) -> Domain:
         """Return the domain of a proof: prompts with one image, several or none, and random sizes."""

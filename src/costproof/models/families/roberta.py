@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.compose import ModulePart
+from costproof.analytic.elementwise import Activation
 from costproof.analytic.linear import Linear
-from costproof.analytic.mlp import Activation
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.models.config_reader import Section
 from costproof.models.encoding.config import TextEncoderConfig

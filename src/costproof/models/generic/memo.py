@@ -279,15 +279,20 @@ _LENGTHS: Final = (8, 16)
 """Lengths of the prompts whose operators are counted."""
 
 
-@lru_cache(maxsize=4)
 def growth_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> OperatorGrowth | None:
     """Return how the number of operators grows with the prompt; ``None`` if it does not, or stays small.
 
-    Selective scans without their kernels and recurrent cells loop over the tokens in Python.
+    Selective scans without their kernels and recurrent cells loop over the tokens in Python. A module with its own
+    inputs is not run, nor kept alive.
     """
-    made, choice = made_of(maker, dtype, attention), choice_of(maker, dtype, attention)
-    if made.inputs is not None:
+    if isinstance(maker, Given) or made_of(maker, dtype, attention).inputs is not None:
         return None
+    return _growth(maker, dtype, attention)
+
+
+@lru_cache(maxsize=4)
+def _growth(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> OperatorGrowth | None:
+    made, choice = made_of(maker, dtype, attention), choice_of(maker, dtype, attention)
     case = choice.of(Case(made.module, 1, _LENGTHS[0], TARGET_LENGTH))
     first = _operators(made.module, case, choice)
     if first is None or first * USUAL <= USUAL_OPERATORS * _LENGTHS[0]:  # even if all of them grew with the prompt

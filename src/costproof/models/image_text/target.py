@@ -60,9 +60,11 @@ class ImageTextTarget(Native[C]):
     def formulas(self, workload: Workload) -> Ledger:
         """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
 
+    @abstractmethod
     def tower_tapes(self, workload: Workload, count: int) -> dict[str, MemoryTape]:
         """Return the memory tapes of the towers on ``count`` images, by stage."""
 
+    @abstractmethod
     def text_style(self) -> DecoderStyle:
         """Return how the decoder differs from others."""
 
