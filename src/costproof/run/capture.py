@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from costproof.analytic.costs import formula_docs
-from costproof.analytic.symbols import PAST_SYMBOLS
+from costproof.analytic.symbols import MESH_SYMBOLS, PAST_SYMBOLS
 from costproof.ledger.capture import FAILED, Capture
 from costproof.ledger.environment import advice, environment, require
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
@@ -151,7 +151,9 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
         invocations=calls,
         ledgers=tuple(ledgers.values()),
         formulas=formula_docs(ledgers["analytic"].nodes) if "analytic" in ledgers else {},
-        symbols=target.symbol_docs() | (PAST_SYMBOLS if workload.past else {})
+        symbols=target.symbol_docs()
+        | (PAST_SYMBOLS if workload.past else {})
+        | ({} if workload.mesh.one else MESH_SYMBOLS)
         if isinstance(target, WithFormulas)
         else {},
         callgraph=dynamic.callgraph if dynamic else None,
