@@ -9,7 +9,7 @@ from typing import Final
 
 import sympy
 
-from costproof.algebra.evaluation import compile_expression
+from costproof.algebra.evaluation import evaluate
 from costproof.algebra.symbols import parse, sym, text
 from costproof.analytic.compose import HeldNode
 from costproof.analytic.costs import Layer, Matrix, Size, costs_of
@@ -263,4 +263,4 @@ def _formats(path: str, matrix: Matrix, storage: Storage, *, is_head: bool) -> I
 def _number(size: Size, values: Mapping[str, int]) -> int:
     if isinstance(size, int):
         return size
-    return compile_expression(size).run(values)  # type: ignore[return-value]
+    return evaluate(size, values)

@@ -144,3 +144,95 @@ def sent_bytes(kind: str, elements: int, ranks: int, item_bytes: int) -> int:
         return elements * item_bytes
     rounds = (ranks - 1) * (2 if kind == "all_reduce" else 1)
     return rounds * -(-elements // ranks) * item_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RankCosts:
+    """Costs of ranks that are equal."""
+
+    ranks: tuple[int, ...]
+    stages: dict[str, dict[str, int]]
+    """Stage -> metric -> cost of each of these ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """Equal collectives of the counted rank: of one kind, at one module pattern, in one call of a stage."""
+
+    stage: str
+    invocation: str
+    kind: str
+    """One of ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all`` and ``send``."""
+    group: str
+    """Axis of the mesh."""
+    ranks: tuple[int, ...]
+    """Ranks of the group, the counted one included."""
+    dtype: str
+    """Dtype on the wire."""
+    count: int
+    bytes: int
+    """Bytes of the full tensors of all of them."""
+    sent_bytes: int
+    """Bytes that the rank sends in all of them."""
+    module: str
+    """Path of the module with ``*`` for numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """What all ranks together have or do more than one device, and why."""
+
+    what: str
+    stage: str
+    """Empty for what ranks hold."""
+    metric: str
+    amount: int
+    """Costs of all ranks minus those of one device, of this kind of copy."""
+    bytes: int
+    """The amount if it is in bytes, else 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """A run on several devices: its mesh, the costs of each rank, and what ranks have in common.
+
+    For each metric of :attr:`one_device` the costs of all ranks are those of one device and the duplicates, exactly.
+    """
+
+    mesh: Mesh
+    rank: int
+    """The rank that the sources count."""
+    plan: str
+    """Origin of the plan by which modules are split."""
+    ranks: tuple[RankCosts, ...]
+    """Every rank once; ranks with equal costs share a row."""
+    collectives: tuple[Collectives, ...]
+    one_device: dict[str, dict[str, int]]
+    """Stage -> metric -> cost of the same batch on one device; what devices hold is under the stage ````."""
+    duplicates: tuple[Duplicate, ...]
+
+    def extremes(self, stage: str, metric: str) -> tuple[tuple[int, tuple[int, ...]], tuple[int, tuple[int, ...]]]:
+        """Return (smallest cost, its ranks) and (largest cost, its ranks) of a metric in a stage."""
+        found: dict[int, list[int]] = {}
+        for row in self.ranks:
+            if metric in row.stages.get(stage, {}):
+                found.setdefault(row.stages[stage][metric], []).extend(row.ranks)
+        least, most = min(found), max(found)
+        return (least, tuple(sorted(found[least]))), (most, tuple(sorted(found[most])))
+
+    def problems(self) -> list[BadInput]:
+        """Return an error for each metric whose ranks do not sum to one device and its duplicates."""
+        found = []
+        for stage, costs in self.one_device.items():
+            for metric, one in costs.items():
+                place = stage or next(iter(self.ranks[0].stages))
+                total = sum(len(row.ranks) * row.stages[place].get(metric, 0) for row in self.ranks)
+                copies = sum(d.amount for d in self.duplicates if (d.stage, d.metric) == (stage, metric))
+                if total != one + copies:
+                    what = "the ranks do not sum to one device and the named copies"
+                    where = f"$.parallel, {stage or 'what ranks hold'}: {metric}"
+                    found.append(BadInput(what, where=where, expected=one + copies, got=total))
+        counted = sorted(rank for row in self.ranks for rank in row.ranks)
+        if counted != list(range(self.mesh.world)):
+            found.append(BadInput("each rank must be counted once", where="$.parallel.ranks", got=str(counted)[:80]))
+        return found

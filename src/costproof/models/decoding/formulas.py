@@ -121,7 +121,7 @@ def decoder_parts(
 ) -> Callable[[StackCall], tuple[ModulePart, ...]]:
     """Return a function from one call to the parts (role, layers) of its modules, from the root to the logits."""
 
-    shards = Shards.of(config, workload, plan or SPLIT_ALL)
+    shards = Shards.of(config, workload, plan or SPLIT_ALL, style)
 
     def parts(call: StackCall) -> tuple[ModulePart, ...]:
         positions = _positions(workload, call)

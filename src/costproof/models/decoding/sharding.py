@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from costproof.analytic.compose import ModulePart, StackCall
     from costproof.analytic.costs import Size
     from costproof.models.decoding.config import DecoderConfig
+    from costproof.models.decoding.formulas import DecoderStyle
 
 Part = Literal["attention", "mlp", "experts", "shared", "embedding", "head"]
 """A part of a decoder that a plan splits or leaves whole."""
@@ -80,11 +81,35 @@ class Shards:
     plan: ShardPlan
     mesh: Mesh
     kv_heads: int
+    latent: bool = False
+    """Whether attention caches latents instead of keys and values."""
+    hidden: int = 0
+    """Width of the decoder."""
+    biased: frozenset[str] = frozenset()
+    """Roles of modules whose bias is added after a sum over ranks."""
 
     @classmethod
-    def of(cls, config: DecoderConfig, workload: Workload, plan: ShardPlan) -> Shards:
+    def of(
+        cls, config: DecoderConfig, workload: Workload, plan: ShardPlan, style: DecoderStyle | None = None
+    ) -> Shards:
         """Return the shards of the rank that a workload counts."""
-        return cls(plan, workload.mesh, config.kv_heads)
+        biased = {"text.layer.attention.out": style is not None and "out" in style.bias,
+                  "text.layer.mlp.down": style is not None and style.mlp_bias}  # fmt: skip
+        roles = frozenset(role for role, has in biased.items() if has and _REDUCED[role] in plan.split)
+        return cls(plan, workload.mesh, config.kv_heads, getattr(config, "kv_rank", 0) > 0, config.hidden, roles)
+
+    @property
+    def origin(self) -> str:
+        """Return the origin of the plan."""
+        return self.plan.source
+
+    def axis_of(self, role: str) -> str:
+        """Return the axis of the mesh whose ranks a module exchanges results with."""
+        return "ep" if role == "text.layer.experts" and self.mesh.ep > 1 else "tp"
+
+    def added_on_each(self, role: str) -> tuple[int, str]:
+        """Return the elements of a bias that each rank has whole, and its name; 0 if there is none."""
+        return (self.hidden, "biases added after a sum over ranks") if role in self.biased else (0, "")
 
     def of_part(self, size: Size, part: Part) -> Size:
         """Return a rank's share of heads or of an inner width."""
@@ -101,6 +126,24 @@ class Shards:
     def copies(self) -> int:
         """Return how many ranks hold copies of the same key/value head."""
         return max(1, self.mesh.tp // self.kv_heads) if "attention" in self.plan.split else 1
+
+    def held_by(self, role: str, metric: str) -> tuple[int, str]:
+        """Return how many times the ranks of one group along ``tp`` have a cost of one device, and why if several do.
+
+        Args:
+            role: of a module, as formulas name it.
+            metric: parameters or bytes that are held, or FLOPs.
+        """
+        if metric == "buffer_bytes":
+            return self.mesh.tp, "buffers"
+        of_kv = role.endswith((".attention.k", ".attention.v")) or (
+            role.endswith(".attention") and metric == "kv_cache_bytes" and not self.latent
+        )
+        part = part_of(role)
+        latent = self.latent and (metric == "kv_cache_bytes" or role.endswith(_LATENTS))
+        if latent or part is None or part not in self.plan.split:
+            return self.mesh.tp, _why_whole(role, part, latent=latent)
+        return (self.copies, KV_COPIES) if of_kv else (1, "")
 
     def vocabulary(self, part: Part) -> Size:
         """Return the rows of the vocabulary that a rank holds in a part, ``embedding`` or ``head``."""
@@ -143,6 +186,43 @@ _REDUCED: Final[Mapping[str, Part]] = {
     "text.layer.shared.down": "shared",
 }
 """Role of a module whose results are parts of a sum over ranks -> part of the plan."""
+
+
+KV_COPIES: Final = "key/value heads that several ranks hold"
+_LATENTS: Final = (".q_down", ".q_norm", ".kv_down", ".kv_norm")
+"""Ends of roles of modules whose results are latents, which every rank needs whole."""
+
+
+def part_of(role: str) -> Part | None:
+    """Return the part of a plan that a module belongs to; ``None`` for norms, routers and containers.
+
+    A norm of queries or keys has one head's weights, which all heads share.
+    """
+    if role.endswith(("_norm", ".norm1", ".norm2", ".norm1_after", ".norm2_after")) or role == "text.norm":
+        return None
+    for prefix, part in _PARTS_OF.items():
+        if role == prefix or role.startswith(f"{prefix}."):
+            return part
+    return None
+
+
+_PARTS_OF: Final[Mapping[str, Part]] = {
+    "text.embedding": "embedding",
+    "lm_head": "head",
+    "text.layer.attention": "attention",
+    "text.layer.mlp": "mlp",
+    "text.layer.experts": "experts",
+    "text.layer.shared": "shared",
+}
+
+
+def _why_whole(role: str, part: Part | None, *, latent: bool) -> str:
+    """Return the name of what every rank has whole."""
+    if latent:
+        return "latents of MLA, and the projections to them"
+    if part is not None:
+        return f"{part}, which the plan leaves whole"
+    return "routers" if role.endswith(".router") else "norms" if "norm" in role else "tables of rotary embedding"
 
 
 def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> list[BadInput]:

@@ -22,7 +22,7 @@ from costproof.models.decoding.build import build
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
-from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, mesh_problems, mesh_symbols
+from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards, mesh_problems, mesh_symbols
 from costproof.models.native import Native
 from costproof.models.specs import ExportJob, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
@@ -88,6 +88,16 @@ class CausalTarget(Native[C]):
         from costproof.models.decoding.formulas import decoder_ledger
 
         return decoder_ledger(self.config, workload, self.style(), self.plan)
+
+    def shares(self, workload: Workload) -> Shards:
+        """Return how the ranks of a workload's mesh share the model.
+
+        Raises:
+            BadInput: no plan describes it.
+        """
+        if self.plan is None:
+            raise BadInput("it is not described how this model is split over devices", where=self.name)
+        return Shards.of(self.config, workload, self.plan, self.style())
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str], MemoryTape]:
         """Return (stage, invocation) -> the memory tape of one call; for decode, of a step at context P."""
@@ -186,7 +196,14 @@ class CausalTarget(Native[C]):
         return proof(self, type(self.config), self.normalised(), samples, seed, self.drawn)
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
-        """Return the model on the meta device with the given implementation of routed experts, if it has experts."""
+        """Return the model on the meta device with the given implementation of routed experts, if it has experts.
+
+        Raises:
+            Incomplete: the run is spread over several devices, of which no graph counts one rank yet.
+        """
+        if not workload.mesh.one:
+            what = "no graph or run of one rank of several devices is counted yet"
+            raise Incomplete(what, where=workload.mesh.text, fix="--sources analytic")
         kernel = experts if any(s.name == common.EXPERTS.name for s in self.extra_settings) else None
         return build(*self.native(), dtype=workload.dtype, attention=workload.attention, experts=kernel)
 
