@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -192,7 +192,7 @@ def dynamic_ledger(
     """
     built, runs = build_runs(target, workload, progress) if ready is None else ready
     traced = _TracedRuns(target.options.convention, workload.dtype, list(built.notes))
-    with wrapped_once():
+    with nullcontext() if all(run.dispatched for run in runs) else wrapped_once():
         for i, run in enumerate(runs):
             progress(f"trace {run.id}", i, len(runs))
             traced.add(run, all_calls=all_calls)
