@@ -101,6 +101,8 @@ def shard(model: nn.Module, plans: tuple[Plan, Plan], place: Place) -> None:
         if name in parameters:
             _split(modules[owner], leaf, Share(style, place.ranks, place.rank), made)
         else:
+            if style == "mla_kv_a_proj":
+                modules[name]._rope_width = text_config(model).qk_rope_head_dim
             _join(modules[name], Share(style, place.ranks, place.rank))
 
 

@@ -100,7 +100,7 @@ class _OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         cached = {id(t) for t in states(*caches_of(kwargs).values())}
         for path, leaf in leaves(kwargs):
             if isinstance(leaf, torch.Tensor):
-                name = f"input.{'.'.join(map(str, path))}"
+                name = f"input.{'.'.join(str(key) for _, key in path)}"
                 value = self._given(leaf, "cache" if id(leaf) in cached else "input", name)
                 self.inputs.append(value)
 
