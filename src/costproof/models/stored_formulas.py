@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
+from costproof.algebra.evaluation import shared_values
 from costproof.analytic.storage import Storage, with_storage
 from costproof.ledger.attributes import attribute
 from costproof.ledger.node import Ledger
@@ -34,4 +35,8 @@ def stored_formulas(target: GivesFormulas, workload: Workload) -> Ledger:
     except UnknownFormat as error:
         return with_storage(ledger, None, f"{NOT_KNOWN}: {error.name}: {error.why}")
     layout = attribute(of, "checkpoint_layout", CheckpointLayout())
-    return with_storage(ledger, Storage(scheme, of.dtype, layout, of.config.symbols()))
+    sizes = of.config.symbols()
+    if not workload.mesh.one:  # of a rank
+        calls: Any = attribute(of, "invocations")
+        sizes |= shared_values(call.symbols for call in calls(workload))
+    return with_storage(ledger, Storage(scheme, of.dtype, layout, sizes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -34,6 +34,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.cache_dtype import cache_share
 from costproof.models.decoding.config import DecoderConfig, MixtureConfig
 from costproof.models.decoding.names import STAGES, decoder_names, latent_names, mixture_names, sandwich_names
+from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards
 
 _WIDEST_SHARED: Final = 256
 """Widest head for which transformers leaves it to sdpa to share keys and values."""
@@ -93,8 +94,13 @@ class DecoderStyle:
         return names | (latent_names("model") if self.latent is not None else {})
 
 
-def decoder_ledger(config: DecoderConfig, workload: Workload, style: DecoderStyle) -> Ledger:
+def decoder_ledger(
+    config: DecoderConfig, workload: Workload, style: DecoderStyle, plan: ShardPlan | None = None
+) -> Ledger:
     """Return the symbolic ledger of both stages: ``exprs`` are set, ``costs`` are empty.
+
+    Args:
+        plan: how the decoder is split, if the workload runs on several devices.
 
     Branches: a run without decode steps has no decode stage; the prompt reads a cache only if there is a past.
     """
@@ -102,26 +108,29 @@ def decoder_ledger(config: DecoderConfig, workload: Workload, style: DecoderStyl
     def border(call: StackCall) -> Size:
         return logits_and_masks(workload, call, _windows(config))
 
-    parts, decode = decoder_parts(config, workload, style), workload.new_tokens > 0
+    parts, decode = decoder_parts(config, workload, style, plan), workload.new_tokens > 0
     cache = cache_share(workload, latent=style.latent is not None)
     nodes = prefill_and_decode(parts, style.names(), border=border, decode=decode, cache=cache, past=workload.past > 0)
     # A loop over experts calls the activation once for each expert that receives tokens; the formulas call it once.
     stands_for = {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
-    return analytic_ledger(nodes, STAGES, stands_for)
+    return analytic_ledger(nodes, STAGES, stands_for, parallel=not workload.mesh.one)
 
 
 def decoder_parts(
-    config: DecoderConfig, workload: Workload, style: DecoderStyle
+    config: DecoderConfig, workload: Workload, style: DecoderStyle, plan: ShardPlan | None = None
 ) -> Callable[[StackCall], tuple[ModulePart, ...]]:
     """Return a function from one call to the parts (role, layers) of its modules, from the root to the logits."""
+
+    shards = Shards.of(config, workload, plan or SPLIT_ALL, style)
 
     def parts(call: StackCall) -> tuple[ModulePart, ...]:
         positions = _positions(workload, call)
         capped = SoftCap(call.batch * positions * sym("text_vocab"), call.item_bytes)
+        stack = decoder_stack(config, workload, style, shards)(call).parts("text", call, positions)
         return (
             ModulePart("root", (capped if style.logits_capped else CONTAINER,)),
             ModulePart("text"),
-            *decoder_stack(config, workload, style)(call).parts("text", call, positions),
+            *shards.with_collectives(stack, call, positions),
         )
 
     return parts
@@ -133,18 +142,22 @@ def _positions(workload: Workload, call: StackCall) -> Size:
 
 
 def decoder_stack(
-    config: DecoderConfig, workload: Workload, style: DecoderStyle
+    config: DecoderConfig, workload: Workload, style: DecoderStyle, shards: Shards | None = None
 ) -> Callable[[StackCall], DecoderStack]:
     """Return a function that builds the :class:`DecoderStack`, the layers of the decoder, for one call."""
+    shards = shards or Shards.of(config, workload, SPLIT_ALL)
     width = sym("text_hidden")
-    mlp = Mlp(width, sym("text_intermediate"), config.activation, gated=True, bias=style.mlp_bias)
-    mixtures = _mixtures(config, workload, style)
+    inner = shards.of_part(sym("text_intermediate"), "mlp")
+    mlp = Mlp(width, inner, config.activation, gated=True, bias=style.mlp_bias)
+    mixtures = _mixtures(config, workload, style, shards)
 
     def stack(call: StackCall) -> DecoderStack:
         layers = tuple(
             TransformerLayer(
                 width,
-                _attention(workload, style, call, window) if style.latent is None else style.latent(workload, call),
+                _attention(workload, style, call, window, shards)
+                if style.latent is None
+                else _split_latent(style.latent(workload, call), shards),
                 mixtures.get(i, mlp),
                 norm=style.norm,
                 norm_after=style.norm_after,
@@ -153,8 +166,9 @@ def decoder_stack(
         )
         return DecoderStack(
             width,
-            sym("text_vocab"),
+            shards.vocabulary("embedding"),
             layers,
+            head=shards.vocabulary("head"),
             table=sym(style.rotated),
             table_kind=style.table,
             own_positions=style.positions_per_sequence,
@@ -246,18 +260,25 @@ def _windows(config: DecoderConfig) -> Sequence[int]:
     return config.windows() or (0,) * config.layers
 
 
-def _mixtures(config: DecoderConfig, workload: Workload, style: DecoderStyle) -> dict[int, ExpertMixture]:
+def _split_latent(block: LatentBlock, shards: Shards) -> LatentBlock:
+    """Return latent attention with the heads of one rank; its latents are whole on each."""
+    return replace(block, heads=shards.of_part(block.heads, "attention"))
+
+
+def _mixtures(
+    config: DecoderConfig, workload: Workload, style: DecoderStyle, shards: Shards
+) -> dict[int, ExpertMixture]:
     """Return layer index -> mixture of experts; all mixtures of a decoder are equal."""
     if style.routing is None:
         return {}
     assert isinstance(config, MixtureConfig)
     mixture = ExpertMixture(
         width=sym("text_hidden"),
-        inner=sym("text_moe"),
+        inner=shards.of_part(sym("text_moe"), "experts"),
         experts=sym("text_experts"),
         top_k=sym("text_topk"),
         function=config.activation,
-        shared=style.shared_experts,
+        shared=shards.of_part(style.shared_experts, "shared"),
         routing=style.routing,
         clamped=style.clamped_experts,
         batched=workload.experts == "batched_mm",
@@ -314,7 +335,7 @@ def _hides(workload: Workload, call: StackCall, window: int) -> bool:
     return _filled(workload, window) and (fills(workload, call, window) or workload.context >= window)
 
 
-def _attention(workload: Workload, style: DecoderStyle, call: StackCall, window: int) -> AttentionBlock:
+def _attention(workload: Workload, style: DecoderStyle, call: StackCall, window: int, shards: Shards) -> AttentionBlock:
     """Return the attention block of one layer in one call.
 
     Fused attention is causal by a flag. It gets a boolean mask if keys are outside of the window, and if several tokens
@@ -328,13 +349,13 @@ def _attention(workload: Workload, style: DecoderStyle, call: StackCall, window:
     """
     eager = workload.attention == "eager"
     filled = _filled(workload, window)
-    heads = (sym("text_heads"), sym("text_kv_heads"))
+    heads = (shards.of_part(sym("text_heads"), "attention"), shards.own_kv_heads(sym("text_kv_heads")))
     own = Rotary(1, call.rows, *heads, sym("text_head_dim"), call.item_bytes)
     masked = masked_chunk(workload, call) or _hides(workload, call, window)
     return AttentionBlock(
         width=sym("text_hidden"),
-        heads=sym("text_heads"),
-        kv_heads=sym("text_kv_heads"),
+        heads=heads[0],
+        kv_heads=heads[1],
         head_dim=sym("text_head_dim"),
         bias=style.bias,
         qk_norm="head" if style.qk_norm else "none",

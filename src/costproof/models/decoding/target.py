@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
-from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.errors import BadInput, CostproofError, Incomplete
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import ExpertKernel, Invocation, Workload
 from costproof.models import cache_dtype
@@ -22,6 +22,7 @@ from costproof.models.decoding.build import build
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
+from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards, mesh_problems, mesh_symbols
 from costproof.models.native import Native
 from costproof.models.specs import ExportJob, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
@@ -63,6 +64,8 @@ class CausalTarget(Native[C]):
     notation: ClassVar[dict[str, SymbolDoc]] = {**RUN_SYMBOLS, **DECODER_SYMBOLS}
     extra_settings: ClassVar[tuple[Setting, ...]] = ()
     """Settings of a run in addition to those of every decoder."""
+    plan: ClassVar[ShardPlan | None] = SPLIT_ALL
+    """How the class of transformers is split over devices; ``None`` if that is not described."""
 
     @property
     def decoder(self) -> Decoder:
@@ -84,12 +87,24 @@ class CausalTarget(Native[C]):
         """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
         from costproof.models.decoding.formulas import decoder_ledger
 
-        return decoder_ledger(self.config, workload, self.style())
+        return decoder_ledger(self.config, workload, self.style(), self.plan)
+
+    def shares(self, workload: Workload) -> Shards:
+        """Return how the ranks of a workload's mesh share the model.
+
+        Raises:
+            BadInput: no plan describes it.
+        """
+        if self.plan is None:
+            raise BadInput("it is not described how this model is split over devices", where=self.name)
+        return Shards.of(self.config, workload, self.plan, self.style())
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str], MemoryTape]:
         """Return (stage, invocation) -> the memory tape of one call; for decode, of a step at context P."""
         from costproof.models.decoding.formulas import decoder_stack, decoder_tapes
 
+        if not workload.mesh.one:
+            raise Incomplete("no formula gives the live peak of one rank of several", where=workload.mesh.text)
         style = self.style()
         stack = decoder_stack(self.config, workload, style)
         return decoder_tapes(self.config, workload, stack, capped=style.logits_capped)
@@ -103,7 +118,7 @@ class CausalTarget(Native[C]):
     def settings(cls) -> tuple[Setting, ...]:
         """Return the settings of a run, other than the preset."""
         common_settings = (replace(s, choices=cls.attentions) if s is common.ATTENTION else s for s in SETTINGS)
-        return (*common_settings, *cls.extra_settings)
+        return (*common_settings, *cls.extra_settings, *(common.MESH if cls.plan is not None else ()))
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
         """Return the configuration with only the first layers, at least one of each kind, and a note on the cut."""
@@ -129,6 +144,8 @@ class CausalTarget(Native[C]):
         found = cache_dtype.cache_problems(workload, latent=bool(self.decoder.latent))
         found += common.problems(workload, self.config.head_dim) + common.device_problems(workload, self.options)
         found = found or common.too_long(workload, workload.text_tokens, self.config.max_positions)
+        if self.plan is not None:
+            found += mesh_problems(self.config, workload, self.plan)
         window = self.decoder.window
         if window and workload.context < window - 1 < workload.context + workload.new_tokens:
             cached = f"{workload.past} in the cache + " if workload.past else ""
@@ -153,8 +170,10 @@ class CausalTarget(Native[C]):
         return found if chosen is None or found == made else replace(found, name="custom")
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """Return the invocations of prefill and decode, with the values of their symbols."""
-        return invocations(workload)
+        """Return the invocations of prefill and decode on the counted rank, with the values of their symbols."""
+        mine = replace(workload, batch=workload.own_batch)
+        more = mesh_symbols(self.config, workload)
+        return tuple(replace(call, symbols={**call.symbols, **more}) for call in invocations(mine))
 
     @classmethod
     def drawn(cls, sizes: Mapping[str, int], rng: random.Random) -> Drawn | None:
@@ -177,7 +196,14 @@ class CausalTarget(Native[C]):
         return proof(self, type(self.config), self.normalised(), samples, seed, self.drawn)
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
-        """Return the model on the meta device with the given implementation of routed experts, if it has experts."""
+        """Return the model on the meta device with the given implementation of routed experts, if it has experts.
+
+        Raises:
+            Incomplete: the run is spread over several devices, of which no graph counts one rank yet.
+        """
+        if not workload.mesh.one:
+            what = "no graph or run of one rank of several devices is counted yet"
+            raise Incomplete(what, where=workload.mesh.text, fix="--sources analytic")
         kernel = experts if any(s.name == common.EXPERTS.name for s in self.extra_settings) else None
         return build(*self.native(), dtype=workload.dtype, attention=workload.attention, experts=kernel)
 

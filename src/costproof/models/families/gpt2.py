@@ -24,6 +24,7 @@ from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.formulas import ALL_PROJECTIONS, decoder_tapes, logits_and_masks, masked_chunk
 from costproof.models.decoding.names import STAGES
+from costproof.models.decoding.sharding import ShardPlan
 from costproof.models.decoding.target import CausalTarget
 from costproof.storage.scheme import CheckpointLayout
 
@@ -136,6 +137,7 @@ class Gpt2(CausalTarget[Gpt2Config]):
     config: Gpt2Config = field(default_factory=Gpt2Config)
     name: str = "gpt2"
     model_types: ClassVar[tuple[str, ...]] = ("gpt2",)
+    plan: ClassVar[ShardPlan | None] = None
     checkpoint_layout: ClassVar[CheckpointLayout] = CheckpointLayout(linear_class="Conv1D")
 
     @property

@@ -1,0 +1,95 @@
+"""Cost the collectives in which the ranks of a group combine what each of them computed."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import sympy
+
+from costproof.analytic.costs import Exchange, LayerCosts, Size, layer
+
+
+@layer
+class AllReduce:
+    """Adds up a tensor of ``elements`` elements that each of n ranks holds a part of the sum of, in place.
+
+    The payload is the tensor. By the ring algorithm a rank sends 2 (n - 1) chunks of ceil(elements / n) elements:
+    n - 1 to reduce the chunks, and n - 1 to spread the sums:
+
+        comm_payload_bytes = elements item_bytes
+        comm_bytes = 2 (n - 1) ceil(elements / n) item_bytes
+
+    It adds nothing to what crosses the module; unfused, it reads the tensor and writes it.
+
+    With a ``bias`` of that width, which every rank holds whole, a separate addition follows, of one operation per
+    element: unfused, it reads and writes the tensor once more.
+    """
+
+    name: ClassVar[str] = "all_reduce"
+    title: ClassVar[str] = "All-reduce"
+    source: ClassVar[str] = (
+        "Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms; Shoeybi et al. 2019, Megatron-LM, figure 3; "
+        "transformers RowwiseParallel, EmbeddingParallel, MoeExpertsParallel"
+    )
+
+    elements: Size
+    ranks: Size
+    item_bytes: Size
+    group: str = "tp"
+    """Axis of the mesh."""
+    bias: Size = 0
+    """Elements of the bias that is added afterwards; 0 if there is none."""
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        added = 0 if self.bias == 0 else self.elements
+        return LayerCosts(
+            params=self.bias,
+            weight_bytes=self.bias * self.item_bytes,
+            weight_read_bytes=self.bias * self.item_bytes,
+            vector_flops={"elementwise": added} if added != 0 else {},
+            intermediate_bytes=2 * (self.elements + added) * self.item_bytes,
+            exchanges={
+                "all_reduce": Exchange(
+                    self.elements * self.item_bytes,
+                    2 * (self.ranks - 1) * sympy.ceiling(self.elements / self.ranks) * self.item_bytes,
+                )
+            },
+        )
+
+
+@layer
+class AllGather:
+    """Joins the parts of a tensor [rows, width] that n ranks hold along its width, so that each has all of it.
+
+    Each part is padded to chunk = ceil(width / n) columns, and every rank sends its part to the n - 1 others:
+
+        comm_payload_bytes = rows n chunk item_bytes
+        comm_bytes = (n - 1) rows chunk item_bytes
+
+    The operator before it writes ``own`` columns, which it reads; what it writes is joined once more, since the ranks
+    are its first dimension, and all of that leaves the module.
+    """
+
+    name: ClassVar[str] = "all_gather"
+    title: ClassVar[str] = "All-gather"
+    source: ClassVar[str] = "Thakur et al. 2005, Optimization of collective communication; transformers ColwiseParallel"
+
+    rows: Size
+    width: Size
+    own: Size
+    ranks: Size
+    item_bytes: Size
+    group: str = "tp"
+    """Axis of the mesh."""
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        chunk = self.rows * sympy.ceiling(self.width / self.ranks) * self.item_bytes
+        own = self.rows * self.own * self.item_bytes
+        return LayerCosts(
+            input_bytes=0,
+            output_bytes=self.ranks * chunk - own,
+            intermediate_bytes=2 * own + 2 * self.ranks * chunk,
+            exchanges={"all_gather": Exchange(self.ranks * chunk, (self.ranks - 1) * chunk)},
+        )
