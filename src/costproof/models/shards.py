@@ -1,4 +1,4 @@
-"""One rank of a mesh as a target: the parts of parameters that it holds, and the collectives that its modules run.
+"""Make a model one rank of a mesh: it holds parts of the parameters, and its modules run collectives.
 
 A plan of transformers names a style for each module and parameter. The dynamic source lets transformers apply the plan
 and runs the result. The static source exports a model that :func:`shard` makes here by its own reading of the styles,
@@ -11,17 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.errors import BadInput, Incomplete
-from costproof.ledger.metrics import Conventions
-from costproof.ledger.progress import Progress
-from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import Dtype, Invocation, TargetInfo, Workload
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.mesh import Mesh
 from costproof.models.decoding.decoder import text_config
-from costproof.models.decoding.target import CausalTarget
-from costproof.models.specs import Built, ExportJob, Run
-from costproof.models.target import NamedWorkload, Setting
 from costproof.patches.sharding import Distributed, Plan, plans_of
-from costproof.weights.stored import Stored
 
 if TYPE_CHECKING:
     import torch
@@ -34,37 +27,6 @@ _WHOLE: Final = frozenset({
     "moe_tp_experts", "ep_dispatch_experts",
 })  # fmt: skip
 """Styles whose parameters every rank holds whole."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """One rank of a mesh whose dimensions hold the same ranks: tensor and expert parallelism share a batch."""
-
-    tensor: int = 1
-    expert: int = 1
-    rank: int = 0
-
-    @property
-    def ranks(self) -> int:
-        """Return the number of ranks."""
-        return max(self.tensor, self.expert)
-
-    def check(self) -> None:
-        """Check that the mesh is one that both sources can run.
-
-        Raises:
-            BadInput: the rank is none of the mesh, or experts and tensors are split over different ranks.
-        """
-        if not 0 <= self.rank < self.ranks:
-            raise BadInput(
-                "the mesh has no such rank", where="--rank", expected=f"0 to {self.ranks - 1}", got=self.rank
-            )
-        if self.expert not in (1, self.tensor):
-            raise BadInput(
-                "expert parallelism over other ranks than those that share a batch sends each token to the ranks of its "
-                "experts, and how many tokens that are depends on the routing",
-                where="--ep", expected=f"1 or {self.tensor}, as --tp", got=self.expert,
-            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +50,7 @@ class Share:
         return first, min(first + self.chunk, self.size)
 
 
-def shard(model: nn.Module, plans: tuple[Plan, Plan], place: Place) -> None:
+def shard(model: nn.Module, plans: tuple[Plan, Plan], ranks: int, rank: int) -> None:
     """Replace the parameters of a model by the parts that one rank holds, and let its modules run the collectives.
 
     Raises:
@@ -99,11 +61,11 @@ def shard(model: nn.Module, plans: tuple[Plan, Plan], place: Place) -> None:
     for name, style in {**plans[0], **plans[1]}.items():
         owner, _, leaf = name.rpartition(".")
         if name in parameters:
-            _split(modules[owner], leaf, Share(style, place.ranks, place.rank), made)
+            _split(modules[owner], leaf, Share(style, ranks, rank), made)
         else:
             if style == "mla_kv_a_proj":
                 modules[name]._rope_width = text_config(model).qk_rope_head_dim
-            _join(modules[name], Share(style, place.ranks, place.rank))
+            _join(modules[name], Share(style, ranks, rank))
 
 
 def _split(module: nn.Module, leaf: str, share: Share, made: dict[int, nn.Parameter]) -> None:
@@ -283,119 +245,84 @@ _FORWARDS: Final[Mapping[str, Callable[..., Any]]] = {
 """Style -> forward of a module in it, if it is not the module's own."""
 
 
-def _fit_heads(model: nn.Module, plan: Plan, place: Place) -> None:
-    """Write the K/V heads of this rank into the model's configuration, from which caches are made.
+def shard_for_export(model: nn.Module, mesh: Mesh, rank: int) -> nn.Module:
+    """Return the model as a rank of a mesh holds it, by our reading of transformers' plan.
 
     Raises:
-        Incomplete: the ranks do not divide them, which transformers cannot run.
+        Incomplete: the mesh or the plan is not one that a graph can count.
     """
-    split = [name for name, style in plan.items() if style == "colwise" and name.endswith(".k_proj")]
-    config = text_config(model)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if not split or place.tensor == 1:
-        return
-    if heads % place.tensor:
+    if mesh.tp > 1:
+        plans, own = _plans(model, mesh), mesh.coordinates(rank).tp
+        _copy_heads(model, plans[0], mesh.tp, own)
+        shard(model, plans, mesh.tp, own)
+        _fit_heads(model, plans[0], mesh.tp)
+    return model
+
+
+def distribute_for_run(model: nn.Module, mesh: Mesh, rank: int) -> Distributed | None:
+    """Let transformers distribute the model for a rank of a mesh; ``None`` if each rank has the whole model.
+
+    Raises:
+        Incomplete: transformers cannot run this model on this mesh.
+    """
+    if mesh.tp == 1:
+        return None
+    plans = _plans(model, mesh)
+    if not _splits_evenly(model, plans[0], mesh.tp):
         raise Incomplete(
-            "transformers cannot split the key/value heads over these ranks (its issue 48307)",
-            where="--tp", expected=f"a divisor of {heads}", got=place.tensor,
+            "transformers cannot split fewer key/value heads than ranks (its issue 48307)",
+            where="--tp", expected=f"a divisor of {kv_heads(model)}", got=mesh.tp,
+            fix="--sources analytic,static, which give a rank a copy of one head",
         )  # fmt: skip
-    config.num_key_value_heads = heads // place.tensor
+    found = Distributed(model, plans, mesh.tp, mesh.coordinates(rank).tp)
+    _fit_heads(model, plans[0], mesh.tp)
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class RankTarget:
-    """One rank of a causal language model that several devices run together."""
+def _plans(model: nn.Module, mesh: Mesh) -> tuple[Plan, Plan]:
+    if mesh.ep not in (1, mesh.tp):
+        raise Incomplete(
+            "between ranks with batches of their own, how many tokens each sends depends on the routing, which has no "
+            "values here", where="--ep", expected=f"1 or {mesh.tp}, as --tp", got=mesh.ep, fix="--sources analytic",
+        )  # fmt: skip
+    return plans_of(model, mesh.tp, mesh.ep)
 
-    base: CausalTarget[Any]
-    place: Place
 
-    @property
-    def name(self) -> str:
-        """Return the name under which the whole model is registered."""
-        return self.base.name
+def kv_heads(model: nn.Module) -> int:
+    """Return the key/value heads that the configuration of a model names."""
+    config = text_config(model)
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
-    @property
-    def options(self) -> RunOptions:
-        """Return the options of the dynamic run."""
-        return self.base.options
 
-    @property
-    def stored(self) -> Stored:
-        """Return the properties of the checkpoint that its files state."""
-        return self.base.stored
+def _splits_evenly(model: nn.Module, plan: Plan, ranks: int) -> bool:
+    """Return whether each rank gets as many key/value heads as any other, or the plan does not split them."""
+    split = any(style == "colwise" and name.endswith(".k_proj") for name, style in plan.items())
+    return not split or kv_heads(model) % ranks == 0
 
-    @property
-    def dtype(self) -> Dtype | None:
-        """Return the dtype of tensors that the checkpoint does not quantise."""
-        return self.base.dtype
 
-    def info(self) -> TargetInfo:
-        """Return the whole model as plain data."""
-        return self.base.info()
+def _fit_heads(model: nn.Module, plan: Plan, ranks: int) -> None:
+    """Write the key/value heads of a rank into the model's configuration, from which caches are made."""
+    if any(style == "colwise" and name.endswith(".k_proj") for name, style in plan.items()):
+        text_config(model).num_key_value_heads = max(1, kv_heads(model) // ranks)
 
-    def settings(self) -> tuple[Setting, ...]:
-        """Return the settings of a run."""
-        return self.base.settings()
 
-    def presets(self) -> tuple[NamedWorkload, ...]:
-        """Return the presets."""
-        return self.base.presets()
+def _copy_heads(model: nn.Module, plan: Plan, ranks: int, rank: int) -> None:
+    """Give the projections of keys and values one head for every rank, if there are fewer heads than ranks.
 
-    def workload(self, preset: str | None = None, **given: Any) -> Workload:
-        """Return a workload of the whole model."""
-        return self.base.workload(preset, **given)
+    Several ranks get copies of the same head. Then their plan splits the projections evenly.
+    """
+    import torch
 
-    def conventions(self, workload: Workload) -> Conventions:
-        """Return the conventions of all numbers."""
-        return self.base.conventions(workload)
-
-    def check(self, workload: Workload) -> None:
-        """Check that the model can run the workload on the mesh."""
-        self.place.check()
-        self.base.check(workload)
-
-    def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """Return the stage calls of one run; every rank makes all of them."""
-        return self.base.invocations(workload)
-
-    def with_options(self, options: RunOptions) -> RankTarget:
-        """Return the same rank with other run options."""
-        if options.real:
-            raise BadInput("a rank is counted without values", where="--run", expected="meta", got=options.device)
-        return replace(self, base=self.base.with_options(options))
-
-    def build(self, workload: Workload) -> nn.Module:
-        """Return the model of this rank for the static source."""
-        self.place.check()
-        model = self.base.build(workload)
-        plans = plans_of(model, self.place.tensor, self.place.expert)
-        _fit_heads(model, plans[0], self.place)
-        shard(model, plans, self.place)
-        return model
-
-    def build_stored(self) -> nn.Module:
-        """Return the model of this rank in the dtype of its checkpoint."""
-        return self.build(self.base.workload())
-
-    def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """Return the parts that the static source exports."""
-        return self.base.export_jobs(model, workload)
-
-    def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
-        """Return the stages that use a module."""
-        return self.base.stages_of(path, workload)
-
-    def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """Return the model that transformers has distributed, for the dynamic source."""
-        self.place.check()
-        built = self.base.build_run(workload, progress)
-        plans = plans_of(built.model, self.place.tensor, self.place.expert)
-        _fit_heads(built.model, plans[0], self.place)
-        built.model._distributed = Distributed(built.model, plans, self.place.ranks, self.place.rank)  # type: ignore[assignment]
-        return built
-
-    def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
-        """Return the forwards of this rank."""
-        distributed: Any = model._distributed
-        return tuple(replace(run, around=distributed.running, dispatched=True) for run in self.base.runs(model, workload))
-
+    heads = kv_heads(model)
+    if _splits_evenly(model, plan, ranks):
+        return
+    if ranks % heads:
+        raise Incomplete("ranks would share a key/value head", where="--tp", expected=f"of {heads} heads", got=ranks)
+    for path, module in model.named_modules():
+        if plan.get(f"{path}.k_proj") != "colwise":
+            continue
+        module.num_key_value_groups = max(1, module.num_key_value_groups * heads // ranks)  # type: ignore[operator]
+        for projection in (module.k_proj, module.v_proj):
+            for leaf, whole in list(projection.named_parameters(recurse=False)):  # type: ignore[union-attr]
+                copies = whole.unflatten(0, (heads, -1)).repeat_interleave(ranks // heads, 0).flatten(0, 1)
+                setattr(projection, leaf, torch.nn.Parameter(copies, requires_grad=False))

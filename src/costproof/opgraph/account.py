@@ -102,7 +102,7 @@ def account(
                 raise _uncounted_module_error(op)
             kind, payload, sent = cost.comm
             key = (*here, op.module, kind)
-            add(key, {"comm_payload_bytes": payload, "comm_bytes": sent, "messages": 1})
+            add(key, {"comm_bytes": sent, "comm_payload_bytes": payload, "messages": 1})
             labels.setdefault(key, []).append(op.label)
         elif cost.flops != 0 or cost.vector != 0:
             if here is None:

@@ -6,6 +6,7 @@ tensors that have no values.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,11 +43,13 @@ def fake_group(ranks: int, rank: int) -> Iterator[None]:
         )  # fmt: skip
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    hook = sys.excepthook  # init_process_group replaces it by one that prints the rank
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     try:
         yield
     finally:
         dist.destroy_process_group()
+        sys.excepthook = hook
 
 
 def plans_of(model: nn.Module, tensor: int, expert: int) -> tuple[Plan, Plan]:
@@ -125,6 +128,18 @@ def _distribute(model: nn.Module, ranks: int, plans: tuple[Plan, Plan]) -> Itera
 
     mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=(AXIS,))
     tensor, expert = plans
+    # As from_pretrained, which ties parameters only behind the distribution.
+    first: dict[int, tuple[nn.Module, str]] = {}
+    tied: list[tuple[nn.Module, str, tuple[nn.Module, str]]] = []
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is None:
+                continue
+            if id(parameter) in first:
+                tied.append((module, name, first[id(parameter)]))
+                module._parameters[name] = torch.nn.Parameter(torch.empty_like(parameter), requires_grad=False)
+            else:
+                first[id(parameter)] = module, name
     try:
         if tensor:
             apply_tensor_parallelism(model, mesh, dict(tensor))  # type: ignore[arg-type]
@@ -132,6 +147,8 @@ def _distribute(model: nn.Module, ranks: int, plans: tuple[Plan, Plan]) -> Itera
             apply_expert_parallelism(model, mesh, mesh, dict(expert))  # type: ignore[arg-type]
     except ValueError as error:
         raise Incomplete("transformers cannot distribute this model", got=first_line(error)) from error
+    for module, name, (owner, own) in tied:
+        module._parameters[name] = owner._parameters[own]
     plain: dict[int, nn.Parameter] = {}
     """A tied parameter stays one."""
     for module in model.modules():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import TraceCheck
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.metrics import TRAFFIC, UNFUSED
+from costproof.ledger.metrics import COMM, TRAFFIC, UNFUSED
 from costproof.ledger.node import CostNode, Ledger, UnknownOp, total
 from costproof.ledger.profile import Measured
 from costproof.ledger.progress import Progress, silent
@@ -223,7 +223,7 @@ def dynamic_ledger(
     ledger = Ledger(
         source="dynamic",
         nodes=with_owners((*nodes, *group_parameters(owned, _groups(runs[0]), runs[0].positions)), owners),
-        metrics=graph_metrics(target.options, storage.metrics),
+        metrics=(*graph_metrics(target.options, storage.metrics), *(() if workload.mesh.one else COMM)),
         stages=target.info().stages,
         unknown_ops=tally.missing(),
         notes=(*notes, *storage.notes),
