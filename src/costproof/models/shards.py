@@ -161,7 +161,10 @@ def _all_gather_last(value: torch.Tensor, share: Share) -> torch.Tensor:
     padded = torch.nn.functional.pad(value, (0, missing)) if missing else value
     ops = torch.ops._c10d_functional
     every = ops.wait_tensor(ops.all_gather_into_tensor(padded, share.ranks, _group(share)))
-    joined = torch.cat(every.view(share.ranks, *padded.shape).unbind(0), -1)
+    if all(size == 1 for size in padded.shape[:-1]):  # the parts of a single row are in order already
+        joined = every.view(*padded.shape[:-1], -1)
+    else:
+        joined = torch.cat(every.view(share.ranks, *padded.shape).unbind(0), -1)
     return joined[..., : share.size] if share.chunk * share.ranks != share.size else joined
 
 

@@ -234,7 +234,9 @@ class CausalTarget(Native[C]):
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the export jobs of the prefill and of a decode step."""
-        return tuple(exports.export_jobs(model, _own(workload), self.decoder))
+        jobs = exports.export_jobs(model, _own(workload), self.decoder)
+        single = workload.mesh.tp > 1 and workload.own_batch == 1
+        return tuple(map(exports.with_one_sequence, jobs)) if single else tuple(jobs)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return jobs that run the prefill and some decode steps, each in isolation."""
