@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from costproof.analytic.attention import Attention
+from costproof.analytic.collectives import AllGather, AllReduce
 from costproof.analytic.costs import Layer
 from costproof.analytic.experts import ClampedExperts
 from costproof.analytic.latent_attention import AbsorbedAttention, LatentAttention
@@ -116,6 +117,18 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
             past=80,
             cache=40,
         ),
+    ),
+    (
+        "all-reduce of 10 elements with a bias of 5",
+        AllReduce(elements=10, ranks=4, item_bytes=2, bias=5),
+        # 5 parameters, and 10 additions after the sum; what leaves the module is counted by what computes it
+        Expected(params=5, read=10, vector={"elementwise": 10}),
+    ),
+    (
+        "all-gather of 3 rows of 10 columns, of which this rank has 1",
+        AllGather(rows=3, width=10, own=1, ranks=4, item_bytes=2),
+        # chunks of 3 columns: 3 * 12 * 2 bytes leave, of which the operator before it counts 3 * 1 * 2
+        Expected(outgoing=72 - 6),
     ),
 ]
 

@@ -128,6 +128,8 @@ def shard(size: int, ranks: int, index: int) -> tuple[int, int]:
 
 def own_batch(batch: int, mesh: Mesh, rank: int) -> int:
     """Return the sequences of a batch that a rank runs: the first ranks along ``dp`` have one more if it is uneven."""
+    if mesh.dp == 1:
+        return batch
     return batch // mesh.dp + (mesh.coordinates(rank).dp < batch % mesh.dp)
 
 

@@ -93,10 +93,14 @@ class Shards:
         cls, config: DecoderConfig, workload: Workload, plan: ShardPlan, style: DecoderStyle | None = None
     ) -> Shards:
         """Return the shards of the rank that a workload counts."""
-        biased = {"text.layer.attention.out": style is not None and "out" in style.bias,
-                  "text.layer.mlp.down": style is not None and style.mlp_bias}  # fmt: skip
+        latent = getattr(config, "kv_rank", 0) > 0
+        out = "out" in style.bias if style is not None else False
+        biased = {
+            "text.layer.attention.out": bool(config.attention_bias) if latent else out,  # type: ignore[attr-defined]
+            "text.layer.mlp.down": style is not None and style.mlp_bias,
+        }
         roles = frozenset(role for role, has in biased.items() if has and _REDUCED[role] in plan.split)
-        return cls(plan, workload.mesh, config.kv_heads, getattr(config, "kv_rank", 0) > 0, config.hidden, roles)
+        return cls(plan, workload.mesh, config.kv_heads, latent, config.hidden, roles)
 
     @property
     def origin(self) -> str:
