@@ -14,6 +14,7 @@ from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete
 from costproof.ledger.node import Ledger
+from costproof.ledger.progress import Progress
 from costproof.ledger.workload import ExpertKernel, Invocation, Workload
 from costproof.models import cache_dtype
 from costproof.models import settings as common
@@ -24,7 +25,8 @@ from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
 from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards, mesh_problems, mesh_symbols
 from costproof.models.native import Native
-from costproof.models.specs import ExportJob, Run, layers_cut
+from costproof.models.shards import distribute_for_run, shard_for_export
+from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from costproof.models.decoding.domain import Drawn
     from costproof.models.decoding.formulas import DecoderStyle
     from costproof.models.proof import Proof
+    from costproof.patches.sharding import Distributed
 
 PRESETS: Final = (
     NamedWorkload("chat", "a prompt of 512 tokens", {"text": 512}, default=True),
@@ -53,6 +56,8 @@ SETTINGS: Final[tuple[Setting, ...]] = (
 
 
 C = TypeVar("C", bound=DecoderConfig)
+_RANK: Final = "_costproof_rank"
+"""Attribute of a distributed model with its rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,16 +201,32 @@ class CausalTarget(Native[C]):
         return proof(self, type(self.config), self.normalised(), samples, seed, self.drawn)
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
-        """Return the model on the meta device with the given implementation of routed experts, if it has experts.
-
-        Raises:
-            Incomplete: the run is spread over several devices, of which no graph counts one rank yet.
-        """
-        if not workload.mesh.one:
-            what = "no graph or run of one rank of several devices is counted yet"
-            raise Incomplete(what, where=workload.mesh.text, fix="--sources analytic")
+        """Return the model on the meta device with the given implementation of routed experts, if it has experts."""
         kernel = experts if any(s.name == common.EXPERTS.name for s in self.extra_settings) else None
         return build(*self.native(), dtype=workload.dtype, attention=workload.attention, experts=kernel)
+
+    def build(self, workload: Workload) -> nn.Module:
+        """Return the model that is exported; of several devices, the part of the counted rank.
+
+        Raises:
+            Incomplete: no graph counts a rank of this mesh.
+        """
+        model = Native.build(self, workload)
+        return model if workload.mesh.one else shard_for_export(model, workload.mesh, workload.rank)
+
+    def build_run(self, workload: Workload, progress: Progress) -> Built:
+        """Return the model that runs; on several devices, as transformers distributes it to the counted rank.
+
+        Raises:
+            Problems: the checkpoint does not fit.
+            Incomplete: the device or packages are missing, or transformers cannot run the model on this mesh.
+        """
+        if not workload.mesh.one and self.options.real:
+            raise Incomplete("a rank of several devices is counted without values", where="--run", expected="meta")
+        built = Native.build_run(self, workload, progress)
+        if not workload.mesh.one:
+            vars(built.model)[_RANK] = distribute_for_run(built.model, workload.mesh, workload.rank)
+        return built
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """Return the stages in which a module runs: all of them."""
@@ -213,17 +234,26 @@ class CausalTarget(Native[C]):
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the export jobs of the prefill and of a decode step."""
-        return tuple(exports.export_jobs(model, workload, self.decoder))
+        jobs = exports.export_jobs(model, _own(workload), self.decoder)
+        single = workload.mesh.tp > 1 and workload.own_batch == 1
+        return tuple(map(exports.with_one_sequence, jobs)) if single else tuple(jobs)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return jobs that run the prefill and some decode steps, each in isolation."""
-        return tuple(exports.stage_runs(model, workload, self.decoder, workload.text_tokens))
+        return tuple(exports.stage_runs(model, _own(workload), self.decoder, workload.text_tokens))
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """Return the runs of the prefill and of the decode steps after it."""
-        decoder = self.decoder
+        decoder, workload = self.decoder, _own(workload)
         prompt = runs.prompt_inputs(workload, decoder, workload.text_tokens)
         if next(model.parameters()).device.type == "meta":
-            return runs.shape_runs(model, workload, decoder, runs.behind_past(model, workload, decoder, prompt))
+            found = runs.shape_runs(model, workload, decoder, runs.behind_past(model, workload, decoder, prompt))
+            rank: Distributed | None = vars(model).get(_RANK)
+            return found if rank is None else tuple(replace(r, around=rank.running, dispatched=True) for r in found)
         ids = runs.drawn_ids(self.config.vocab, (workload.batch, workload.context), self.options.seed)
         return runs.real_runs(model, workload, decoder, runs.real_prompt(model, workload, decoder, prompt, ids))
+
+
+def _own(workload: Workload) -> Workload:
+    """Return the workload with the sequences that the counted rank runs."""
+    return replace(workload, batch=workload.own_batch)
