@@ -158,4 +158,3 @@ def _distribute(model: nn.Module, ranks: int, plans: tuple[Plan, Plan]) -> Itera
                     id(parameter), torch.nn.Parameter(parameter._local_tensor, requires_grad=parameter.requires_grad)
                 )
                 yield _Held(module, name, parameter, local)  # type: ignore[arg-type]
-

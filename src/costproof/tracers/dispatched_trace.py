@@ -37,7 +37,9 @@ _DISTRIBUTED: Final = "DTensor"
 _FAKE: Final = "FakeTensor"
 _GROUPS: Final = ("c10d", "_c10d_functional", "_dtensor")
 """Namespaces of collectives."""
-NOTE: Final = "operators are recorded at the dispatcher, since TorchLens sees distributed tensors in the whole model's size"
+NOTE: Final = (
+    "operators are recorded at the dispatcher, since TorchLens sees distributed tensors in the whole model's size"
+)
 _WHOLE: Final[Mapping[str, Any]] = {
     "linear": torch.ops.aten.linear.default,
     "scaled_dot_product_attention": torch.ops.aten.scaled_dot_product_attention.default,
