@@ -105,7 +105,7 @@ def decoder_ledger(
     Branches: a run without decode steps has no decode stage; the prompt reads a cache only if there is a past.
     """
 
-    vocabulary = Shards.of(config, workload, plan or SPLIT_ALL).padded_vocabulary()
+    vocabulary = None if style.logits_capped else Shards.of(config, workload, plan or SPLIT_ALL).padded_vocabulary()
 
     def border(call: StackCall) -> Size:
         return logits_and_masks(workload, call, _windows(config), vocabulary)
@@ -286,6 +286,7 @@ def _mixtures(
     mixture = ExpertMixture(
         width=sym("text_hidden"),
         inner=shards.of_part(sym("text_moe"), "experts"),
+        held=sym("text_experts") / sym("ep") if workload.mesh.ep > 1 else None,
         experts=sym("text_experts"),
         top_k=sym("text_topk"),
         function=config.activation,

@@ -119,7 +119,11 @@ class Shards:
 
     def of_part(self, size: Size, part: Part) -> Size:
         """Return a rank's share of heads or of an inner width."""
-        return size / sym("tp") if self.mesh.tp > 1 and part in self.plan.split else size
+        return size / sym("tp") if self.mesh.tp > 1 and self.splits(part) else size
+
+    def splits(self, part: Part) -> bool:
+        """Return whether ranks have parts of the widths of a part; under ``ep`` each expert is whole on one of them."""
+        return part in self.plan.split and not (part == "experts" and self.mesh.ep > 1)
 
     def own_kv_heads(self, size: Size) -> Size:
         """Return the key/value heads of a rank.
@@ -146,6 +150,8 @@ class Shards:
             role.endswith(".attention") and metric == "kv_cache_bytes" and not self.latent
         )
         part = part_of(role)
+        if part == "experts" and self.mesh.ep > 1:
+            return self._of_experts(metric)
         latent = self.latent and (metric == "kv_cache_bytes" or role.endswith(_LATENTS))
         if latent or part is None or part not in self.plan.split:
             return self.mesh.tp, _why_whole(role, part, latent=latent)
@@ -154,6 +160,12 @@ class Shards:
     def vocabulary(self, part: Part) -> Size:
         """Return the rows of the vocabulary that a rank holds in a part, ``embedding`` or ``head``."""
         return sym("text_vocab_rank") if self.mesh.tp > 1 and part in self.plan.split else sym("text_vocab")
+
+    def _of_experts(self, metric: str) -> tuple[int, str]:
+        """Return as :meth:`held_by` for experts, each of which one rank of a group has whole."""
+        if metric == "flops":
+            return self.mesh.ep, "rows of experts of other ranks, which the kernel gets and skips"
+        return 1, ""
 
     def padded_vocabulary(self) -> Size:
         """Return the columns of the logits that a decoder returns; those of uneven shards are padded."""
@@ -173,17 +185,27 @@ class Shards:
         if self.mesh.tp == 1:
             yield from parts
             return
-        from costproof.analytic.collectives import AllGather, AllReduce
+        from costproof.analytic.collectives import AllGather, AllReduce, Joined, MaskedRows
+        from costproof.analytic.experts import ClampedExperts, Experts
         from costproof.analytic.linear import Linear
 
         ranks, width, b = sym("tp"), sym("text_hidden"), call.item_bytes
         reduced = {role for role, part in _REDUCED.items() if part in self.plan.split}
+        reduced |= {"text.layer.experts"} if self.mesh.ep > 1 else set()
+        latent = self.latent and "attention" in self.plan.split
         for part in parts:
-            if part.role in reduced:
+            if part.role.endswith(".kv_down") and latent:
+                yield replace(
+                    part, layers=(*part.layers, Joined(call.rows * (sym("text_kv_rank") + sym("text_rope")), b))
+                )
+            elif part.role in reduced:
                 first, *others = part.layers
                 bias = width if isinstance(first, Linear) and first.bias else 0
                 own = (replace(first, bias=False),) if isinstance(first, Linear) else (first,)
                 added = AllReduce(call.rows * width, ranks, b, bias, masked=part.role == "text.embedding")
+                if isinstance(first, Experts | ClampedExperts) and self.mesh.ep > 1:
+                    item = first.weight_item if isinstance(first, Experts) else b
+                    others.append(MaskedRows(first.rows, width, first.intermediate, b, item, first.batched))
                 yield replace(part, layers=(*own, *others, added))
             elif part.role == "lm_head" and "head" in self.plan.split:
                 own_rows = self.vocabulary("head")
@@ -249,7 +271,7 @@ def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) ->
     if found:
         return found
     for what, size, part in _divided(config):
-        if part in plan.split and size % mesh.tp:
+        if part in plan.split and size % mesh.tp and not (part == "experts" and mesh.ep > 1):
             expected = f"a divisor of the {size} {what}"
             found.append(BadInput("tensor parallelism must divide them", where="--tp", expected=expected, got=mesh.tp))
     if "attention" in plan.split and config.kv_heads % mesh.tp and mesh.tp % config.kv_heads:
@@ -258,6 +280,9 @@ def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) ->
     if workload.batch < mesh.dp:
         what = "there are fewer sequences than data-parallel ranks"
         found.append(BadInput(what, where="--batch", expected=f"at least {mesh.dp}", got=workload.batch))
+    if mesh.ep not in (1, mesh.tp):
+        what = "experts are counted over the ranks that share weights, so far"
+        found.append(BadInput(what, where="--ep", expected=f"1, or tp {mesh.tp}", got=mesh.ep))
     if mesh.ep > 1:
         experts = getattr(config, "experts", 0)
         if not experts or experts % mesh.ep:
