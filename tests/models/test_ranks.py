@@ -19,6 +19,8 @@ from costproof.models.decoding.sharding import SPLIT_ALL, WHOLE_ATTENTION
 from costproof.models.decoding.target import CausalTarget
 from costproof.models.registry import load_target
 from costproof.parametric.targets import count_ranks, evaluate_formulas
+from costproof.run.capture import count_sources
+from costproof.run.prepare import Prepared
 
 TOKEN: Final[dict[str, Any]] = {"text_tokens": 1, "new_tokens": 0}
 FAMILIES: Final = (
@@ -254,3 +256,29 @@ def test_operands_of_other_commands_take_a_mesh() -> None:
     assert fitting.weights_bytes == 17_640_734_720
     changed = costproof.diff("llama@chat", "llama@chat,tp=2")
     assert changed is not None
+
+
+_SMALL: Final[dict[str, Any]] = {
+    "hidden": 64, "intermediate": 96, "layers": 2, "heads": 4, "kv_heads": 4, "head_dim": 16, "vocab": 102,
+}  # fmt: skip
+_MIXED: Final[dict[str, Any]] = {**_SMALL, "experts": 8, "top_k": 2, "expert_width": 64}
+_LATENT: Final[dict[str, Any]] = {
+    **_MIXED, "groups": 1, "best_groups": 1, "dense_layers": 1, "kv_rank": 16, "q_rank": 24, "nope": 16, "rope": 8,
+    "value": 16,
+}  # fmt: skip
+AGREE: Final[tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]] = (
+    ("llama", {**_SMALL, "attention_bias": True, "mlp_bias": True}, {"tp": 4, "rank": 3, "attention": "eager"}),
+    ("deepseek-v2", _LATENT, {"tp": 4, "rank": 3, "batch": 2}),
+    ("qwen3-moe", _MIXED, {"tp": 4, "ep": 4, "experts": "batched_mm", "dp": 2, "batch": 3}),
+)
+
+
+@pytest.mark.parametrize(("name", "sizes", "run"), AGREE, ids=[f"{name} {run}" for name, _, run in AGREE])
+def test_formulas_and_graphs_of_a_rank_agree(name: str, sizes: dict[str, Any], run: dict[str, Any]) -> None:
+    model = target(name)
+    small = replace(model, config=replace(model.config, **sizes))
+    work = small.workload(text_tokens=9, new_tokens=2, **run)
+    found = count_sources(Prepared(small, work, ("analytic", "static")))
+    assert found.discrepancy.verdict == "exact", [f.id for f in found.discrepancy.findings if f.status != "exact"][:4]
+    metrics = {f.metric for f in found.discrepancy.findings}
+    assert {"comm_bytes", "comm_payload_bytes", "messages", "unfused_bytes", "floor_bytes"} <= metrics
