@@ -92,7 +92,7 @@ class _Held:
 
     module: nn.Module
     name: str
-    distributed: nn.Parameter
+    distributed: Any
     local: nn.Parameter
 
 
@@ -142,20 +142,18 @@ def _distribute(model: nn.Module, ranks: int, plans: tuple[Plan, Plan]) -> Itera
                 first[id(parameter)] = module, name
     try:
         if tensor:
-            apply_tensor_parallelism(model, mesh, dict(tensor))  # type: ignore[arg-type]
+            apply_tensor_parallelism(model, mesh, dict(tensor))
         if expert:
-            apply_expert_parallelism(model, mesh, mesh, dict(expert))  # type: ignore[arg-type]
+            apply_expert_parallelism(model, mesh, mesh, dict(expert))
     except ValueError as error:
         raise Incomplete("transformers cannot distribute this model", got=first_line(error)) from error
-    for module, name, (owner, own) in tied:
-        module._parameters[name] = owner._parameters[own]
+    for module, name, (owner, first_name) in tied:
+        module._parameters[name] = owner._parameters[first_name]
     plain: dict[int, nn.Parameter] = {}
     """A tied parameter stays one."""
     for module in model.modules():
-        for name, parameter in module._parameters.items():
+        held: dict[str, Any] = dict(module._parameters)
+        for name, parameter in held.items():
             if isinstance(parameter, DTensor):
-                local = plain.setdefault(
-                    id(parameter), torch.nn.Parameter(parameter._local_tensor, requires_grad=parameter.requires_grad)
-                )
-                yield _Held(module, name, parameter, local)  # type: ignore[arg-type]
-
+                own = torch.nn.Parameter(parameter._local_tensor, requires_grad=parameter.requires_grad)
+                yield _Held(module, name, parameter, plain.setdefault(id(parameter), own))

@@ -141,7 +141,10 @@ def exported_ledger(
     symbolic = Ledger(
         source="static",
         nodes=merge_nodes((*nodes, *(n for n in owned if n.stage in stages))),
-        metrics=(*graph_metrics(options_of(target) if with_convention else RunOptions(), storage.metrics), *(() if workload.mesh.one else COMM)),
+        metrics=(
+            *graph_metrics(options_of(target) if with_convention else RunOptions(), storage.metrics),
+            *(() if workload.mesh.one else COMM),
+        ),
         stages=stages,
         unknown_ops=tally.missing(),
         notes=(
