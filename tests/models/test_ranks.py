@@ -236,3 +236,21 @@ def test_files_state_ranks_collectives_and_copies(tmp_path: Path) -> None:
     alone = json.loads(costproof.report("llama", **run).render("static-json"))
     assert not {"parallel", "rank", "ranks", "collectives", "duplicates"} & alone.keys()
     assert "comm_bytes" not in alone["stages"][0]["sources"]["analytic"]
+    text = costproof.report("llama", **run, tp=4, rank=3).render("static-md")
+    assert "| Copies | Stage | Of | Amount |" in text
+    assert "rank 3 of 4 devices (tp 4)" in text
+    assert "| prefill | prompt | `lm_head` | `all_gather` | tp, 4 ranks | bfloat16 | 1 |" in text
+    # 26 of 102 entries of two tables of 64 on ranks 0 to 2, 24 on rank 3
+    assert "| 0 to 2 |" in text
+    assert "Ranks: 4 devices, tp 4" in costproof.report("llama", **run, tp=4).render("html")
+    assert "Ranks: " not in costproof.report("llama", **run).render("static-md")
+
+
+def test_operands_of_other_commands_take_a_mesh() -> None:
+    """The bound of a rank's decode step reads 1 / 8 of the weights, but for norms."""
+    times = [costproof.roofline(f"llama-3.1-70b@chat{tp}", on="h100-sxm") for tp in ("", ",tp=8")]
+    assert times[0] != times[1]
+    fitting = costproof.fits("llama-3.1-70b@chat,tp=8", memory="80GB")
+    assert fitting.weights_bytes == 17_640_734_720
+    changed = costproof.diff("llama@chat", "llama@chat,tp=2")
+    assert changed is not None

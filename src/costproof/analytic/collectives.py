@@ -22,7 +22,8 @@ class AllReduce:
     It adds nothing to what crosses the module; unfused, it reads the tensor and writes it.
 
     With a ``bias`` of that width, which every rank holds whole, a separate addition follows, of one operation per
-    element: unfused, it reads and writes the tensor once more.
+    element: unfused, it reads and writes the tensor once more. Rows of a table that another rank holds (``masked``) are
+    overwritten with zeros before the sum: unfused, that reads and writes the tensor and one zero.
     """
 
     name: ClassVar[str] = "all_reduce"
@@ -35,20 +36,21 @@ class AllReduce:
     elements: Size
     ranks: Size
     item_bytes: Size
-    group: str = "tp"
-    """Axis of the mesh."""
     bias: Size = 0
     """Elements of the bias that is added afterwards; 0 if there is none."""
+    masked: bool = False
+    """Whether zeros replace looked-up rows that this rank does not hold."""
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
         added = 0 if self.bias == 0 else self.elements
+        zeros = self.elements + 1 if self.masked else 0
         return LayerCosts(
             params=self.bias,
             weight_bytes=self.bias * self.item_bytes,
             weight_read_bytes=self.bias * self.item_bytes,
             vector_flops={"elementwise": added} if added != 0 else {},
-            intermediate_bytes=2 * (self.elements + added) * self.item_bytes,
+            intermediate_bytes=2 * (self.elements + added + zeros) * self.item_bytes,
             exchanges={
                 "all_reduce": Exchange(
                     self.elements * self.item_bytes,
@@ -67,8 +69,9 @@ class AllGather:
         comm_payload_bytes = rows n chunk item_bytes
         comm_bytes = (n - 1) rows chunk item_bytes
 
-    The operator before it writes ``own`` columns, which it reads; what it writes is joined once more, since the ranks
-    are its first dimension, and all of that leaves the module.
+    Out go all n chunks. Unfused: the operator before it writes ``own`` columns. Fewer than a chunk are read and written
+    once more, padded. The collective reads a chunk and writes n of them, with the ranks as the first dimension, which
+    an operator reads and joins. A single row (``one_row``) needs no such operator.
     """
 
     name: ClassVar[str] = "all_gather"
@@ -80,16 +83,17 @@ class AllGather:
     own: Size
     ranks: Size
     item_bytes: Size
-    group: str = "tp"
-    """Axis of the mesh."""
+    one_row: bool = False
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
         chunk = self.rows * sympy.ceiling(self.width / self.ranks) * self.item_bytes
         own = self.rows * self.own * self.item_bytes
+        padded = sympy.Min(1, sympy.ceiling(self.width / self.ranks) - self.own)
+        joined = 0 if self.one_row else 2 * self.ranks * chunk
         return LayerCosts(
             input_bytes=0,
             output_bytes=self.ranks * chunk - own,
-            intermediate_bytes=2 * own + 2 * self.ranks * chunk,
+            intermediate_bytes=own + padded * (own + chunk) + chunk + joined,
             exchanges={"all_gather": Exchange(self.ranks * chunk, (self.ranks - 1) * chunk)},
         )

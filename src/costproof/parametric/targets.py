@@ -57,6 +57,10 @@ DONE: Final[tuple[Metric, ...]] = ("flops", "kv_cache_bytes")
 """Metrics, of what devices hold and of what they do in a run, whose sum over ranks is explained by named copies."""
 
 
+_Terms = Counter[tuple[str, str, Metric, str]]
+"""(stage, invocation, metric, formula) -> nodes that have it."""
+
+
 def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Parallel:
     """Count every rank of a mesh by the formulas, and name what they have more than one device.
 
@@ -67,16 +71,23 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
         Bug: the ranks do not sum to one device and the named copies.
     """
     mesh, sharing = workload.mesh, target.shares(workload)
-    terms = Counter((n.stage, n.invocation, m, e) for n in counted.nodes for m, e in n.exprs.items())
+    terms = {workload.own_batch: _terms(counted)}
     equal: dict[tuple[tuple[str, int], ...], list[int]] = {}
     values: dict[int, dict[tuple[str, str], dict[str, int]]] = {}
+    batches: dict[int, int] = {}
     for rank in range(mesh.world):
-        calls = target.invocations(replace(workload, inputs={**workload.inputs, RANK: rank}))
+        run = replace(workload, inputs={**workload.inputs, RANK: rank})
+        calls, batches[rank] = target.invocations(run), run.own_batch
+        if run.own_batch not in terms:  # a single sequence has formulas of its own
+            terms[run.own_batch] = _terms(stored_formulas(target, run))
         values[rank] = {(c.stage, c.id): c.symbols for c in calls}
         key = tuple((f"{c.stage}/{c.id}/{name}", value) for c in calls for name, value in sorted(c.symbols.items()))
         equal.setdefault(key, []).append(rank)
     config = target.info().symbols
-    rows = [RankCosts(tuple(ranks), _rank_costs(terms, counted, values[ranks[0]], config)) for ranks in equal.values()]
+    rows = [
+        RankCosts(tuple(ranks), _rank_costs(terms[batches[ranks[0]]], counted, values[ranks[0]], config))
+        for ranks in equal.values()
+    ]
     one = evaluate_formulas(target, replace(workload, inputs=_of_one(workload)))
     found = Parallel(
         mesh, workload.rank, sharing.origin, tuple(rows), tuple(_collectives(counted, workload, sharing)),
@@ -89,12 +100,16 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
     return found
 
 
+def _terms(ledger: Ledger) -> _Terms:
+    return Counter((n.stage, n.invocation, m, e) for n in ledger.nodes for m, e in n.exprs.items())
+
+
 def _of_one(workload: Workload) -> dict[str, SettingValue]:
     return {name: value for name, value in workload.inputs.items() if name not in (*AXES, RANK)}
 
 
 def _rank_costs(
-    terms: Counter[tuple[str, str, Metric, str]],
+    terms: _Terms,
     ledger: Ledger,
     values: Mapping[tuple[str, str], SymbolValues],
     config: SymbolValues,

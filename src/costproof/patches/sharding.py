@@ -17,6 +17,10 @@ from costproof.ledger.errors import BadInput, Incomplete, first_line
 if TYPE_CHECKING:
     from torch import nn
 
+NOTE: Final = (
+    "operators are recorded at the dispatcher, since TorchLens sees distributed tensors in the size of the whole model"
+)
+"""Note on the run of a model that transformers has distributed."""
 AXIS: Final = "tp"
 """Name of the dimension of the mesh."""
 Plan = Mapping[str, str]
@@ -87,7 +91,7 @@ def _quiet() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _SplitParameter:
     """A distributed parameter: the module that owns it, and its form inside and outside of a run."""
 
     module: nn.Module
@@ -119,7 +123,7 @@ class Distributed:
                     one.module._parameters[one.name] = one.local
 
 
-def _distribute(model: nn.Module, ranks: int, plans: tuple[Plan, Plan]) -> Iterator[_Held]:
+def _distribute(model: nn.Module, ranks: int, plans: tuple[Plan, Plan]) -> Iterator[_SplitParameter]:
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor
@@ -156,4 +160,4 @@ def _distribute(model: nn.Module, ranks: int, plans: tuple[Plan, Plan]) -> Itera
         for name, parameter in held.items():
             if isinstance(parameter, DTensor):
                 own = torch.nn.Parameter(parameter._local_tensor, requires_grad=parameter.requires_grad)
-                yield _Held(module, name, parameter, plain.setdefault(id(parameter), own))
+                yield _SplitParameter(module, name, parameter, plain.setdefault(id(parameter), own))

@@ -37,8 +37,6 @@ _DISTRIBUTED: Final = "DTensor"
 _FAKE: Final = "FakeTensor"
 _GROUPS: Final = ("c10d", "_c10d_functional", "_dtensor")
 """Namespaces of collectives."""
-NOTE: Final = "recorded at the dispatcher, since TorchLens sees distributed tensors in the size of the whole model"
-"""Note on every run that is recorded here."""
 _WHOLE: Final[Mapping[str, Any]] = {
     "linear": torch.ops.aten.linear.default,
     "scaled_dot_product_attention": torch.ops.aten.scaled_dot_product_attention.default,
@@ -72,7 +70,7 @@ def trace_dispatched(run: Run) -> TracedForward:
         raise Incomplete(
             "the model does not run as one rank of this mesh", where=f"run {run.id}", got=first_line(error)
         ) from error
-    return TracedForward(log.graph(result), tuple(log.inputs), (), (*assumed, NOTE))
+    return TracedForward(log.graph(result), tuple(log.inputs), (), tuple(assumed))
 
 
 def _kinds(types: Any) -> set[str]:
@@ -207,7 +205,7 @@ class _WholeFunctions(TorchFunctionMode):
 
 
 def _plain(argument: Any) -> Any:
-    """Return an argument that is no tensor; groups and the like by their type only."""
+    """Return an argument other than a tensor; groups and the like by their type only."""
     return plain_value(argument) if not isinstance(argument, torch.ScriptObject) else type(argument).__name__
 
 

@@ -105,8 +105,10 @@ def decoder_ledger(
     Branches: a run without decode steps has no decode stage; the prompt reads a cache only if there is a past.
     """
 
+    vocabulary = Shards.of(config, workload, plan or SPLIT_ALL).padded_vocabulary()
+
     def border(call: StackCall) -> Size:
-        return logits_and_masks(workload, call, _windows(config))
+        return logits_and_masks(workload, call, _windows(config), vocabulary)
 
     parts, decode = decoder_parts(config, workload, style, plan), workload.new_tokens > 0
     cache = cache_share(workload, latent=style.latent is not None)
@@ -130,10 +132,19 @@ def decoder_parts(
         return (
             ModulePart("root", (capped if style.logits_capped else CONTAINER,)),
             ModulePart("text"),
-            *shards.with_collectives(stack, call, positions),
+            *shards.with_collectives(stack, call, positions, one_row=_one_row(workload, call)),
         )
 
     return parts
+
+
+def _one_row(workload: Workload, call: StackCall) -> bool:
+    """Return whether a call maps a single position of a single sequence to logits.
+
+    Branches: the gather of one row needs no concatenation.
+    """
+    one = call.past == CONTEXT or workload.logits == "last" or workload.text_tokens == 1
+    return one and not workload.mesh.one and workload.own_batch == 1
 
 
 def _positions(workload: Workload, call: StackCall) -> Size:
@@ -286,13 +297,17 @@ def _mixtures(
     return {i: mixture for i, routed in enumerate(config.routed()) if routed}
 
 
-def logits_and_masks(workload: Workload, call: StackCall, windows: Sequence[int] = (0,)) -> Size:
+def logits_and_masks(
+    workload: Workload, call: StackCall, windows: Sequence[int] = (0,), vocabulary: Size | None = None
+) -> Size:
     """Return the bytes that enter and leave a decoder as activations: logits, and the masks of eager attention.
 
     Args:
         windows: of all layers; layers with equal windows share one mask.
+        vocabulary: columns of the logits, padded ones included (default: those of the vocabulary).
     """
-    out = call.batch * (call.tokens if workload.logits == "all" else 1) * sym("text_vocab")
+    columns = sym("text_vocab") if vocabulary is None else vocabulary
+    out = call.batch * (call.tokens if workload.logits == "all" else 1) * columns
     if workload.attention != "eager":
         return out * call.item_bytes
     past = (sym("text_window") - 1 if fills(workload, call, w) else call.past for w in {*windows})

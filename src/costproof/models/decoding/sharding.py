@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
+import sympy
+
 from costproof.algebra.symbols import sym
 from costproof.ledger.errors import BadInput
 from costproof.ledger.mesh import Mesh, shard
@@ -153,11 +155,20 @@ class Shards:
         """Return the rows of the vocabulary that a rank holds in a part, ``embedding`` or ``head``."""
         return sym("text_vocab_rank") if self.mesh.tp > 1 and part in self.plan.split else sym("text_vocab")
 
-    def with_collectives(self, parts: Iterable[ModulePart], call: StackCall, positions: Size) -> Iterator[ModulePart]:
+    def padded_vocabulary(self) -> Size:
+        """Return the columns of the logits that a decoder returns; those of uneven shards are padded."""
+        if self.mesh.tp == 1 or "head" not in self.plan.split:
+            return sym("text_vocab")
+        return sym("tp") * sympy.ceiling(sym("text_vocab") / sym("tp"))
+
+    def with_collectives(
+        self, parts: Iterable[ModulePart], call: StackCall, positions: Size, *, one_row: bool
+    ) -> Iterator[ModulePart]:
         """Yield the modules of a decoder with the collectives that the plan puts into them.
 
         Args:
             positions: positions per sequence that get logits.
+            one_row: whether a single position gets logits.
         """
         if self.mesh.tp == 1:
             yield from parts
@@ -172,11 +183,11 @@ class Shards:
                 first, *others = part.layers
                 bias = width if isinstance(first, Linear) and first.bias else 0
                 own = (replace(first, bias=False),) if isinstance(first, Linear) else (first,)
-                added = AllReduce(call.rows * width, ranks, b, bias=bias)
+                added = AllReduce(call.rows * width, ranks, b, bias, masked=part.role == "text.embedding")
                 yield replace(part, layers=(*own, *others, added))
             elif part.role == "lm_head" and "head" in self.plan.split:
                 own_rows = self.vocabulary("head")
-                gather = AllGather(call.batch * positions, sym("text_vocab"), own_rows, ranks, b)
+                gather = AllGather(call.batch * positions, sym("text_vocab"), own_rows, ranks, b, one_row)
                 yield replace(part, layers=(*part.layers, gather))
             else:
                 yield part
