@@ -78,8 +78,8 @@ def _split(module: nn.Module, leaf: str, share: Share, made: dict[int, nn.Parame
         return
     part = _part(whole, leaf, share)
     if share.style == "grouped_gemm" and hasattr(module, "num_experts"):
-        module.num_experts = whole.shape[0] // share.ranks
-        module._is_expert_parallel = True
+        vars(module)["num_experts"] = whole.shape[0] // share.ranks
+        vars(module)["_is_expert_parallel"] = True
     module._parameters[leaf] = made[id(whole)] = torch.nn.Parameter(part, requires_grad=False)
 
 
@@ -161,6 +161,7 @@ def _all_gather_last(value: torch.Tensor, share: Share) -> torch.Tensor:
     padded = torch.nn.functional.pad(value, (0, missing)) if missing else value
     ops = torch.ops._c10d_functional
     every = ops.wait_tensor(ops.all_gather_into_tensor(padded, share.ranks, _group(share)))
+    joined: torch.Tensor
     if all(size == 1 for size in padded.shape[:-1]):  # the parts of a single row are in order already
         joined = every.view(*padded.shape[:-1], -1)
     else:
@@ -324,8 +325,9 @@ def _copy_heads(model: nn.Module, plan: Plan, ranks: int, rank: int) -> None:
     for path, module in model.named_modules():
         if plan.get(f"{path}.k_proj") != "colwise":
             continue
-        module.num_key_value_groups = max(1, module.num_key_value_groups * heads // ranks)  # type: ignore[operator]
-        for projection in (module.k_proj, module.v_proj):
-            for leaf, whole in list(projection.named_parameters(recurse=False)):  # type: ignore[union-attr]
+        attention: Any = module
+        attention.num_key_value_groups = max(1, attention.num_key_value_groups * heads // ranks)
+        for projection in (attention.k_proj, attention.v_proj):
+            for leaf, whole in list(projection.named_parameters(recurse=False)):
                 copies = whole.unflatten(0, (heads, -1)).repeat_interleave(ranks // heads, 0).flatten(0, 1)
                 setattr(projection, leaf, torch.nn.Parameter(copies, requires_grad=False))

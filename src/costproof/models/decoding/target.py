@@ -28,6 +28,7 @@ from costproof.models.native import Native
 from costproof.models.shards import distribute_for_run, shard_for_export
 from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
+from costproof.patches.sharding import NOTE as DISPATCHED
 
 if TYPE_CHECKING:
     from torch import nn
@@ -224,9 +225,9 @@ class CausalTarget(Native[C]):
         if not workload.mesh.one and self.options.real:
             raise Incomplete("a rank of several devices is counted without values", where="--run", expected="meta")
         built = Native.build_run(self, workload, progress)
-        if not workload.mesh.one:
-            vars(built.model)[_RANK] = distribute_for_run(built.model, workload.mesh, workload.rank)
-        return built
+        rank = distribute_for_run(built.model, workload.mesh, workload.rank)
+        vars(built.model)[_RANK] = rank
+        return built if rank is None else replace(built, notes=(*built.notes, DISPATCHED))
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """Return the stages in which a module runs: all of them."""
