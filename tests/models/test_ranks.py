@@ -282,3 +282,22 @@ def test_formulas_and_graphs_of_a_rank_agree(name: str, sizes: dict[str, Any], r
     assert found.discrepancy.verdict == "exact", [f.id for f in found.discrepancy.findings if f.status != "exact"][:4]
     metrics = {f.metric for f in found.discrepancy.findings}
     assert {"comm_bytes", "comm_payload_bytes", "messages", "unfused_bytes", "floor_bytes"} <= metrics
+
+
+def test_the_bound_says_that_links_are_not_timed() -> None:
+    """The note has the bytes that a rank sends: 161 all-reduces and a gather for 512 tokens and for one."""
+    sent = [2 * 7 * 161 * (8192 // 8) * 2 * tokens + 7 * (128_256 // 8) * 2 * tokens for tokens in (512, 1)]
+    found = costproof.roofline("llama-3.1-70b@chat,tp=8", on="h100-sxm")
+    assert any(f"{sum(sent):,} B in tp 8" in note for note in found.notes)
+    with pytest.raises(Incomplete):
+        costproof.roofline("qwen3-moe@chat,tp=4,ep=4", on="h100-sxm")
+
+
+def test_limits_of_a_rank_are_solved() -> None:
+    """80 GB less the weights and buffers of a rank, over 513 tokens of 40,960 bytes for each sequence."""
+    found = costproof.fits("llama-3.1-70b@chat,tp=8", memory="2TB")
+    held = 17_640_734_720 + 512
+    (least,) = (x for x in costproof.fits("llama-3.1-70b@chat,tp=8", memory="30GB").limits
+                if (x.setting, x.held) == ("batch", "weights and cache"))  # fmt: skip
+    assert least.at == (30 * 10**9 - held) // (513 * 40_960) + 1
+    assert found.cache_bytes == 513 * 40_960

@@ -154,15 +154,16 @@ EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
     "comm_bytes": MetricInfo(
         "bytes", False, "bytes sent", "bytes that a rank sends in collectives by the ring algorithm, in the dtype on "
         "the wire: 2 (n - 1) chunks for an all-reduce, n - 1 for the others, each of ceil(elements / n)",
-        by_kind=True, parallel=True,
+        by_kind=True, parallel=True, optional=True,
     ),
     "comm_payload_bytes": MetricInfo(
         "bytes", False, "payload of collectives",
         "bytes of the full tensors that collectives reduce, gather or exchange, whatever the algorithm",
-        by_kind=True, parallel=True,
+        by_kind=True, parallel=True, optional=True,
     ),
     "messages": MetricInfo(
-        "messages", False, "collectives", "how many collectives a rank takes part in", by_kind=True, parallel=True,
+        "messages", False, "collectives", "how many collectives a rank takes part in",
+        by_kind=True, parallel=True, optional=True,
     ),
 }  # fmt: skip
 """All metrics, in the order of reports."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
-from costproof.algebra.evaluation import shared_values
 from costproof.analytic.storage import Storage, with_storage
+from costproof.analytic.symbols import MESH_SYMBOLS
 from costproof.ledger.attributes import attribute
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
@@ -38,5 +38,5 @@ def stored_formulas(target: GivesFormulas, workload: Workload) -> Ledger:
     sizes = of.config.symbols()
     if not workload.mesh.one:  # of a rank
         calls: Any = attribute(of, "invocations")
-        sizes |= shared_values(call.symbols for call in calls(workload))
+        sizes |= {name: size for name, size in calls(workload)[0].symbols.items() if name in MESH_SYMBOLS}
     return with_storage(ledger, Storage(scheme, of.dtype, layout, sizes))
