@@ -11,6 +11,8 @@ from typing import Any, Final
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import COMM, Metric
@@ -21,6 +23,7 @@ from costproof.models.registry import load_target
 from costproof.patches.sharding import fake_group
 from costproof.run.counters import record_counters
 from costproof.tracers.dynamic import DynamicResult, dynamic_ledger
+from costproof.tracers.flop_counter_mode import LocalJudge
 from costproof.tracers.isolated import isolated_ledger
 from costproof.tracers.static import static_ledger
 
@@ -114,6 +117,21 @@ def test_local_products_by_hand(last_rank: tuple[Ledger, DynamicResult]) -> None
         assert flops["model.layers.1.mlp.gate_proj"] == flops["model.layers.1.mlp.down_proj"] == 2 * 40 * 64 * 24
         assert flops["lm_head"] == 2 * 40 * 64 * 24
     assert not dynamic.judge.unknown_ops
+
+
+def test_the_judge_counts_local_tensors_once() -> None:
+    """Of a product [32, 64] x [64, 64] whose columns 4 ranks share, a rank computes 16 columns.
+
+    At the first call torch also runs the product on whole tensors that are fake, to find out the layout of the result.
+    """
+    with fake_group(4, 1):
+        mesh = init_device_mesh("cpu", (4,))
+        rows = DTensor.from_local(torch.empty(32, 64, device="meta"), mesh, [Replicate()])
+        columns = DTensor.from_local(torch.empty(64, 16, device="meta"), mesh, [Shard(1)])
+        judge = LocalJudge([], "")
+        with torch.no_grad(), judge.watching():
+            assert (rows @ columns).shape == (32, 64)
+    assert list(judge.seen.flops.values()) == [2 * 32 * 64 * 16]
 
 
 CASES: Final = {
