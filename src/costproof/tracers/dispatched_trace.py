@@ -114,11 +114,10 @@ class _OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stack.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kinds = _kinds(types)
-        if _DISTRIBUTED in kinds:
+        if _DISTRIBUTED in _kinds(types):
             return NotImplemented
         kwargs = kwargs or {}
-        if self.muted or _FAKE in kinds or func.namespace == "prim":
+        if self.muted or func.namespace == "prim":
             return func(*args, **kwargs)
         given = self._arguments(func, args, kwargs)
         result = func(*args, **kwargs)
