@@ -63,7 +63,7 @@ _RANK: Final = "_costproof_rank"
 
 @dataclass(frozen=True, slots=True)
 class CausalTarget(Native[C]):
-    """Base class of causal language models of transformers with one configuration."""
+    """Base class of targets: a causal language model of transformers in a given configuration."""
 
     stages: ClassVar[tuple[str, ...]] = STAGES
     named: ClassVar[tuple[NamedWorkload, ...]] = PRESETS
