@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from costproof.analytic.attention import Attention
+from costproof.analytic.collectives import AllGather, AllReduce, Joined, MaskedRows
 from costproof.analytic.costs import Layer
 from costproof.analytic.experts import ClampedExperts
 from costproof.analytic.latent_attention import AbsorbedAttention, LatentAttention
@@ -117,7 +118,45 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
             cache=40,
         ),
     ),
+    (
+        "all-reduce of 10 elements with a bias of 5",
+        AllReduce(elements=10, ranks=4, item_bytes=2, bias=5),
+        # 5 parameters, and 10 additions after the sum; what leaves the module is counted by what computes it
+        Expected(params=5, read=10, vector={"elementwise": 10}),
+    ),
+    (
+        "all-gather of 3 rows of 10 columns, of which this rank has 1",
+        AllGather(rows=3, width=10, own=1, ranks=4, item_bytes=2),
+        # chunks of 3 columns: 3 * 12 * 2 bytes leave, of which the operator before it counts 3 * 1 * 2
+        Expected(outgoing=72 - 6),
+    ),
+    ("parts of a result joined again", Joined(elements=10, item_bytes=2), Expected()),
+    (
+        "rows of experts of other ranks",
+        MaskedRows(rows=3, hidden=4, intermediate=5, item_bytes=2, weight_item=4),
+        Expected(),
+    ),
 ]
+
+
+@pytest.mark.parametrize(
+    ("layer", "sent", "payload", "unfused"),
+    [
+        # chunks of 3; written, read and added to a bias, which is read: 10 elements 4 times, and 5
+        (AllReduce(elements=10, ranks=4, item_bytes=2, bias=5), 2 * 3 * 3 * 2, 20, 2 * (4 * 10 + 5)),
+        (AllReduce(elements=8, ranks=4, item_bytes=2, masked=True), 2 * 3 * 2 * 2, 16, 2 * (4 * 8 + 2)),
+        # one column padded to three, 9 elements a chunk: 3 read, 9 written, 9 sent, 36 received, joined and returned.
+        # The operator before it writes the 3 and counts them among what leaves.
+        (AllGather(3, 10, 1, 4, 2), 3 * 18, 72, 2 * (3 + 9 + 9 + 36 + 36 + 36)),
+        (AllGather(3, 12, 3, 4, 2), 3 * 18, 72, 2 * (9 + 36 + 36 + 36)),
+        (AllGather(1, 12, 3, 4, 2, one_row=True), 3 * 6, 24, 2 * (3 + 12)),
+    ],
+)
+def test_collectives_by_hand(layer: AllReduce | AllGather, sent: int, payload: int, unfused: int) -> None:
+    costs = layer.costs()
+    (found,) = costs.exchanges.values()
+    assert (found.sent_bytes, found.payload_bytes, found.messages) == (sent, payload, 1)
+    assert costs.unfused_bytes == unfused
 
 
 @pytest.mark.parametrize(("layer", "expected"), [c[1:] for c in DECODERS], ids=[c[0] for c in DECODERS])

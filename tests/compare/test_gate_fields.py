@@ -17,6 +17,7 @@ from costproof.compare.gate.policy import metrics, policy_from_text
 from costproof.ledger.baseline import Baseline, Folded, RowTree, fold_capture
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.mesh import Mesh, Parallel
 from costproof.ledger.metrics import METRICS, Conventions
 from costproof.ledger.node import CostNode, Ledger, StatedDifference, UnknownOp
 from costproof.ledger.workload import ConfigValue, Invocation, ModuleKind, TargetInfo, TensorSpec, Workload
@@ -76,6 +77,10 @@ SAME: Final[dict[str, tuple[Change, str]]] = {
     "Capture.peaks": (itself(peaks=()), "no policy limits them"),
     "Capture.whole": (itself(whole=None), "follows from the counted layers; a cut model is seen"),
     "Capture.modules": (itself(modules={"a": (ModuleKind("Linear", {}, {}, 1),)}), "a change of the model is judged"),
+    "Capture.parallel": (
+        itself(parallel=Parallel(Mesh(tp=2), 0, "a plan", (), (), {}, ())),
+        "the ledgers have the rank",
+    ),
     "Capture.recorded": (itself(recorded={"static": ("flops",)}), "compare judges it"),
     "Ledger.sizes": (ledgers(sizes={"sam[global]": {"n": 2}}), "compare judges them"),
     "Conventions.vector": (of("conventions", vector="none"), "the toy has no vector FLOPs to limit"),

@@ -15,6 +15,7 @@ from costproof.algebra.symbols import sym, text
 from costproof.analytic.costs import Layer, LayerCosts, Size, costs_of, layer
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import (
+    COMM,
     FLOOR,
     IN_FLOAT32,
     KEPT_FLOPS,
@@ -221,7 +222,8 @@ def _module_costs(
     """
     costs = [costs_of(layer).with_cache(cache) for layer in layers]
     kinds = []
-    for kind in {k: None for c in costs for k in (*c.flops, *c.vector_flops)}:
+    for kind in {k: None for c in costs for k in (*c.flops, *c.vector_flops, *c.exchanges)}:
+        sent = [c.exchanges[kind] for c in costs if kind in c.exchanges]
         exprs = _texts(
             ("flops", summed(sum_sizes(c.flops.get(kind, 0) for c in costs))),
             ("vector_flops", summed(sum_sizes(c.vector_flops.get(kind, 0) for c in costs))),
@@ -229,12 +231,15 @@ def _module_costs(
             (KEPT_SCORES, summed(sum_sizes(c.kept_scores.get(kind, 0) for c in costs))),
             (SKIPPABLE, summed(sum_sizes(c.skippable_flops.get(kind, 0) for c in costs))),
             (IN_FLOAT32, summed(sum_sizes(c.float32_flops.get(kind, 0) for c in costs))),
+            ("comm_bytes", summed(sum_sizes(x.sent_bytes for x in sent))),
+            ("comm_payload_bytes", summed(sum_sizes(x.payload_bytes for x in sent))),
+            ("messages", summed(sum_sizes(x.messages for x in sent))),
         )
         if exprs:
             owner = next(
                 x.name
                 for x, c in zip(layers, costs, strict=True)
-                if c.flops.get(kind, 0) != 0 or c.vector_flops.get(kind, 0) != 0
+                if c.flops.get(kind, 0) != 0 or c.vector_flops.get(kind, 0) != 0 or kind in c.exchanges
             )
             kinds.append((kind, owner, exprs))
     moved = [(m, summed(sum_sizes(getattr(c, m) for c in costs))) for m in TRAFFIC]
@@ -283,17 +288,23 @@ def prompt_call(*, past: bool) -> StackCall:
 
 
 def analytic_ledger(
-    nodes: Iterable[CostNode], stages: tuple[str, ...], conventions: Mapping[str, str] | None = None
+    nodes: Iterable[CostNode],
+    stages: tuple[str, ...],
+    conventions: Mapping[str, str] | None = None,
+    *,
+    parallel: bool = False,
 ) -> Ledger:
     """Return the analytic ledger of these nodes, without metrics that are unknown in one of them.
 
     The metrics of storage are left to :func:`~costproof.analytic.storage.with_storage`.
+
+    Args:
+        parallel: whether it is of one rank of several, which has the metrics of collectives too.
     """
     found = tuple(nodes)
     left = {*STORAGE, *(metric for node in found for metric, cost in node.costs.items() if cost is None)}
-    return Ledger("analytic", found, tuple(METRICS), stages, conventions=dict(conventions or {}), bounds=True).without(
-        left
-    )
+    metrics = (*METRICS, *(COMM if parallel else ()))
+    return Ledger("analytic", found, metrics, stages, conventions=dict(conventions or {}), bounds=True).without(left)
 
 
 def sum_sizes(sizes: Iterable[Size]) -> sympy.Expr:

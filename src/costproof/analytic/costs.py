@@ -64,6 +64,21 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """Collectives of one kind in a call of a layer."""
+
+    payload_bytes: Size
+    """Bytes of the full tensors."""
+    sent_bytes: Size
+    """Bytes that the rank sends; see :mod:`costproof.ledger.mesh`."""
+    messages: Size = 1
+    """Number of collectives."""
+
+
+_NO_EXCHANGE: Mapping[str, Exchange] = {}
+
+
+@dataclass(frozen=True, slots=True)
 class LayerCosts:
     """Costs of one call of a layer, without child modules; metrics as in :mod:`costproof.ledger.metrics`.
 
@@ -98,6 +113,8 @@ class LayerCosts:
     """Part of the other :attr:`flops` that another algorithm for the same result skips."""
     float32_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
     """Part of :attr:`flops` in float32 products, whatever the dtype of the run."""
+    exchanges: Mapping[str, Exchange] = field(default_factory=lambda: _NO_EXCHANGE)
+    """Collectives with other ranks by operator kind."""
     input_bytes: Size = _MISSING
     buffer_read_bytes: Size = 0
     """Part of the input bytes from buffers of the model, which no layer computes."""

@@ -65,6 +65,8 @@ class ExpertMixture:
     """Whether experts have biases and a clamped gate, without a module for the activation."""
     batched: bool = False
     """Whether the kernel gathers weights for every row (see :class:`~costproof.analytic.experts.Experts`)."""
+    held: Size | None = None
+    """Number of experts that this device holds (default: all)."""
     looped: bool = False
     """Whether every expert is a module that runs in a loop; otherwise one kernel runs all on stacked weights."""
 
@@ -86,17 +88,16 @@ class ExpertMixture:
         return (Residual(rows * self.width, 1, b),) if self.shared != 0 else (CONTAINER,)
 
     def _experts(self, role: str, rows: Size, b: Size) -> tuple[ModulePart, ...]:
+        held = self.experts if self.held is None else self.held
         if self.looped:
             each = LoopedExperts(rows, self.width, self.inner, self.experts, self.top_k, b, self.function)
             return (ModulePart(role, (each,), group=True),)
         if self.clamped:
             return (
-                ModulePart(
-                    role, (ClampedExperts(rows, self.width, self.inner, self.experts, self.top_k, b, self.batched),)
-                ),
+                ModulePart(role, (ClampedExperts(rows, self.width, self.inner, held, self.top_k, b, self.batched),)),
             )
         item = b if self.routing.narrow else 4
         return (
-            ModulePart(role, (Experts(rows, self.width, self.inner, self.experts, self.top_k, b, item, self.batched),)),
+            ModulePart(role, (Experts(rows, self.width, self.inner, held, self.top_k, b, item, self.batched),)),
             ModulePart(f"{role}.activation", (Activation(rows * self.top_k * self.inner, self.function, b),)),
         )

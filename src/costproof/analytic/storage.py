@@ -9,12 +9,12 @@ from typing import Final
 
 import sympy
 
-from costproof.algebra.evaluation import compile_expression
+from costproof.algebra.evaluation import evaluate
 from costproof.algebra.symbols import parse, sym, text
 from costproof.analytic.compose import HeldNode
 from costproof.analytic.costs import Layer, Matrix, Size, costs_of
 from costproof.analytic.linear import LmHead
-from costproof.ledger.metrics import METRICS, STORAGE, UNPACKED, Metric
+from costproof.ledger.metrics import EVERY_METRIC, STORAGE, UNPACKED, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import FLOAT_BYTES, Dtype
 from costproof.storage.formats import Format, LinearShape
@@ -83,7 +83,7 @@ def with_storage(ledger: Ledger, storage: Storage | None, why: str = "") -> Ledg
     notes += tuple(
         f"stored bytes are not known of {item}" for item in _undetermined(storage.scheme) if "stored_bytes" in unknown
     )
-    metrics = tuple(m for m in METRICS if m in ledger.metrics or (m in STORAGE and m not in unknown))
+    metrics = tuple(m for m in EVERY_METRIC if m in ledger.metrics or (m in STORAGE and m not in unknown))
     return replace(ledger, nodes=nodes, metrics=metrics, notes=notes).without(unknown)
 
 
@@ -263,4 +263,4 @@ def _formats(path: str, matrix: Matrix, storage: Storage, *, is_head: bool) -> I
 def _number(size: Size, values: Mapping[str, int]) -> int:
     if isinstance(size, int):
         return size
-    return compile_expression(size).run(values)  # type: ignore[return-value]
+    return evaluate(size, values)

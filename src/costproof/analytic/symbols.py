@@ -51,6 +51,13 @@ def row_symbols(sizes: Mapping[str, int]) -> dict[str, SymbolDoc]:
 PAST_SYMBOLS: Final = {"C": SymbolDoc("C", "tokens in the cache before the prefill")}
 """Symbols of a decoder whose prefill begins with a filled cache, in addition to those of every run."""
 
+MESH_SYMBOLS: Final = {
+    "tp": SymbolDoc("t", "ranks that share the weights of each layer"),
+    "ep": SymbolDoc("e", "ranks that share the experts of each layer"),
+    "text_vocab_rank": SymbolDoc("v_r", "rows of the vocabulary that the rank holds"),
+}
+"""Symbols of a rank in addition to those of its decoder."""
+
 DECODER_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "text_hidden": SymbolDoc("h", "width of the decoder"),
     "text_heads": SymbolDoc("a", "query heads of the decoder"),

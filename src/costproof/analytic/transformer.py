@@ -96,6 +96,8 @@ class DecoderStack:
     """Whether the output projection reads the embedding's table."""
     scaled: bool = False
     """Whether a constant scales the embeddings."""
+    head: Size | None = None
+    """Entries of the output projection (default: those of the embedding)."""
 
     def parts(self, role: str, call: StackCall, positions: Size) -> tuple[ModulePart, ...]:
         """Return the modules of the stack with their formulas.
@@ -105,6 +107,7 @@ class DecoderStack:
         """
         b, rows = call.item_bytes, call.rows
         table = self.table_kind(rows if self.own_positions else call.tokens, self.table, b)
+        entries = self.vocabulary if self.head is None else self.head
         embedding = Embedding(rows, self.vocabulary, self.width, b, self.scaled, read_whole=self.tied)
         of_layer = {x: x.parts(f"{role}.layer", call) for x in {*self.layers}}
         return (
@@ -112,5 +115,5 @@ class DecoderStack:
             *((ModulePart(f"{role}.rotary", (table,) * self.tables, times=self.tables),) if self.table != 0 else ()),
             *(p for i, x in enumerate(self.layers) for p in in_layer(i, of_layer[x])),
             ModulePart(f"{role}.norm", (NORMS[self.norm](rows, self.width, b),)),
-            ModulePart("lm_head", (LmHead(call.batch, positions, self.width, self.vocabulary, b, self.tied),)),
+            ModulePart("lm_head", (LmHead(call.batch, positions, self.width, entries, b, self.tied),)),
         )

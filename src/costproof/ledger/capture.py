@@ -10,6 +10,7 @@ from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.counter import CounterRecord
 from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.files import read_json
+from costproof.ledger.mesh import Parallel
 from costproof.ledger.metrics import NOT_COUNTED, Conventions, Metric
 from costproof.ledger.node import Ledger
 from costproof.ledger.peaks import CallPeaks
@@ -95,6 +96,8 @@ class Capture:
     """Costs of the whole model if only its first layers were counted; otherwise ``None``."""
     modules: ModuleKinds = field(default_factory=dict)
     """Modules by path, for a target without formulas."""
+    parallel: Parallel | None = None
+    """Costs of every rank, by the formulas, if the run is spread over several devices; the ledgers are of one rank."""
     recorded: dict[str, tuple[Metric, ...]] = field(default_factory=dict)
     """Source -> metrics on record as available for this target in such a run; empty without a record."""
 
@@ -150,7 +153,7 @@ FAILED: Final = "failed: "
 SECONDS: Final = 60
 """Processor seconds allowed for reading a capture; a model with 61 layers takes three."""
 
-CAPTURE: Final = FileKind(name="costproof/capture", version=(4, 2), type=Capture)
+CAPTURE: Final = FileKind(name="costproof/capture", version=(4, 2), type=Capture, left_out=("parallel",))
 
 
 def read_capture(path: Path) -> Capture:

@@ -18,7 +18,7 @@ class MetricInfo:
     """Properties of a metric, which reports and comparisons use instead of naming metrics."""
 
     unit: str
-    """``elements``, ``bytes``, ``calls``, ``scores``, ``FLOP`` or ``MAC``."""
+    """``elements``, ``bytes``, ``calls``, ``scores``, ``messages``, ``FLOP`` or ``MAC``."""
     stage_wide: bool
     title: str
     """Title in the tables of reports."""
@@ -37,6 +37,8 @@ class MetricInfo:
     """Whether a source may lack it, as files of earlier versions do, without leaving a comparison incomplete."""
     largest: bool = False
     """Whether it is a maximum over time: stages do not add up, and no node has a part of it."""
+    parallel: bool = False
+    """Whether only runs on several devices have it."""
 
 
 EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
@@ -149,6 +151,20 @@ EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
         "the largest sum of activations that are alive at once, as the module of a stage holds them",
         column="Eager peak", largest=True,
     ),
+    "comm_bytes": MetricInfo(
+        "bytes", False, "bytes sent", "bytes that a rank sends in collectives by the ring algorithm, in the dtype on "
+        "the wire: 2 (n - 1) chunks for an all-reduce, n - 1 for the others, each of ceil(elements / n)",
+        by_kind=True, parallel=True, optional=True,
+    ),
+    "comm_payload_bytes": MetricInfo(
+        "bytes", False, "payload of collectives",
+        "bytes of the full tensors that collectives reduce, gather or exchange, whatever the algorithm",
+        by_kind=True, parallel=True, optional=True,
+    ),
+    "messages": MetricInfo(
+        "messages", False, "collectives", "how many collectives a rank takes part in",
+        by_kind=True, parallel=True, optional=True,
+    ),
 }  # fmt: skip
 """All metrics, in the order of reports."""
 
@@ -177,8 +193,12 @@ OF_BOUNDS: Final[dict[Metric, str]] = {
 
 FLOPs without a dtype are in the dtype of the run.
 """
-METRICS: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if not (i.convention or i.largest)}
-"""Our metrics that are sums over nodes."""
+METRICS: Final[dict[Metric, MetricInfo]] = {
+    m: i for m, i in EVERY_METRIC.items() if not (i.convention or i.largest or i.parallel)
+}
+"""Our metrics of every run that are sums over nodes."""
+COMM: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.parallel}
+"""Metrics of a rank of a run on several devices."""
 PEAK_METRICS: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.largest}
 FVCORE: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.convention == "fvcore-macs"}
 STAGE_WIDE: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.stage_wide)

@@ -30,6 +30,8 @@ class FileKind(Generic[T]):
     name: str
     version: tuple[int, int]
     type: type[T]
+    left_out: tuple[str, ...] = ()
+    """Fields that a file has only if they are not empty."""
 
 
 _adapters: dict[type, TypeAdapter[Any]] = {}
@@ -47,6 +49,7 @@ def adapter(kind: type[T]) -> TypeAdapter[T]:
 def to_data(kind: FileKind[T], value: T) -> dict[str, Any]:
     """Return the JSON object of a file, header first."""
     body: dict[str, Any] = adapter(kind.type).dump_python(value, mode="json")
+    body = {name: part for name, part in body.items() if part or name not in kind.left_out}
     return {"schema": kind.name, "schema_version": "{}.{}".format(*kind.version), **body}
 
 

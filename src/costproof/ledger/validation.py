@@ -73,6 +73,8 @@ def _problems(capture: Capture) -> Iterator[BadInput]:
     yield from _check_runs(capture)
     for k, one in enumerate(capture.peaks):
         yield from _check_peaks(capture, one, f"$.peaks[{k}]")
+    if capture.parallel is not None:
+        yield from capture.parallel.problems()
     if capture.whole is not None:
         yield from _check_whole(capture.whole, capture.target.stages)
 

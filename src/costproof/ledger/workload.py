@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Final, Literal, cast
 
 from costproof.ledger.errors import BadInput
+from costproof.ledger.mesh import RANK, Mesh, own_batch
 from costproof.ledger.metrics import Metric
 from costproof.ledger.plural import plural
 
@@ -130,6 +131,22 @@ class Workload:
     def context(self) -> int:
         """Return the tokens per sequence that are in the cache after a prefill of text."""
         return self.past + self.text_tokens
+
+    @property
+    def mesh(self) -> Mesh:
+        """Return the mesh that the run is spread over; a single device by default."""
+        return Mesh.of(self.inputs)
+
+    @property
+    def rank(self) -> int:
+        """Return the rank of the mesh that is counted."""
+        found = self.inputs.get(RANK, 0)
+        return cast(int, found)
+
+    @property
+    def own_batch(self) -> int:
+        """Return the sequences of the batch that the counted rank runs."""
+        return own_batch(self.batch, self.mesh, self.rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +284,7 @@ def counted_line(target: TargetInfo, workload: Workload) -> str:
         f"{workload.attention} attention",
         f"cut to {cut}" if cut else "all layers",
         f"a past of {plural(workload.past, 'token')} in the cache" if workload.past else "",
+        "" if (mesh := workload.mesh).one else f"rank {workload.rank} of {mesh.world} devices ({mesh.text})",
         f"images of {workload.inputs.get('image_size')} pixels a side ({place})" if place else "",
         _unused(target),
     ]

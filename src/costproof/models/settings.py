@@ -14,6 +14,7 @@ from typing import Any, Final, get_args
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean, invalid_choice
 from costproof.ledger.files import MAX_BYTES, first_bytes
+from costproof.ledger.mesh import AXES, RANK
 from costproof.ledger.run import RunOptions, parse_integer
 from costproof.ledger.workload import PAST as PAST_INPUT
 from costproof.ledger.workload import ROWS as ROWS_INPUT
@@ -38,6 +39,14 @@ DTYPE: Final = Setting("dtype", "Element type of weights and activations.", "cho
 ATTENTION: Final = Setting("attention", "Attention implementation.", "choice", get_args(AttentionKind))
 LOGITS: Final = Setting("logits", "Positions that lm_head maps in the prefill.", "choice", get_args(Logits))
 EXPERTS: Final = Setting("experts", "Kernel of the routed experts.", "choice", get_args(ExpertKernel))
+MESH: Final = (
+    Setting("tp", "Devices that share the weights of each layer (tensor parallelism)."),
+    Setting("ep", "Devices that share the experts of each layer."),
+    Setting("pp", "Devices that share the layers (pipeline parallelism)."),
+    Setting("dp", "Devices that share the batch (data parallelism)."),
+    Setting("cp", "Devices that share a sequence (context parallelism)."),
+    Setting(RANK, "Rank of these devices to count."),
+)
 
 MAX_BATCH: Final = 1024
 """Largest batch size; a larger one is probably a mistake."""
@@ -84,8 +93,8 @@ def changed(
     common = {f.name for f in fields(Workload)}
     own = {name: values.pop(name) for name in values.keys() - common}
     inputs = {**workload.inputs, **own}
-    if PAST_INPUT in inputs and inputs[PAST_INPUT] == 0:  # a run without it is the same run
-        del inputs[PAST_INPUT]
+    # A run without these is the same run.
+    inputs = {k: v for k, v in inputs.items() if v != (1 if k in AXES else 0 if k in (PAST_INPUT, RANK) else None)}
     return replace(workload, **values, inputs=inputs)
 
 

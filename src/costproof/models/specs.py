@@ -143,6 +143,8 @@ class Run:
     """Events to record in the callgraph in addition to enter and exit."""
     around: Callable[[], AbstractContextManager[None]] = nullcontext
     """Context in which the model runs: patches of its code."""
+    dispatched: bool = False
+    """Whether operators are recorded at the dispatcher, because TorchLens cannot see those of distributed tensors."""
     groups: Sequence[str] = ()
     """Paths of containers whose modules run depending on data (experts); their costs are counted on the container."""
     positions: int = 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from costproof.analytic.storage import Storage, with_storage
+from costproof.analytic.symbols import MESH_SYMBOLS
 from costproof.ledger.attributes import attribute
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
@@ -34,4 +35,8 @@ def stored_formulas(target: GivesFormulas, workload: Workload) -> Ledger:
     except UnknownFormat as error:
         return with_storage(ledger, None, f"{NOT_KNOWN}: {error.name}: {error.why}")
     layout = attribute(of, "checkpoint_layout", CheckpointLayout())
-    return with_storage(ledger, Storage(scheme, of.dtype, layout, of.config.symbols()))
+    sizes = of.config.symbols()
+    if not workload.mesh.one:  # of a rank
+        calls: Any = attribute(of, "invocations")
+        sizes |= {name: size for name, size in calls(workload)[0].symbols.items() if name in MESH_SYMBOLS}
+    return with_storage(ledger, Storage(scheme, of.dtype, layout, sizes))

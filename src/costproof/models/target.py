@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkab
 
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.ledger.metrics import Conventions
+from costproof.ledger.metrics import Conventions, Metric
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunDevice, RunOptions
@@ -100,6 +100,31 @@ class Uncut(WithFormulas, Protocol):
 
     def uncut(self) -> WithFormulas:
         """Return the model with all its layers."""
+
+
+class Sharing(Protocol):
+    """Protocol of a plan by which the ranks of a mesh share a model: who has what whole."""
+
+    @property
+    def origin(self) -> str:
+        """Return the origin of the plan."""
+
+    def axis_of(self, role: str) -> str:
+        """Return the axis of the mesh whose ranks a module exchanges results with."""
+
+    def held_by(self, role: str, metric: Metric) -> tuple[int, str]:
+        """Return how many times ranks with one batch have a cost of one device, and why if several do."""
+
+    def added_on_each(self, role: str) -> tuple[int, str]:
+        """Return elements of a module's parameters that each rank has whole though others are split, and what."""
+
+
+@runtime_checkable
+class Sharded(WithFormulas, Protocol):
+    """Target with closed formulas for a rank of several devices."""
+
+    def shares(self, workload: Workload) -> Sharing:
+        """Return how the ranks of a workload's mesh share the model."""
 
 
 @runtime_checkable

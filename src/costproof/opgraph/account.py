@@ -97,6 +97,13 @@ def account(
             bound = cost.bound if isinstance(cost.bound, int) else None
             stage = here[0] if here else "[unattributed]"
             unknown.append(UnknownOp(source_kind(op.name), stage, op.module, 1, bound, cost.why))
+        elif cost.comm is not None:
+            if here is None:
+                raise _uncounted_module_error(op)
+            kind, payload, sent = cost.comm
+            key = (*here, op.module, kind)
+            add(key, {"comm_bytes": sent, "comm_payload_bytes": payload, "messages": 1})
+            labels.setdefault(key, []).append(op.label)
         elif cost.flops != 0 or cost.vector != 0:
             if here is None:
                 raise _uncounted_module_error(op)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
+from costproof.algebra.evaluation import SymbolValues, evaluate, shared_values
 from costproof.compare.diff.changes import SETTINGS, WORKLOAD, settings
 from costproof.ledger.baseline import Baseline
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, Bug
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.node import Ledger
-from costproof.ledger.workload import Invocation, TargetInfo, Workload
+from costproof.ledger.mesh import AXES, RANK, Collectives, Duplicate, Parallel, RankCosts
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import CostNode, Ledger, bearing
+from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, TargetInfo, Workload, folded_path
 from costproof.models.stored_formulas import GivesFormulas, stored_formulas
-from costproof.models.target import WithKeys
+from costproof.models.target import Sharded, Sharing, WithKeys
 
 
 class HasFormulas(GivesFormulas, Protocol):
@@ -46,6 +50,115 @@ def evaluate_formulas(target: HasFormulas, workload: Workload) -> Ledger:
     """Return the analytic ledger of a workload, with every symbol replaced by its value."""
     values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
     return evaluate_ledger(stored_formulas(target, workload), values, target.info().symbols)
+
+
+HELD: Final[tuple[Metric, ...]] = ("params", "weight_bytes", "buffer_bytes")
+DONE: Final[tuple[Metric, ...]] = ("flops", "kv_cache_bytes")
+"""Metrics, of what devices hold and of what they do in a run, whose sum over ranks is explained by named copies."""
+
+
+_Terms = Counter[tuple[str, str, Metric, str]]
+"""(stage, invocation, metric, formula) -> nodes that have it."""
+
+
+def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Parallel:
+    """Count every rank of a mesh by the formulas, and name what they have more than one device.
+
+    Args:
+        counted: analytic ledger of the rank that the workload counts.
+
+    Raises:
+        Bug: the ranks do not sum to one device and the named copies.
+    """
+    mesh, sharing = workload.mesh, target.shares(workload)
+    terms = {workload.own_batch: _terms(counted)}
+    equal: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    values: dict[int, dict[tuple[str, str], dict[str, int]]] = {}
+    batches: dict[int, int] = {}
+    for rank in range(mesh.world):
+        run = replace(workload, inputs={**workload.inputs, RANK: rank})
+        calls, batches[rank] = target.invocations(run), run.own_batch
+        if run.own_batch not in terms:  # a single sequence has formulas of its own
+            terms[run.own_batch] = _terms(stored_formulas(target, run))
+        values[rank] = {(c.stage, c.id): c.symbols for c in calls}
+        key = tuple((f"{c.stage}/{c.id}/{name}", value) for c in calls for name, value in sorted(c.symbols.items()))
+        equal.setdefault(key, []).append(rank)
+    config = target.info().symbols
+    rows = [
+        RankCosts(tuple(ranks), _rank_costs(terms[batches[ranks[0]]], counted, values[ranks[0]], config))
+        for ranks in equal.values()
+    ]
+    one = evaluate_formulas(target, replace(workload, inputs=_of_one(workload)))
+    found = Parallel(
+        mesh, workload.rank, sharing.origin, tuple(rows), tuple(_collectives(counted, workload, sharing)),
+        {"": {m: one.total(m) or 0 for m in HELD},
+         **{s: {m: one.stage_total(s, m) or 0 for m in DONE} for s in one.stages if s in rows[0].stages}},
+        tuple(_duplicates(one, workload, sharing)),
+    )  # fmt: skip
+    for problem in found.problems():
+        raise Bug(problem.what, where=problem.where, expected=problem.expected, got=problem.got)
+    return found
+
+
+def _terms(ledger: Ledger) -> _Terms:
+    return Counter((n.stage, n.invocation, m, e) for n in ledger.nodes for m, e in n.exprs.items())
+
+
+def _of_one(workload: Workload) -> dict[str, SettingValue]:
+    return {name: value for name, value in workload.inputs.items() if name not in (*AXES, RANK)}
+
+
+def _rank_costs(
+    terms: _Terms,
+    ledger: Ledger,
+    values: Mapping[tuple[str, str], SymbolValues],
+    config: SymbolValues,
+) -> dict[str, dict[str, int]]:
+    """Return stage -> metric -> cost at the values of one rank."""
+    common = {**config, **shared_values(values.values())}
+    found: dict[str, dict[str, int]] = {s: dict.fromkeys(ledger.metrics, 0) for s in ledger.stages}
+    for (stage, call, metric, expr), times in terms.items():
+        if metric in ledger.metrics and (not call or (stage, call) in values):
+            known = {**config, **values[stage, call]} if call else common
+            found[stage][metric] += times * evaluate(expr, known)
+    return found
+
+
+_EXCHANGED: Final[tuple[Metric, ...]] = ("messages", "comm_payload_bytes", "comm_bytes")
+
+
+def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterator[Collectives]:
+    """Yield the collectives of an evaluated ledger, equal ones together."""
+    found: dict[tuple[str, str, str, str, str], list[CostNode]] = {}
+    for n in ledger.nodes:
+        if n.cost("messages"):
+            place = (n.stage, n.invocation, n.kind, sharing.axis_of(n.role), folded_path(n.module))
+            found.setdefault(place, []).append(n)
+    for (stage, call, kind, axis, module), nodes in found.items():
+        count, payload, sent = (sum(n.cost(m) or 0 for n in nodes) for m in _EXCHANGED)
+        ranks = workload.mesh.group(axis, workload.rank)
+        yield Collectives(stage, call, kind, axis, ranks, workload.dtype, count, payload, sent, module)
+
+
+def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[Duplicate]:
+    """Yield what ranks have more than one device: copies along ``tp`` by cause, and copies along ``dp``."""
+    item = FLOAT_BYTES[workload.dtype]
+    for stage, metric in (*(("", m) for m in HELD), *((s, m) for s in one.stages for m in DONE)):
+        copies: Counter[str] = Counter()
+        for node in bearing((n for n in one.nodes if not stage or n.stage == stage), metric):
+            times, why = sharing.held_by(node.role, metric)
+            more, bias = sharing.added_on_each(node.role) if metric in ("params", "weight_bytes") else (0, "")
+            copies[why] += (times - 1) * (node.cost(metric) or 0)
+            copies[bias] += (workload.mesh.tp - 1) * more * (item if metric == "weight_bytes" else 1)
+        if not stage:
+            whole = (one.total(metric) or 0) + copies.total()
+            copies[DATA_COPIES] += (workload.mesh.dp - 1) * whole
+        for what, amount in copies.items():
+            if amount:
+                yield Duplicate(what, stage, metric, amount, amount if metric.endswith("_bytes") else 0)
+
+
+DATA_COPIES: Final = "copies of data-parallel ranks"
 
 
 @dataclass(frozen=True, slots=True)

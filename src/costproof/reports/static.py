@@ -25,6 +25,7 @@ from costproof.reports.document import (
     conventions_foot,
     subject_lines,
 )
+from costproof.reports.ranks import section
 from costproof.views.formulas import FormulaText
 from costproof.views.numbers import exact, human, human_or_bound, share
 from costproof.views.quantities import SHOWN, UNITS
@@ -58,6 +59,8 @@ def document(found: Results, form: Form) -> Document:
         head, rows = whole_rows(static.whole, digits=True)
         said = tuple(f"{line}." for line in (*stack_sentences(static.whole), *unknown_sentences(static.whole)))
         body.append(DocumentSection(whole_title(static.whole), [Items(said), Table(head, "lr", rows)]))
+    if (of_ranks := section(found.capture.parallel)) is not None:
+        body.append(of_ranks)
     body += [
         Details("Exact numbers", [_exact(static)]),
         Details("Calls, shapes and operator kinds", _calls(static)),

@@ -9,6 +9,7 @@ from costproof.ledger.metrics import METRICS, Metric
 from costproof.ledger.plural import plural
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import counted_line
+from costproof.reports import ranks
 from costproof.reports.document import (
     Block,
     Cell,
@@ -70,6 +71,9 @@ def _document(report: Results, *, digits: bool, width: int) -> Document:
         columns, sums = whole_rows(whole, digits=False)
         said = (*stack_sentences(whole), *unknown_sentences(whole))
         body.append(DocumentSection(f"{whole_title(whole)}:", [Table(columns, "lr", sums), *said]))
+    if (parallel := report.capture.parallel) is not None:
+        title_of_ranks = f"All {plural(parallel.mesh.world, 'device')} ({parallel.mesh.text}), by the formulas:"
+        body.append(DocumentSection(title_of_ranks, [Items(tuple(ranks.lines(parallel)))]))
     if counted := convention_rows(static):
         body.append(DocumentSection(f"Convention fvcore-macs: {LOUD}", [Table(CONVENTION, "lr", counted)]))
     return Document(title, body, about=[model_line(static.target), counted_line(static.target, static.workload)])

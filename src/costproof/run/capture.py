@@ -10,10 +10,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from costproof.analytic.costs import formula_docs
-from costproof.analytic.symbols import PAST_SYMBOLS, row_symbols
+from costproof.analytic.symbols import MESH_SYMBOLS, PAST_SYMBOLS, row_symbols
 from costproof.ledger.capture import FAILED, Capture
 from costproof.ledger.environment import advice, environment, require
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
+from costproof.ledger.mesh import Parallel
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
@@ -24,6 +25,7 @@ from costproof.models.known import recorded
 from costproof.models.target import (
     InProcess,
     Runnable,
+    Sharded,
     Target,
     WithCheckpoint,
     WithFormulas,
@@ -33,7 +35,7 @@ from costproof.models.target import (
     options_of,
 )
 from costproof.opgraph.rules.files import versions_in_force
-from costproof.parametric.targets import evaluate_formulas
+from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.reports.report import Report
 from costproof.run.count_lock import count_lock, count_then_restore
 from costproof.run.prepare import Prepared
@@ -154,6 +156,7 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
         symbols=target.symbol_docs()
         | (PAST_SYMBOLS if workload.past else {})
         | (row_symbols(calls[0].symbols) if workload.rows else {})
+        | ({} if workload.mesh.one else MESH_SYMBOLS)
         if isinstance(target, WithFormulas)
         else {},
         callgraph=dynamic.callgraph if dynamic else None,
@@ -162,6 +165,7 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
         judge=dynamic.judge if dynamic else None,
         lacking=missing,
         modules=target.module_kinds() if isinstance(target, WithModules) else {},
+        parallel=_ranks(target, workload, ledgers),
         recorded={s: metrics for s, metrics in recorded(target, workload).items() if s in ledgers},
     )
     if dynamic is None or dynamic.measured is None:
@@ -176,6 +180,13 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
         flops=_stage_flops(dynamic.forwards),
     )
     return Report(capture, profile, dynamic.chrome_trace)
+
+
+def _ranks(target: Target, workload: Workload, ledgers: Mapping[str, Ledger]) -> Parallel | None:
+    """Count every rank by the formulas, if the run is spread over several devices."""
+    if workload.mesh.one or not isinstance(target, Sharded) or "analytic" not in ledgers:
+        return None
+    return count_ranks(target, workload, ledgers["analytic"])
 
 
 def _headers(target: Target, workload: Workload, missing: dict[str, str], progress: Progress) -> dict[str, Ledger]:

@@ -23,6 +23,7 @@ from costproof.estimate.roofline import (
 )
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
 from costproof.estimate.sums import FormulaSum, MetricTerm, depends_on_context
+from costproof.ledger.errors import Incomplete
 from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED
 from costproof.ledger.node import CostNode
 from costproof.opgraph.rules.files import Files
@@ -75,6 +76,11 @@ def roofline(
     read = read_operand(target, config, rules=rules, trust_remote_code=trust_remote_code)
     side = read.baseline
     check_whole(side)
+    if side.workload.mesh.ep > 1:
+        raise Incomplete(
+            "a rank is given the rows of all experts and skips those of others: its least time is data",
+            where=f"roofline of {side.workload.mesh.text}", fix="leave out ep: tp alone has a bound",
+        )  # fmt: skip
     name, folded = choose_source(side, source)
     arithmetic, dtype = arithmetic_of(folded, side.workload.dtype, math)
     run_dtype, notes = side.workload.dtype, side.notes
@@ -82,6 +88,9 @@ def roofline(
         # Engines unpack the weights on a device that does not multiply in eight bits.
         arithmetic, dtype = replace(arithmetic, instead={FLOAT8: run_dtype}), run_dtype
         notes = (*notes, f"{device.name} has no peak of {FLOAT8}: weights are unpacked and multiplied in {run_dtype}")
+    if not side.workload.mesh.one:
+        sent = folded.total("comm_bytes")
+        notes = (*notes, f"{_UNTIMED}: {'unknown' if sent is None else f'{sent:,}'} B in {side.workload.mesh.text}")
     of = roof(device, dtype)
     batch = None if read.target is None else SettingCurve(side, read.target, "batch")
     kind: Routing = "bound"
@@ -103,6 +112,9 @@ def roofline(
         peaks_of(of, run), folded.bounds and not read.runs_all, notes,
         "weights" in side.target.quantised and name == "analytic" and "resident_bytes" in folded.metrics,
     )  # fmt: skip
+
+
+_UNTIMED: Final = "no time has the bytes that the rank sends, since no figure of a link is known"
 
 
 def _borders(

@@ -64,6 +64,10 @@ def trace_run(run: Run, *, all_calls: bool = False) -> FallbackTrace:
 
 
 def _traced(run: Run, *, all_calls: bool) -> FallbackTrace:
+    if run.dispatched:
+        from costproof.tracers.dispatched_trace import trace_dispatched
+
+        return FallbackTrace(run, trace_dispatched(run), trace_hooks(run, all_calls=all_calls))
     return FallbackTrace(
         run, repeat_if_modules_replaced(run.model, lambda: trace_graph(run)), trace_hooks(run, all_calls=all_calls)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import TraceCheck
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.metrics import TRAFFIC, UNFUSED
+from costproof.ledger.metrics import COMM, TRAFFIC, UNFUSED
 from costproof.ledger.node import CostNode, Ledger, UnknownOp, total
 from costproof.ledger.profile import Measured
 from costproof.ledger.progress import Progress, silent
@@ -192,7 +192,7 @@ def dynamic_ledger(
     """
     built, runs = build_runs(target, workload, progress) if ready is None else ready
     traced = _TracedRuns(target.options.convention, workload.dtype, list(built.notes))
-    with wrapped_once():
+    with nullcontext() if all(run.dispatched for run in runs) else wrapped_once():
         for i, run in enumerate(runs):
             progress(f"trace {run.id}", i, len(runs))
             traced.add(run, all_calls=all_calls)
@@ -223,7 +223,7 @@ def dynamic_ledger(
     ledger = Ledger(
         source="dynamic",
         nodes=with_owners((*nodes, *group_parameters(owned, _groups(runs[0]), runs[0].positions)), owners),
-        metrics=graph_metrics(target.options, storage.metrics),
+        metrics=(*graph_metrics(target.options, storage.metrics), *(() if workload.mesh.one else COMM)),
         stages=target.info().stages,
         unknown_ops=tally.missing(),
         notes=(*notes, *storage.notes),

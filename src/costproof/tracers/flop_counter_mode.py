@@ -49,7 +49,7 @@ _VALUE_DEPENDENT: Final = value_dependent_tags()
 _PAD: Final = "aten.constant_pad_nd"
 _MOST_FOLLOWED: Final = 2**16
 """Maximum number of elements of an integer tensor whose values are computed next to a run on meta."""
-_OWN: Final = ("aten", "prims", "prim", "profiler", "_c10d_functional")
+_OWN: Final = ("aten", "prims", "prim", "profiler", "_c10d_functional", "c10d", "_dtensor")
 """Namespaces in which an operator that torch's FLOP counter has no formula for multiplies no matrices."""
 
 
@@ -201,6 +201,21 @@ class CountingMode(FlopCounterJudge):  # type: ignore[no-untyped-call]
         tensors = (t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.is_floating_point())
         self.elements[self.running[-1][0] if self.running else ""] += sum(t.numel() for t in tensors)
         return result
+
+
+class LocalJudge(FlopCounterJudge):  # type: ignore[no-untyped-call]
+    """Judge of one rank of a distributed model, which counts local tensors only.
+
+    Operators on distributed tensors run others on local ones, and those on fake tensors only find out a layout.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kinds = {kind.__name__ for kind in types}
+        if "DTensor" in kinds:
+            return NotImplemented
+        if "FakeTensor" in kinds:
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def _reads_values(func: Any, name: str, args: Any) -> bool:

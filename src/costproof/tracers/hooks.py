@@ -126,7 +126,7 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
     Args:
         all_calls: record inputs and outputs of every call, not only of each module's first.
     """
-    from costproof.tracers.flop_counter_mode import FlopCounterJudge
+    from costproof.tracers.flop_counter_mode import FlopCounterJudge, LocalJudge
 
     kwargs = run.inputs()
     paths = Paths(run.model)
@@ -138,7 +138,7 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
     past = caches_of(kwargs)
     before, layers = held(past), by_layer(past.get("past_key_values"))
     hooks = hooked(paths.modules.values(), seen.enter, seen.leave, with_kwargs=True)
-    judge = FlopCounterJudge(seen.stack, ROOT)
+    judge = (LocalJudge if run.dispatched else FlopCounterJudge)(seen.stack, ROOT)
     seen.judged = judge.seen
     known = dict(tensors_by_place(run.known))
     buffers = {f"{BUFFER}{name}": buffer for name, buffer in run.model.named_buffers()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention
@@ -47,8 +48,13 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
     Sums over decode steps come from the first, a middle and the last one, as in the dynamic source.
 
     Raises:
-        Incomplete: a stage cannot be traced, or its wrapper computes.
+        Incomplete: a stage cannot be traced, its wrapper computes, or the model is split over several devices.
     """
+    if workload.mesh.tp > 1:
+        raise Incomplete(
+            "TorchLens does not follow the collectives of a split model, so no stage is traced in isolation",
+            where=workload.mesh.text, fix="--sources analytic,static,dynamic",
+        )  # fmt: skip
     progress("build the model", 0, 1)
     model = target.build(workload)
     runs = target.stage_runs(model, workload)

@@ -12,7 +12,7 @@ from costproof.algebra.symbols import parse
 from costproof.ledger.callgraph import OperatorLine, OperatorListing
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.metrics import FLOOR, KEPT, SPARED, SPARED_AT_FLOOR
+from costproof.ledger.metrics import COMM, FLOOR, KEPT, SPARED, SPARED_AT_FLOOR
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RunOptions
@@ -143,7 +143,10 @@ def exported_ledger(
     symbolic = Ledger(
         source="static",
         nodes=merge_nodes((*nodes, *(n for n in owned if n.stage in stages))),
-        metrics=graph_metrics(options_of(target) if with_convention else RunOptions(), storage.metrics),
+        metrics=(
+            *graph_metrics(options_of(target) if with_convention else RunOptions(), storage.metrics),
+            *(() if workload.mesh.one else COMM),
+        ),
         stages=stages,
         unknown_ops=tally.missing(),
         notes=(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from costproof.ledger.capture import Capture, SymbolDoc, WholeModel
 from costproof.ledger.errors import Bug
+from costproof.ledger.mesh import Collectives, Duplicate, Mesh, RankCosts
 from costproof.ledger.metrics import EVERY_METRIC, METRICS, STAGE_WIDE, Conventions, Metric
 from costproof.ledger.node import Ledger, exact_sum
 from costproof.ledger.peaks import by_stage
@@ -111,6 +112,16 @@ class StaticCompute:
     """Where the formulas come from: ``analytic``, or ``derived``, read off the exported graph where there are no
     formulas of ours; empty where there are none at all."""
 
+    parallel: Mesh | None = None
+    """Devices along each axis, if there are several; all costs above are of one rank."""
+    rank: int = 0
+    ranks: tuple[RankCosts, ...] = ()
+    """Every rank once, by the formulas; ranks with equal costs share a row."""
+    collectives: tuple[Collectives, ...] = ()
+    """Collectives of the counted rank by the formulas, equal ones together."""
+    duplicates: tuple[Duplicate, ...] = ()
+    """What all ranks together have or do more than one device; with these, the sums over ranks are exact."""
+
     @property
     def one_stage(self) -> bool:
         """Return whether there is a single stage, so that its sums equal the totals."""
@@ -122,7 +133,10 @@ class StaticCompute:
         return f"StaticCompute({self.target.name} at {self.workload.name}: {plural(len(self.stages), 'stage')})"
 
 
-STATIC_COMPUTE: Final = FileKind(name="costproof/static_compute", version=(3, 2), type=StaticCompute)
+STATIC_COMPUTE: Final = FileKind(
+    name="costproof/static_compute", version=(3, 2), type=StaticCompute,
+    left_out=("parallel", "rank", "ranks", "collectives", "duplicates"),
+)  # fmt: skip
 
 
 def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> StaticCompute:
@@ -164,9 +178,18 @@ def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> 
         symbols={name: doc for name, doc in sorted(capture.symbols.items()) if name in used},
         whole=capture.whole,
         formulas_of="" if closed is None else "analytic" if closed.source == "analytic" else "derived",
+        **_of_mesh(capture),
     )
     check_sums(result)
     return result
+
+
+def _of_mesh(capture: Capture) -> dict[str, Any]:
+    found = capture.parallel
+    if found is None:
+        return {}
+    names = ("rank", "ranks", "collectives", "duplicates")
+    return {"parallel": found.mesh, **{name: getattr(found, name) for name in names}}
 
 
 def check_sums(result: StaticCompute) -> None:
@@ -181,6 +204,12 @@ def check_sums(result: StaticCompute) -> None:
         for name, rows in (("kind", [*stage.flops_by_kind.values()]), ("invocation", by_call)):
             if None not in (total, exact_sum(rows)) and exact_sum(rows) != total:
                 raise Bug(f"flops by {name} do not sum to the stage's total", where=stage.id, expected=total, got=rows)
+        sent = [c.sent_bytes for c in result.collectives if c.stage == stage.id]
+        given = next((r.stages[stage.id] for r in result.ranks if result.rank in r.ranks), {}).get("comm_bytes")
+        if given is not None and sum(sent) != given:
+            raise Bug(
+                "collectives do not sum to the bytes that the rank sends", where=stage.id, expected=given, got=sent
+            )
 
 
 def _closed(capture: Capture) -> Ledger | None:

@@ -270,3 +270,22 @@ def _example(usual: int, workload: Workload, decoder: Decoder) -> int:
         return max(usual, window + usual)
     # Below a short window, and different from the batch, with which torch.export would merge it.
     return usual if not window or usual < window - 1 else next(n for n in (window - 2, window - 3) if n != _BATCH)
+
+
+def with_one_sequence(job: ExportJob) -> ExportJob:
+    """Return a job with a batch of 1 in place of a symbolic one.
+
+    Gathered parts of a single row need no concatenation, which an export with a symbolic batch would have.
+    """
+    dims: dict[tuple[str | int, ...], int] = {tuple(s.argument): s.dim for s in job.sizes if s.symbol == "B"}
+
+    def one(path: tuple[str | int, ...], value: Any) -> Any:
+        if isinstance(value, list):
+            return [one((*path, i), part) for i, part in enumerate(value)]
+        shape = list(value.shape)
+        if path in dims:
+            shape[dims[path]] = 1
+        return value.new_empty(shape)
+
+    sizes = [size for size in job.sizes if size.symbol != "B"]
+    return replace(job, args={name: one((name,), value) for name, value in job.args.items()}, sizes=sizes)

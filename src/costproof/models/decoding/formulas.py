@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Protocol
 
@@ -45,6 +45,7 @@ from costproof.models.decoding.names import (
     row_kinds,
     sandwich_names,
 )
+from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards
 
 FLASH: Final = "flash_attention_2"
 _WIDEST_SHARED: Final = 256
@@ -105,16 +106,23 @@ class DecoderStyle:
         return names | (latent_names("model") if self.latent is not None else {})
 
 
-def decoder_ledger(config: DecoderConfig, workload: Workload, style: DecoderStyle) -> Ledger:
+def decoder_ledger(
+    config: DecoderConfig, workload: Workload, style: DecoderStyle, plan: ShardPlan | None = None
+) -> Ledger:
     """Return the symbolic ledger of both stages: ``exprs`` are set, ``costs`` are empty.
+
+    Args:
+        plan: how the decoder is split, if the workload runs on several devices.
 
     Branches: a run without decode steps has no decode stage; the prompt reads a cache only if there is a past.
     """
 
-    def border(call: StackCall) -> Size:
-        return logits_and_masks(workload, call, config)
+    vocabulary = None if style.logits_capped else Shards.of(config, workload, plan or SPLIT_ALL).padded_vocabulary()
 
-    parts, decode = decoder_parts(config, workload, style), workload.new_tokens > 0
+    def border(call: StackCall) -> Size:
+        return logits_and_masks(workload, call, config, vocabulary)
+
+    parts, decode = decoder_parts(config, workload, style, plan), workload.new_tokens > 0
     first = ROWS_INVOCATION if workload.rows else "prompt"
     cache = cache_share(workload, latent=style.latent is not None)
     nodes = prefill_and_decode(
@@ -122,25 +130,37 @@ def decoder_ledger(config: DecoderConfig, workload: Workload, style: DecoderStyl
     )
     # A loop over experts calls the activation once for each expert that receives tokens; the formulas call it once.
     stands_for = {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
-    return analytic_ledger(nodes, STAGES, stands_for)
+    return analytic_ledger(nodes, STAGES, stands_for, parallel=not workload.mesh.one)
 
 
 def decoder_parts(
-    config: DecoderConfig, workload: Workload, style: DecoderStyle
+    config: DecoderConfig, workload: Workload, style: DecoderStyle, plan: ShardPlan | None = None
 ) -> Callable[[StackCall], tuple[ModulePart, ...]]:
     """Return a function from one call to the parts (role, layers) of its modules, from the root to the logits."""
+
+    shards = Shards.of(config, workload, plan or SPLIT_ALL, style)
 
     def parts(call: StackCall) -> tuple[ModulePart, ...]:
         positions = positions_kept(workload, call)
         capped = SoftCap(call.batch * positions * sym("text_vocab"), call.item_bytes)
         own = ((capped,) if style.logits_capped else ()) + picked_positions(workload, call)
+        stack = decoder_stack(config, workload, style, shards)(call).parts("text", call, positions)
         return (
             ModulePart("root", own or (CONTAINER,)),
             ModulePart("text"),
-            *decoder_stack(config, workload, style)(call).parts("text", call, positions),
+            *shards.with_collectives(stack, call, positions, one_row=_one_row(workload, call)),
         )
 
     return parts
+
+
+def _one_row(workload: Workload, call: StackCall) -> bool:
+    """Return whether a call maps a single position of a single sequence to logits.
+
+    Branches: the gather of one row needs no concatenation.
+    """
+    one = call.past == CONTEXT or workload.logits == "last" or workload.text_tokens == 1
+    return one and not workload.mesh.one and workload.own_batch == 1
 
 
 def positions_kept(workload: Workload, call: StackCall) -> Size:
@@ -183,17 +203,21 @@ def row_calls(
 
 
 def decoder_stack(
-    config: DecoderConfig, workload: Workload, style: DecoderStyle
+    config: DecoderConfig, workload: Workload, style: DecoderStyle, shards: Shards | None = None
 ) -> Callable[[StackCall], DecoderStack]:
     """Return a function that builds the :class:`DecoderStack`, the layers of the decoder, for one call."""
+    shards = shards or Shards.of(config, workload, SPLIT_ALL)
     width = sym("text_hidden")
-    mlp = Mlp(width, sym("text_intermediate"), config.activation, gated=True, bias=style.mlp_bias)
-    mixtures = _mixtures(config, workload, style)
+    inner = shards.of_part(sym("text_intermediate"), "mlp")
+    mlp = Mlp(width, inner, config.activation, gated=True, bias=style.mlp_bias)
+    mixtures = _mixtures(config, workload, style, shards)
 
     def attention(call: StackCall, window: int) -> AttentionBlock | PackedBlock | LatentBlock | PackedLatentBlock:
         if is_packed(workload, call):
-            return _packed(workload, style, call, window, config)
-        return _attention(workload, style, call, window) if style.latent is None else style.latent(workload, call)
+            return _packed(workload, style, call, window, config, shards)
+        if style.latent is None:
+            return _attention(workload, style, call, window, shards)
+        return _split_latent(style.latent(workload, call), shards)
 
     def stack(call: StackCall) -> DecoderStack:
         layers = tuple(
@@ -208,8 +232,9 @@ def decoder_stack(
         )
         return DecoderStack(
             width,
-            sym("text_vocab"),
+            shards.vocabulary("embedding"),
             layers,
+            head=shards.vocabulary("head"),
             table=sym(style.rotated),
             table_kind=style.table,
             own_positions=style.positions_per_sequence,
@@ -223,7 +248,7 @@ def decoder_stack(
 
 
 def _packed(
-    workload: Workload, style: DecoderStyle, call: StackCall, window: int, config: DecoderConfig
+    workload: Workload, style: DecoderStyle, call: StackCall, window: int, config: DecoderConfig, shards: Shards
 ) -> PackedBlock | PackedLatentBlock:
     """Return the attention block of one layer for the rows of a batch."""
     each, kinds = list(row_calls(workload, call, config)), row_kinds(workload, config)
@@ -232,7 +257,7 @@ def _packed(
         latent = tuple(style.latent(one, whole) for one, whole, _ in each)
         saves = tuple(config.saves_by_absorbing(rows[0]) for rows in kinds)
         return PackedLatentBlock(latent, calls, tuple(map(len, kinds)), saves)
-    blocks = tuple(_attention(one, style, whole, window) for one, whole, _ in each)
+    blocks = tuple(_attention(one, style, whole, window, shards) for one, whole, _ in each)
     return PackedBlock(blocks, calls, several=len(workload.rows) > 1)
 
 
@@ -347,18 +372,26 @@ def _windows(config: DecoderSizes) -> Sequence[int]:
     return config.windows() or (0,) * config.layers
 
 
-def _mixtures(config: DecoderConfig, workload: Workload, style: DecoderStyle) -> dict[int, ExpertMixture]:
+def _split_latent(block: LatentBlock, shards: Shards) -> LatentBlock:
+    """Return latent attention with the heads of one rank; its latents are whole on each."""
+    return replace(block, heads=shards.of_part(block.heads, "attention"))
+
+
+def _mixtures(
+    config: DecoderConfig, workload: Workload, style: DecoderStyle, shards: Shards
+) -> dict[int, ExpertMixture]:
     """Return layer index -> mixture of experts; all mixtures of a decoder are equal."""
     if style.routing is None:
         return {}
     assert isinstance(config, MixtureConfig)
     mixture = ExpertMixture(
         width=sym("text_hidden"),
-        inner=sym("text_moe"),
+        inner=shards.of_part(sym("text_moe"), "experts"),
+        held=sym("text_experts") / sym("ep") if workload.mesh.ep > 1 else None,
         experts=sym("text_experts"),
         top_k=sym("text_topk"),
         function=config.activation,
-        shared=style.shared_experts,
+        shared=shards.of_part(style.shared_experts, "shared"),
         routing=style.routing,
         clamped=style.clamped_experts,
         batched=workload.experts == "batched_mm",
@@ -366,14 +399,18 @@ def _mixtures(config: DecoderConfig, workload: Workload, style: DecoderStyle) ->
     return {i: mixture for i, routed in enumerate(config.routed()) if routed}
 
 
-def logits_and_masks(workload: Workload, call: StackCall, config: DecoderConfig | None = None) -> Size:
+def logits_and_masks(
+    workload: Workload, call: StackCall, config: DecoderConfig | None = None, vocabulary: Size | None = None
+) -> Size:
     """Return the bytes that enter and leave a decoder as activations: logits, and the masks of eager attention.
 
     Args:
         config: of the layers, if some have a window; layers with equal windows share one mask.
+        vocabulary: columns of the logits, padded ones included (default: those of the vocabulary).
     """
     windows = (0,) if config is None else _windows(config)
-    out = call.batch * positions_kept(workload, call) * sym("text_vocab")
+    columns = sym("text_vocab") if vocabulary is None else vocabulary
+    out = call.batch * positions_kept(workload, call) * columns
     if workload.attention != "eager":
         return out * call.item_bytes
     if is_packed(workload, call) and config is not None:
@@ -424,7 +461,7 @@ def _hides(workload: Workload, call: StackCall, window: int) -> bool:
     return _filled(workload, window) and (fills(workload, call, window) or workload.context >= window)
 
 
-def _attention(workload: Workload, style: DecoderStyle, call: StackCall, window: int) -> AttentionBlock:
+def _attention(workload: Workload, style: DecoderStyle, call: StackCall, window: int, shards: Shards) -> AttentionBlock:
     """Return the attention block of one layer in one call.
 
     Fused attention is causal by a flag. It gets a boolean mask if keys are outside of the window, and if several tokens
@@ -438,13 +475,13 @@ def _attention(workload: Workload, style: DecoderStyle, call: StackCall, window:
     """
     eager = workload.attention == "eager"
     filled = _filled(workload, window)
-    heads = (sym("text_heads"), sym("text_kv_heads"))
+    heads = (shards.of_part(sym("text_heads"), "attention"), shards.own_kv_heads(sym("text_kv_heads")))
     own = Rotary(1, call.rows, *heads, sym("text_head_dim"), call.item_bytes)
     masked = masked_chunk(workload, call) or _hides(workload, call, window)
     return AttentionBlock(
         width=sym("text_hidden"),
-        heads=sym("text_heads"),
-        kv_heads=sym("text_kv_heads"),
+        heads=heads[0],
+        kv_heads=heads[1],
         head_dim=sym("text_head_dim"),
         bias=style.bias,
         qk_norm="head" if style.qk_norm else "none",

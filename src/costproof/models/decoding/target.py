@@ -14,6 +14,7 @@ from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.node import Ledger
+from costproof.ledger.progress import Progress
 from costproof.ledger.workload import ROWS, ExpertKernel, Invocation, Workload
 from costproof.models import cache_dtype
 from costproof.models import settings as common
@@ -22,9 +23,12 @@ from costproof.models.decoding.build import build
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
+from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards, mesh_problems, mesh_symbols
 from costproof.models.native import Native
-from costproof.models.specs import ExportJob, Run, layers_cut
+from costproof.models.shards import distribute_for_run, shard_for_export
+from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
+from costproof.patches.sharding import NOTE as DISPATCHED
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from costproof.models.decoding.domain import Drawn
     from costproof.models.decoding.formulas import DecoderStyle
     from costproof.models.proof import Proof
+    from costproof.patches.sharding import Distributed
 
 PRESETS: Final = (
     NamedWorkload("chat", "a prompt of 512 tokens", {"text": 512}, default=True),
@@ -53,6 +58,8 @@ SETTINGS: Final[tuple[Setting, ...]] = (
 
 
 C = TypeVar("C", bound=DecoderConfig)
+_RANK: Final = "_costproof_rank"
+"""Attribute of a distributed model with its rank."""
 
 
 def no_tape() -> Incomplete:
@@ -71,6 +78,8 @@ class CausalTarget(Native[C]):
     notation: ClassVar[dict[str, SymbolDoc]] = {**RUN_SYMBOLS, **DECODER_SYMBOLS}
     extra_settings: ClassVar[tuple[Setting, ...]] = ()
     """Settings of a run in addition to those of every decoder."""
+    plan: ClassVar[ShardPlan | None] = SPLIT_ALL
+    """How the class of transformers is split over devices; ``None`` if that is not described."""
 
     @property
     def decoder(self) -> Decoder:
@@ -92,7 +101,17 @@ class CausalTarget(Native[C]):
         """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
         from costproof.models.decoding.formulas import decoder_ledger
 
-        return decoder_ledger(self.config, workload, self.style())
+        return decoder_ledger(self.config, workload, self.style(), self.plan)
+
+    def shares(self, workload: Workload) -> Shards:
+        """Return how the ranks of a workload's mesh share the model.
+
+        Raises:
+            BadInput: no plan describes it.
+        """
+        if self.plan is None:
+            raise BadInput("it is not described how this model is split over devices", where=self.name)
+        return Shards.of(self.config, workload, self.plan, self.style())
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
         """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
@@ -100,6 +119,8 @@ class CausalTarget(Native[C]):
 
         if workload.rows:
             raise no_tape()
+        if not workload.mesh.one:
+            raise Incomplete("no formula gives the live peak of one rank of several", where=workload.mesh.text)
         style = self.style()
         stack = decoder_stack(self.config, workload, style)
         return decoder_tapes(self.config, workload, stack, capped=style.logits_capped)
@@ -113,7 +134,7 @@ class CausalTarget(Native[C]):
     def settings(cls) -> tuple[Setting, ...]:
         """Return the settings of a run, other than the preset."""
         common_settings = (replace(s, choices=cls.attentions) if s is common.ATTENTION else s for s in SETTINGS)
-        return (*common_settings, *cls.extra_settings)
+        return (*common_settings, *cls.extra_settings, *(common.MESH if cls.plan is not None else ()))
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
         """Return the configuration with only the first layers, at least one of each kind, and a note on the cut."""
@@ -160,6 +181,8 @@ class CausalTarget(Native[C]):
         """Return an error for each reason why the model cannot run a workload."""
         found = cache_dtype.cache_problems(workload, latent=bool(self.decoder.latent))
         found += common.problems(workload, self.config.head_dim) + common.device_problems(workload, self.options)
+        if self.plan is not None:
+            found += mesh_problems(self.config, workload, self.plan)
         if workload.rows:
             return found + common.row_problems(workload, self.config.max_positions)
         found = found or common.too_long(workload, workload.text_tokens, self.config.max_positions)
@@ -187,8 +210,10 @@ class CausalTarget(Native[C]):
         return found if chosen is None or found == made else replace(found, name="custom")
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """Return the invocations of prefill and decode, with the values of their symbols."""
-        return invocations(workload, self.config)
+        """Return the invocations of prefill and decode on the counted rank, with the values of their symbols."""
+        mine = replace(workload, batch=workload.own_batch)
+        more = mesh_symbols(self.config, workload)
+        return tuple(replace(call, symbols={**call.symbols, **more}) for call in invocations(mine, self.config))
 
     @classmethod
     def drawn(cls, sizes: Mapping[str, int], rng: random.Random) -> Drawn | None:
@@ -220,26 +245,53 @@ class CausalTarget(Native[C]):
             pack(model, self.decoder)
         return model
 
+    def build(self, workload: Workload) -> nn.Module:
+        """Return the model that is exported; of several devices, the part of the counted rank.
+
+        Raises:
+            Incomplete: no graph counts a rank of this mesh.
+        """
+        model = Native.build(self, workload)
+        return model if workload.mesh.one else shard_for_export(model, workload.mesh, workload.rank)
+
+    def build_run(self, workload: Workload, progress: Progress) -> Built:
+        """Return the model that runs; on several devices, as transformers distributes it to the counted rank.
+
+        Raises:
+            Problems: the checkpoint does not fit.
+            Incomplete: the device or packages are missing, or transformers cannot run the model on this mesh.
+        """
+        if not workload.mesh.one and self.options.real:
+            raise Incomplete("a rank of several devices is counted without values", where="--run", expected="meta")
+        built = Native.build_run(self, workload, progress)
+        rank = distribute_for_run(built.model, workload.mesh, workload.rank)
+        vars(built.model)[_RANK] = rank
+        return built if rank is None else replace(built, notes=(*built.notes, DISPATCHED))
+
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """Return the stages in which a module runs: all of them."""
         return STAGES if workload.new_tokens else STAGES[:1]
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the export jobs of the prefill and of a decode step."""
-        return tuple(exports.export_jobs(model, workload, self.decoder))
+        jobs = exports.export_jobs(model, _own(workload), self.decoder)
+        single = workload.mesh.tp > 1 and workload.own_batch == 1
+        return tuple(map(exports.with_one_sequence, jobs)) if single else tuple(jobs)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return jobs that run the prefill and some decode steps, each in isolation."""
-        return tuple(exports.stage_runs(model, workload, self.decoder, workload.text_tokens))
+        return tuple(exports.stage_runs(model, _own(workload), self.decoder, workload.text_tokens))
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """Return the runs of the prefill and of the decode steps after it."""
-        decoder = self.decoder
+        decoder, workload = self.decoder, _own(workload)
         if workload.rows:
             return self._row_runs(model, workload)
         prompt = runs.prompt_inputs(workload, decoder, workload.text_tokens)
         if next(model.parameters()).device.type == "meta":
-            return runs.shape_runs(model, workload, decoder, runs.behind_past(model, workload, decoder, prompt))
+            found = runs.shape_runs(model, workload, decoder, runs.behind_past(model, workload, decoder, prompt))
+            rank: Distributed | None = vars(model).get(_RANK)
+            return found if rank is None else tuple(replace(r, around=rank.running, dispatched=True) for r in found)
         ids = runs.drawn_ids(self.config.vocab, (workload.batch, workload.context), self.options.seed)
         return runs.real_runs(model, workload, decoder, runs.real_prompt(model, workload, decoder, prompt, ids))
 
@@ -249,3 +301,8 @@ class CausalTarget(Native[C]):
         length = sum(row.count * (row.past + row.new) for row in workload.rows)
         ids = runs.drawn_ids(self.config.vocab, (length,), self.options.seed)
         return runs.rows_runs(model, workload, self.decoder, ids)
+
+
+def _own(workload: Workload) -> Workload:
+    """Return the workload with the sequences that the counted rank runs."""
+    return replace(workload, batch=workload.own_batch)

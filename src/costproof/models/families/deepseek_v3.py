@@ -14,6 +14,7 @@ from costproof.models.config_reader import Section
 from costproof.models.decoding.config import number_of
 from costproof.models.decoding.formulas import DecoderStyle
 from costproof.models.decoding.latent import LatentConfig, LatentTarget, latent_style, latents_of
+from costproof.models.decoding.sharding import WHOLE_ATTENTION, ShardPlan
 from costproof.weights.stored import Stored
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class DeepseekV3(LatentTarget[DeepseekV3Config]):
     config: DeepseekV3Config = field(default_factory=DeepseekV3Config)
     name: str = "deepseek-v3"
     model_types: ClassVar[tuple[str, ...]] = ("deepseek_v3",)
+    plan: ClassVar[ShardPlan | None] = WHOLE_ATTENTION
     released: ClassVar[Stored] = Stored(
         (("weights", "fp8, blocks of 128 x 128 (published)"),),
         described='{"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}',

@@ -33,6 +33,7 @@ from costproof.models.decoding.formulas import (
     row_calls,
 )
 from costproof.models.decoding.names import STAGES
+from costproof.models.decoding.sharding import ShardPlan
 from costproof.models.decoding.target import CausalTarget, no_tape
 from costproof.storage.scheme import CheckpointLayout
 
@@ -145,6 +146,7 @@ class Gpt2(CausalTarget[Gpt2Config]):
     config: Gpt2Config = field(default_factory=Gpt2Config)
     name: str = "gpt2"
     model_types: ClassVar[tuple[str, ...]] = ("gpt2",)
+    plan: ClassVar[ShardPlan | None] = None
     checkpoint_layout: ClassVar[CheckpointLayout] = CheckpointLayout(linear_class="Conv1D")
 
     @property

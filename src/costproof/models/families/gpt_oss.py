@@ -14,6 +14,7 @@ from costproof.models import settings
 from costproof.models.config_reader import Section
 from costproof.models.decoding.config import UNUSED_ROUTER_KEYS, MixtureConfig, experts_of, pattern_of
 from costproof.models.decoding.formulas import ALL_PROJECTIONS, DecoderStyle
+from costproof.models.decoding.sharding import HEAD_ONLY, ShardPlan
 from costproof.models.decoding.target import CausalTarget
 from costproof.models.target import Setting
 from costproof.weights.stored import Stored
@@ -72,6 +73,7 @@ class GptOss(CausalTarget[GptOssConfig]):
     config: GptOssConfig = field(default_factory=GptOssConfig)
     name: str = "gpt-oss"
     model_types: ClassVar[tuple[str, ...]] = ("gpt_oss",)
+    plan: ClassVar[ShardPlan | None] = HEAD_ONLY
     released: ClassVar[Stored] = Stored(
         (("weights", "mxfp4 (published)"),), described='{"quantization_config": {"quant_method": "mxfp4"}}'
     )

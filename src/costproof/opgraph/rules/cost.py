@@ -87,6 +87,8 @@ class OpCost:
     """Headline FLOPs that another algorithm for the same result can skip, whatever a mask hides."""
     attention: ScoreGrid | None = None
     """The scores, for fused attention; without them no score is counted as kept."""
+    comm: tuple[str, Size, Size] | None = None
+    """For a collective: its kind, the bytes of the whole tensor, and the bytes that this rank sends."""
 
 
 class Uncountable(Exception):

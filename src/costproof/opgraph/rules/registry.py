@@ -43,6 +43,7 @@ _BUILT_IN: Final = {
     "linalg": "linear systems, factorizations, norms, distances, Fourier transforms",
     "resample": "pooling, interpolation",
     "lookup": "look-ups and indexed writes",
+    "collectives": "exchanges between the ranks of a group",
     "movement": "views, casts, copies, factories, metadata",
 }
 """Modules of built-in rules, with the operators that each covers."""

@@ -11,7 +11,7 @@ from costproof.algebra.symbols import FUNCTIONS
 from costproof.ledger.errors import Absent
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.plural import plural, verb
-from costproof.reports import peaks, roofline
+from costproof.reports import peaks, ranks, roofline
 from costproof.reports.document import plain_text
 from costproof.reports.graph.svg import inline
 from costproof.reports.graph.view import GraphChoice, graph_view
@@ -72,7 +72,13 @@ def capture_page(found: Results) -> str:
             h("p", h("b", "Not counted: "), "; ".join(what for what, _ in capture.not_counted) + ".", class_="not"),
             listed(f"{plural(len(others), 'other comparison')} that are not plainly equal", others, closed=True),
             _modules(tally(compared), plain_text(DERIVED) if found.static.formulas_of == "derived" else ""),
-            *map(HtmlPrinter().block, filter(None, (roofline.section(found.roofline), peaks.section(capture.peaks)))),
+            *map(
+                HtmlPrinter().block,
+                filter(
+                    None,
+                    (ranks.section(capture.parallel), roofline.section(found.roofline), peaks.section(capture.peaks)),
+                ),
+            ),
             picture,
         ),
         foot(capture.conventions, capture.environment, run_line(capture.run)),

@@ -1,0 +1,151 @@
+"""Cost the collectives in which the ranks of a group combine what each of them computed."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import sympy
+
+from costproof.analytic.costs import Exchange, LayerCosts, Size, layer
+
+
+@layer
+class AllReduce:
+    """Adds up a tensor of ``elements`` elements that each of n ranks holds a part of the sum of, in place.
+
+    The payload is the tensor. By the ring algorithm a rank sends 2 (n - 1) chunks of ceil(elements / n) elements:
+    n - 1 to reduce the chunks, and n - 1 to spread the sums:
+
+        comm_payload_bytes = elements item_bytes
+        comm_bytes = 2 (n - 1) ceil(elements / n) item_bytes
+
+    It adds nothing to what crosses the module; unfused, it reads the tensor and writes it.
+
+    With a ``bias`` of that width, which every rank holds whole, a separate addition follows, of one operation per
+    element: unfused, it reads and writes the tensor once more. Rows of a table that another rank holds (``masked``) are
+    overwritten with zeros before the sum: unfused, that reads and writes the tensor and one zero.
+    """
+
+    name: ClassVar[str] = "all_reduce"
+    title: ClassVar[str] = "All-reduce"
+    source: ClassVar[str] = (
+        "Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms; Shoeybi et al. 2019, Megatron-LM, figure 3; "
+        "transformers RowwiseParallel, EmbeddingParallel, MoeExpertsParallel"
+    )
+
+    elements: Size
+    ranks: Size
+    item_bytes: Size
+    bias: Size = 0
+    """Elements of the bias that is added afterwards; 0 if there is none."""
+    masked: bool = False
+    """Whether zeros replace looked-up rows that this rank does not hold."""
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        added = 0 if self.bias == 0 else self.elements
+        zeros = self.elements + 1 if self.masked else 0
+        return LayerCosts(
+            params=self.bias,
+            weight_bytes=self.bias * self.item_bytes,
+            weight_read_bytes=self.bias * self.item_bytes,
+            vector_flops={"elementwise": added} if added != 0 else {},
+            intermediate_bytes=2 * (self.elements + added + zeros) * self.item_bytes,
+            exchanges={
+                "all_reduce": Exchange(
+                    self.elements * self.item_bytes,
+                    2 * (self.ranks - 1) * sympy.ceiling(self.elements / self.ranks) * self.item_bytes,
+                )
+            },
+        )
+
+
+@layer
+class AllGather:
+    """Joins the parts of a tensor [rows, width] that n ranks hold along its width, so that each has all of it.
+
+    Each part is padded to chunk = ceil(width / n) columns, and every rank sends its part to the n - 1 others:
+
+        comm_payload_bytes = rows n chunk item_bytes
+        comm_bytes = (n - 1) rows chunk item_bytes
+
+    Out go all n chunks. Unfused: the operator before it writes ``own`` columns. Fewer than a chunk are read and written
+    once more, padded. The collective reads a chunk and writes n of them, with the ranks as the first dimension, which
+    an operator reads and joins. A single row (``one_row``) needs no such operator.
+    """
+
+    name: ClassVar[str] = "all_gather"
+    title: ClassVar[str] = "All-gather"
+    source: ClassVar[str] = "Thakur et al. 2005, Optimization of collective communication; transformers ColwiseParallel"
+
+    rows: Size
+    width: Size
+    own: Size
+    ranks: Size
+    item_bytes: Size
+    one_row: bool = False
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        chunk = self.rows * sympy.ceiling(self.width / self.ranks) * self.item_bytes
+        own = self.rows * self.own * self.item_bytes
+        padded = sympy.Min(1, sympy.ceiling(self.width / self.ranks) - self.own)
+        joined = 0 if self.one_row else 2 * self.ranks * chunk
+        return LayerCosts(
+            input_bytes=0,
+            output_bytes=self.ranks * chunk - own,
+            intermediate_bytes=own + padded * (own + chunk) + chunk + joined,
+            exchanges={"all_gather": Exchange(self.ranks * chunk, (self.ranks - 1) * chunk)},
+        )
+
+
+@layer
+class Joined:
+    """Joins parts of a tensor of ``elements`` elements again, which plans do to give each part its own gradient.
+
+    Nothing is computed, and the same tensor leaves the module; unfused, it is read and written once more.
+    """
+
+    name: ClassVar[str] = "joined"
+    title: ClassVar[str] = "Concatenation of the parts of a result"
+    source: ClassVar[str] = "transformers MlaKvAProjParallel"
+
+    elements: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        return LayerCosts(intermediate_bytes=2 * self.elements * self.item_bytes)
+
+
+@layer
+class MaskedRows:
+    """Overwrites with zeros the rows of experts that other ranks hold; each rank is given all rows and skips those.
+
+    Of ``rows`` pairs of a token and an expert. Unfused, the weights of the rows are read and written, and so are their
+    hidden states, what the first products return, 2 intermediate wide, and what the second ones do:
+
+        2 rows (weight_item + (2 hidden + 2 intermediate) item_bytes)
+
+    A kernel that gathers the weights of each row (``batched``) overwrites the rows' weights only, twice.
+
+    Numbers of experts and the masks are integers, which do not count. The FLOPs are those of all rows, as the products
+    are called; which of them a rank does depends on the routing: none to all.
+    """
+
+    name: ClassVar[str] = "masked_rows"
+    title: ClassVar[str] = "Rows of experts that other ranks hold"
+    source: ClassVar[str] = "transformers distributed.expert_parallel (AllReduceEP), integrations.moe"
+
+    rows: Size
+    hidden: Size
+    intermediate: Size
+    item_bytes: Size
+    weight_item: Size
+    batched: bool = False
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        wide = (2 * self.hidden + 2 * self.intermediate) * self.item_bytes
+        moved = self.weight_item if self.batched else wide
+        return LayerCosts(intermediate_bytes=2 * self.rows * (self.weight_item + moved))

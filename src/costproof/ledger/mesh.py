@@ -1,0 +1,240 @@
+"""Define the mesh of devices that a run is spread over, the coordinates of a rank, and the bytes of collectives.
+
+A collective has a payload M, the bytes of its full tensor, and a group of n ranks. By the ring algorithm a rank sends
+
+    all_reduce                    2 (n - 1) chunks of M
+    all_gather, reduce_scatter      (n - 1) chunks of M
+    all_to_all                      (n - 1) chunks of its own send buffer
+    send                            M
+
+where a chunk has ``ceil(elements / n)`` elements: what n does not divide is padded, as NCCL and torch do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, fields
+from typing import Final, Self, cast
+
+from costproof.ledger.errors import BadInput
+
+COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+"""Kinds of collectives, as cost nodes name them."""
+RANK: Final = "rank"
+"""Input of a workload: the rank that is counted, 0 by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinates:
+    """Position of a rank in a mesh, one index for each axis."""
+
+    tp: int
+    ep: int
+    pp: int
+    dp: int
+    cp: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Numbers of devices along each axis of a parallel run; all are 1 for one device.
+
+    Ranks are numbered with ``tp`` fastest, then ``cp``, ``dp`` and ``pp``. Expert parallelism adds no devices: groups
+    of ``ep`` consecutive ranks of those along ``tp``, ``cp`` and ``dp`` share the experts of a layer.
+    """
+
+    tp: int = 1
+    """Ranks that share the weights of each layer: tensor parallelism."""
+    ep: int = 1
+    """Ranks that share the experts of each layer."""
+    pp: int = 1
+    """Ranks that share the layers: pipeline parallelism."""
+    dp: int = 1
+    """Ranks that share the batch, each with weights of its own."""
+    cp: int = 1
+    """Ranks that share the tokens of a sequence: context parallelism."""
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, object]) -> Self:
+        """Return the mesh that the inputs of a workload name."""
+        return cls(**{axis: cast(int, inputs[axis]) for axis in AXES if axis in inputs})
+
+    @property
+    def world(self) -> int:
+        """Return the number of ranks."""
+        return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def one(self) -> bool:
+        """Return whether the mesh is a single device."""
+        return astuple(self) == (1,) * len(AXES)
+
+    @property
+    def text(self) -> str:
+        """Return the axes with more than one rank: ``tp 8, dp 2``."""
+        return ", ".join(f"{axis} {n}" for axis in AXES if (n := getattr(self, axis)) > 1)
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Return the coordinates of a rank."""
+        rest, tp = divmod(rank, self.tp)
+        rest, cp = divmod(rest, self.cp)
+        pp, dp = divmod(rest, self.dp)
+        return Coordinates(tp, rank % (self.world // self.pp) % self.ep, pp, dp, cp)
+
+    def group(self, axis: str, rank: int) -> tuple[int, ...]:
+        """Return the ranks that a rank shares a group with along an axis, itself included, in ascending order."""
+        if axis == "ep":
+            first = rank - self.coordinates(rank).ep
+            return tuple(range(first, first + self.ep))
+        step = {"tp": 1, "cp": self.tp, "dp": self.tp * self.cp, "pp": self.tp * self.cp * self.dp}[axis]
+        first = rank - step * int(getattr(self.coordinates(rank), axis))
+        return tuple(first + step * i for i in range(getattr(self, axis)))
+
+    def problems(self, rank: int = 0) -> list[BadInput]:
+        """Return an error for each axis or rank that is out of range, or that is not counted yet."""
+        found = [
+            BadInput("the mesh needs a rank on each axis", where=f"--{axis}", expected="at least 1", got=size)
+            for axis in AXES
+            if (size := getattr(self, axis)) < 1
+        ]
+        if found:
+            return found
+        found += [
+            BadInput("this axis is not counted yet", where=f"--{axis}", expected="1", got=getattr(self, axis))
+            for axis in ("pp", "cp")
+            if getattr(self, axis) > 1
+        ]
+        if self.ep > 1 and (self.ep % self.tp or (self.tp * self.cp * self.dp) % self.ep):
+            what = "the ranks that share the experts must be whole groups of those that share weights and batch"
+            expected = f"a multiple of tp {self.tp} that divides tp x cp x dp = {self.tp * self.cp * self.dp}"
+            found.append(BadInput(what, where="--ep", expected=expected, got=self.ep))
+        if not 0 <= rank < self.world:
+            found.append(BadInput("no such rank", where="--rank", expected=f"0 to {self.world - 1}", got=rank))
+        return found
+
+
+AXES: Final[tuple[str, ...]] = tuple(f.name for f in fields(Mesh))
+"""Axes of a mesh, in the order of reports; each is also an input of a workload."""
+
+
+def shard(size: int, ranks: int, index: int) -> tuple[int, int]:
+    """Return (start, stop) of the part of a dimension that a rank holds: chunks of ``ceil(size / ranks)``.
+
+    The last chunks may be shorter or empty, as those of torch's ``Shard``.
+    """
+    chunk = -(-size // ranks)
+    return min(index * chunk, size), min((index + 1) * chunk, size)
+
+
+def own_batch(batch: int, mesh: Mesh, rank: int) -> int:
+    """Return the sequences of a batch that a rank runs: the first ranks along ``dp`` have one more if it is uneven."""
+    if mesh.dp == 1:
+        return batch
+    return batch // mesh.dp + (mesh.coordinates(rank).dp < batch % mesh.dp)
+
+
+def sent_bytes(kind: str, elements: int, ranks: int, item_bytes: int) -> int:
+    """Return the bytes that one rank sends in a collective by the ring algorithm.
+
+    Args:
+        kind: one of :data:`COLLECTIVES`.
+        elements: of the full tensor; for ``all_to_all`` of the rank's own send buffer.
+        ranks: size of the group.
+        item_bytes: bytes of one element on the wire.
+    """
+    if kind == "send":
+        return elements * item_bytes
+    rounds = (ranks - 1) * (2 if kind == "all_reduce" else 1)
+    return rounds * -(-elements // ranks) * item_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RankCosts:
+    """Costs of ranks that are equal."""
+
+    ranks: tuple[int, ...]
+    stages: dict[str, dict[str, int]]
+    """Stage -> metric -> cost of each of these ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """Equal collectives of the counted rank: of one kind, at one module pattern, in one call of a stage."""
+
+    stage: str
+    invocation: str
+    kind: str
+    """One of ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all`` and ``send``."""
+    group: str
+    """Axis of the mesh."""
+    ranks: tuple[int, ...]
+    """Ranks of the group, the counted one included."""
+    dtype: str
+    """Dtype on the wire."""
+    count: int
+    bytes: int
+    """Bytes of the full tensors of all of them."""
+    sent_bytes: int
+    """Bytes that the rank sends in all of them."""
+    module: str
+    """Path of the module with ``*`` for numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """What all ranks together have or do more than one device, and why."""
+
+    what: str
+    stage: str
+    """Empty for what ranks hold."""
+    metric: str
+    amount: int
+    """Costs of all ranks minus those of one device, of this kind of copy."""
+    bytes: int
+    """The amount if it is in bytes, else 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """A run on several devices: its mesh, the costs of each rank, and what ranks have in common.
+
+    For each metric of :attr:`one_device` the costs of all ranks are those of one device and the duplicates, exactly.
+    """
+
+    mesh: Mesh
+    rank: int
+    """The rank that the sources count."""
+    plan: str
+    """Origin of the plan by which modules are split."""
+    ranks: tuple[RankCosts, ...]
+    """Every rank once; ranks with equal costs share a row."""
+    collectives: tuple[Collectives, ...]
+    one_device: dict[str, dict[str, int]]
+    """Stage -> metric -> cost of the same batch on one device; what devices hold is under the stage ````."""
+    duplicates: tuple[Duplicate, ...]
+
+    def extremes(self, stage: str, metric: str) -> tuple[tuple[int, tuple[int, ...]], tuple[int, tuple[int, ...]]]:
+        """Return (smallest cost, its ranks) and (largest cost, its ranks) of a metric in a stage."""
+        found: dict[int, list[int]] = {}
+        for row in self.ranks:
+            if metric in row.stages.get(stage, {}):
+                found.setdefault(row.stages[stage][metric], []).extend(row.ranks)
+        least, most = min(found), max(found)
+        return (least, tuple(sorted(found[least]))), (most, tuple(sorted(found[most])))
+
+    def problems(self) -> list[BadInput]:
+        """Return an error for each metric whose ranks do not sum to one device and its duplicates."""
+        found = []
+        for stage, costs in self.one_device.items():
+            for metric, one in costs.items():
+                place = stage or next(iter(self.ranks[0].stages))
+                total = sum(len(row.ranks) * row.stages[place].get(metric, 0) for row in self.ranks)
+                copies = sum(d.amount for d in self.duplicates if (d.stage, d.metric) == (stage, metric))
+                if total != one + copies:
+                    what = "the ranks do not sum to one device and the named copies"
+                    where = f"$.parallel, {stage or 'what ranks hold'}: {metric}"
+                    found.append(BadInput(what, where=where, expected=one + copies, got=total))
+        counted = sorted(rank for row in self.ranks for rank in row.ranks)
+        if counted != list(range(self.mesh.world)):
+            found.append(BadInput("each rank must be counted once", where="$.parallel.ranks", got=str(counted)[:80]))
+        return found

@@ -1,0 +1,307 @@
+"""How the weights and activations of a decoder lie on the ranks of a mesh: plans, local widths, and collectives.
+
+A rank of a decoder is the same decoder with local widths. Its formulas keep the symbols of the configuration, divided
+by ``tp`` or ``ep``; the rows of the vocabulary, which may be uneven, have a symbol of their own, ``text_vocab_rank``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Literal
+
+import sympy
+
+from costproof.algebra.symbols import sym
+from costproof.ledger.errors import BadInput
+from costproof.ledger.mesh import Mesh, shard
+from costproof.ledger.workload import Workload
+
+if TYPE_CHECKING:
+    from costproof.analytic.compose import ModulePart, StackCall
+    from costproof.analytic.costs import Size
+    from costproof.models.decoding.config import DecoderConfig
+    from costproof.models.decoding.formulas import DecoderStyle
+
+Part = Literal["attention", "mlp", "experts", "shared", "embedding", "head"]
+"""A part of a decoder that a plan splits or leaves whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """Which parts of a decoder tensor parallelism splits; all others are whole on each rank.
+
+    Attention is split by head: q, k, v by columns and the output projection by rows. An MLP and an expert are split by
+    inner width: gate and up projections by columns, the down projection by rows. Embedding and output projection are
+    split by rows of the vocabulary. Norms, routers, and the projections to latents are never split.
+    """
+
+    name: str
+    source: str
+    split: frozenset[Part]
+
+    def patterns(self) -> dict[str, str]:
+        """Return the plan in the form of transformers: module pattern -> layout, for the dense modules."""
+        layer = "model.layers.*"
+        found = {
+            "attention": {**dict.fromkeys((f"{layer}.self_attn.{x}_proj" for x in "qkv"), "colwise"),
+                          f"{layer}.self_attn.o_proj": "rowwise"},
+            "mlp": {f"{layer}.mlp.gate_proj": "colwise", f"{layer}.mlp.up_proj": "colwise",
+                    f"{layer}.mlp.down_proj": "rowwise"},
+            "experts": {f"{layer}.mlp.experts.gate_up_proj": "packed_colwise",
+                        f"{layer}.mlp.experts.down_proj": "rowwise", f"{layer}.mlp.experts": "moe_tp_experts"},
+            "shared": {f"{layer}.mlp.shared_experts.gate_proj": "colwise",
+                       f"{layer}.mlp.shared_experts.up_proj": "colwise",
+                       f"{layer}.mlp.shared_experts.down_proj": "rowwise"},
+            "embedding": {"model.embed_tokens": "embedding_rowwise"},
+            "head": {"lm_head": "colwise_gather_output"},
+        }  # fmt: skip
+        return {pattern: layout for part in found for pattern, layout in found[part].items() if part in self.split}
+
+
+_PARTS: Final[tuple[Part, ...]] = ("attention", "mlp", "experts", "shared", "embedding", "head")
+_TRANSFORMERS: Final = "transformers: base_model_tp_plan and _tp_plan of the class"
+SPLIT_ALL: Final = ShardPlan("transformers", _TRANSFORMERS, frozenset(_PARTS))
+WHOLE_ATTENTION: Final = ShardPlan("transformers", _TRANSFORMERS, frozenset(_PARTS) - {"attention"})
+HEAD_ONLY: Final = ShardPlan("transformers", _TRANSFORMERS, frozenset({"head"}))
+"""Plans of the classes of transformers."""
+
+
+def mesh_symbols(config: DecoderConfig, workload: Workload) -> dict[str, int]:
+    """Return the values of ``MESH_SYMBOLS`` for the counted rank; empty for one device."""
+    mesh = workload.mesh
+    if mesh.one:
+        return {}
+    start, stop = shard(config.vocab, mesh.tp, mesh.coordinates(workload.rank).tp)
+    return {"tp": mesh.tp, "ep": mesh.ep, "text_vocab_rank": stop - start}
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The local widths of one rank, in symbols."""
+
+    plan: ShardPlan
+    mesh: Mesh
+    kv_heads: int
+    latent: bool = False
+    """Whether attention caches latents instead of keys and values."""
+    hidden: int = 0
+    """Width of the decoder."""
+    biased: frozenset[str] = frozenset()
+    """Roles of modules whose bias is added after a sum over ranks."""
+
+    @classmethod
+    def of(
+        cls, config: DecoderConfig, workload: Workload, plan: ShardPlan, style: DecoderStyle | None = None
+    ) -> Shards:
+        """Return the shards of the rank that a workload counts."""
+        latent = getattr(config, "kv_rank", 0) > 0
+        out = "out" in style.bias if style is not None else False
+        biased = {
+            "text.layer.attention.out": bool(config.attention_bias) if latent else out,  # type: ignore[attr-defined]
+            "text.layer.mlp.down": style is not None and style.mlp_bias,
+        }
+        roles = frozenset(role for role, has in biased.items() if has and _REDUCED[role] in plan.split)
+        return cls(plan, workload.mesh, config.kv_heads, latent, config.hidden, roles)
+
+    @property
+    def origin(self) -> str:
+        """Return the origin of the plan."""
+        return self.plan.source
+
+    def axis_of(self, role: str) -> str:
+        """Return the axis of the mesh whose ranks a module exchanges results with."""
+        return "ep" if role == "text.layer.experts" and self.mesh.ep > 1 else "tp"
+
+    def added_on_each(self, role: str) -> tuple[int, str]:
+        """Return the elements of a bias that each rank has whole, and its name; 0 if there is none."""
+        return (self.hidden, "biases added after a sum over ranks") if role in self.biased else (0, "")
+
+    def of_part(self, size: Size, part: Part) -> Size:
+        """Return a rank's share of heads or of an inner width."""
+        return size / sym("tp") if self.mesh.tp > 1 and self.splits(part) else size
+
+    def splits(self, part: Part) -> bool:
+        """Return whether ranks have parts of the widths of a part; under ``ep`` each expert is whole on one of them."""
+        return part in self.plan.split and not (part == "experts" and self.mesh.ep > 1)
+
+    def own_kv_heads(self, size: Size) -> Size:
+        """Return the key/value heads of a rank.
+
+        Branches: of fewer heads than ranks each rank has one, and several ranks have copies of the same.
+        """
+        return 1 if self.copies > 1 else self.of_part(size, "attention")
+
+    @property
+    def copies(self) -> int:
+        """Return how many ranks hold copies of the same key/value head."""
+        return max(1, self.mesh.tp // self.kv_heads) if "attention" in self.plan.split else 1
+
+    def held_by(self, role: str, metric: str) -> tuple[int, str]:
+        """Return how many times the ranks of one group along ``tp`` have a cost of one device, and why if several do.
+
+        Args:
+            role: of a module, as formulas name it.
+            metric: parameters or bytes that are held, or FLOPs.
+        """
+        if metric == "buffer_bytes":
+            return self.mesh.tp, "buffers"
+        of_kv = role.endswith((".attention.k", ".attention.v")) or (
+            role.endswith(".attention") and metric == "kv_cache_bytes" and not self.latent
+        )
+        part = part_of(role)
+        if part == "experts" and self.mesh.ep > 1:
+            return self._of_experts(metric)
+        latent = self.latent and (metric == "kv_cache_bytes" or role.endswith(_LATENTS))
+        if latent or part is None or part not in self.plan.split:
+            return self.mesh.tp, _why_whole(role, part, latent=latent)
+        return (self.copies, KV_COPIES) if of_kv else (1, "")
+
+    def vocabulary(self, part: Part) -> Size:
+        """Return the rows of the vocabulary that a rank holds in a part, ``embedding`` or ``head``."""
+        return sym("text_vocab_rank") if self.mesh.tp > 1 and part in self.plan.split else sym("text_vocab")
+
+    def _of_experts(self, metric: str) -> tuple[int, str]:
+        """Return as :meth:`held_by` for experts, each of which one rank of a group has whole."""
+        if metric == "flops":
+            return self.mesh.ep, "rows of experts of other ranks, which the kernel gets and skips"
+        return 1, ""
+
+    def padded_vocabulary(self) -> Size:
+        """Return the columns of the logits that a decoder returns; those of uneven shards are padded."""
+        if self.mesh.tp == 1 or "head" not in self.plan.split:
+            return sym("text_vocab")
+        return sym("tp") * sympy.ceiling(sym("text_vocab") / sym("tp"))
+
+    def with_collectives(
+        self, parts: Iterable[ModulePart], call: StackCall, positions: Size, *, one_row: bool
+    ) -> Iterator[ModulePart]:
+        """Yield the modules of a decoder with the collectives that the plan puts into them.
+
+        Args:
+            positions: positions per sequence that get logits.
+            one_row: whether a single position gets logits.
+        """
+        if self.mesh.tp == 1:
+            yield from parts
+            return
+        from costproof.analytic.collectives import AllGather, AllReduce, Joined, MaskedRows
+        from costproof.analytic.experts import ClampedExperts, Experts
+        from costproof.analytic.linear import Linear
+
+        ranks, width, b = sym("tp"), sym("text_hidden"), call.item_bytes
+        reduced = {role for role, part in _REDUCED.items() if part in self.plan.split}
+        reduced |= {"text.layer.experts"} if self.mesh.ep > 1 else set()
+        latent = self.latent and "attention" in self.plan.split
+        for part in parts:
+            if part.role.endswith(".kv_down") and latent:
+                yield replace(
+                    part, layers=(*part.layers, Joined(call.rows * (sym("text_kv_rank") + sym("text_rope")), b))
+                )
+            elif part.role in reduced:
+                first, *others = part.layers
+                bias = width if isinstance(first, Linear) and first.bias else 0
+                own = (replace(first, bias=False),) if isinstance(first, Linear) else (first,)
+                added = AllReduce(call.rows * width, ranks, b, bias, masked=part.role == "text.embedding")
+                if isinstance(first, Experts | ClampedExperts) and self.mesh.ep > 1:
+                    item = first.weight_item if isinstance(first, Experts) else b
+                    others.append(MaskedRows(first.rows, width, first.intermediate, b, item, first.batched))
+                yield replace(part, layers=(*own, *others, added))
+            elif part.role == "lm_head" and "head" in self.plan.split:
+                own_rows = self.vocabulary("head")
+                gather = AllGather(call.batch * positions, sym("text_vocab"), own_rows, ranks, b, one_row)
+                yield replace(part, layers=(*part.layers, gather))
+            else:
+                yield part
+
+
+_REDUCED: Final[Mapping[str, Part]] = {
+    "text.embedding": "embedding",
+    "text.layer.attention.out": "attention",
+    "text.layer.mlp.down": "mlp",
+    "text.layer.experts": "experts",
+    "text.layer.shared.down": "shared",
+}
+"""Role of a module whose results are parts of a sum over ranks -> part of the plan."""
+
+
+KV_COPIES: Final = "key/value heads that several ranks hold"
+_LATENTS: Final = (".q_down", ".q_norm", ".kv_down", ".kv_norm")
+"""Ends of roles of modules whose results are latents, which every rank needs whole."""
+
+
+def part_of(role: str) -> Part | None:
+    """Return the part of a plan that a module belongs to; ``None`` for norms, routers and containers.
+
+    A norm of queries or keys has one head's weights, which all heads share.
+    """
+    if role.endswith(("_norm", ".norm1", ".norm2", ".norm1_after", ".norm2_after")) or role == "text.norm":
+        return None
+    for prefix, part in _PARTS_OF.items():
+        if role == prefix or role.startswith(f"{prefix}."):
+            return part
+    return None
+
+
+_PARTS_OF: Final[Mapping[str, Part]] = {
+    "text.embedding": "embedding",
+    "lm_head": "head",
+    "text.layer.attention": "attention",
+    "text.layer.mlp": "mlp",
+    "text.layer.experts": "experts",
+    "text.layer.shared": "shared",
+}
+
+
+def _why_whole(role: str, part: Part | None, *, latent: bool) -> str:
+    """Return the name of what every rank has whole."""
+    if latent:
+        return "latents of MLA, and the projections to them"
+    if part is not None:
+        return f"{part}, which the plan leaves whole"
+    return "routers" if role.endswith(".router") else "norms" if "norm" in role else "tables of rotary embedding"
+
+
+def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> list[BadInput]:
+    """Return an error for each reason why a decoder cannot be split over the mesh of a workload."""
+    mesh = workload.mesh
+    if mesh.one and not workload.rank:
+        return []
+    found = mesh.problems(workload.rank)
+    if workload.rows:
+        what, where = "a batch of unequal rows is counted on one device only", f"--rows, {mesh.text}"
+        found.append(BadInput(what, where=where, expected="one device, or equal sequences"))
+    if found:
+        return found
+    for what, size, part in _divided(config):
+        if part in plan.split and size % mesh.tp and not (part == "experts" and mesh.ep > 1):
+            expected = f"a divisor of the {size} {what}"
+            found.append(BadInput("tensor parallelism must divide them", where="--tp", expected=expected, got=mesh.tp))
+    if "attention" in plan.split and config.kv_heads % mesh.tp and mesh.tp % config.kv_heads:
+        expected = f"a divisor or a multiple of the {config.kv_heads} key/value heads"
+        found.append(BadInput("ranks would share key/value heads", where="--tp", expected=expected, got=mesh.tp))
+    if workload.batch < mesh.dp:
+        what = "there are fewer sequences than data-parallel ranks"
+        found.append(BadInput(what, where="--batch", expected=f"at least {mesh.dp}", got=workload.batch))
+    if mesh.ep not in (1, mesh.tp):
+        what = "experts are counted over the ranks that share weights, so far"
+        found.append(BadInput(what, where="--ep", expected=f"1, or tp {mesh.tp}", got=mesh.ep))
+    if mesh.ep > 1:
+        experts = getattr(config, "experts", 0)
+        if not experts or experts % mesh.ep:
+            expected = f"a divisor of the {experts} routed experts" if experts else "1, since no layer has experts"
+            found.append(BadInput("the ranks must have equal numbers of experts", where="--ep", expected=expected,
+                                  got=mesh.ep))  # fmt: skip
+    return found
+
+
+def _divided(config: DecoderConfig) -> Iterator[tuple[str, int, Part]]:
+    """Yield (name, size, part) of each width that tensor parallelism divides."""
+    yield "attention heads", config.heads, "attention"
+    routed = getattr(config, "routed", None)
+    kinds = routed() if routed is not None else (False,) * config.layers
+    if not all(kinds):
+        yield "elements of an MLP's inner width", config.intermediate, "mlp"
+    if any(kinds):
+        inner = getattr(config, "expert_width", 0) or config.intermediate
+        yield "elements of an expert's inner width", inner, "experts"

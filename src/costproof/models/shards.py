@@ -1,0 +1,333 @@
+"""Make a model one rank of a mesh: it holds parts of the parameters, and its modules run collectives.
+
+A plan of transformers names a style for each module and parameter. The dynamic source lets transformers apply the plan
+and runs the result. The static source exports a model that :func:`shard` makes here by its own reading of the styles,
+with the collectives as operators of the graph. Neither reads the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.mesh import Mesh
+from costproof.models.decoding.decoder import text_config
+from costproof.patches.sharding import Distributed, Plan, plans_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+GROUP: Final = "tp"
+"""Prefix of the name of the group in exported collectives; behind a colon follows its number of ranks."""
+_WHOLE: Final = frozenset({
+    "replicate", "replicated_with_grad_allreduce", "local_params", "mla_kv_a_proj", "all_reduce", "moe_identity_expert",
+    "moe_tp_experts", "ep_dispatch_experts",
+})  # fmt: skip
+"""Styles whose parameters every rank holds whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The share that a rank has in a module: the style, the size of the split dimension, and the rank."""
+
+    style: str
+    ranks: int
+    rank: int
+    size: int = 0
+
+    @property
+    def chunk(self) -> int:
+        """Return the size of a chunk; the last ranks have less if the number of ranks does not divide the size."""
+        return -(-self.size // self.ranks)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Return the first index of this rank's chunk, and the one behind its last."""
+        first = min(self.rank * self.chunk, self.size)
+        return first, min(first + self.chunk, self.size)
+
+
+def shard(model: nn.Module, plans: tuple[Plan, Plan], ranks: int, rank: int) -> None:
+    """Replace the parameters of a model by the parts that one rank holds, and let its modules run the collectives.
+
+    Raises:
+        Incomplete: a plan has a style that is not known here, or experts that the ranks do not divide.
+    """
+    modules, parameters = dict(model.named_modules()), dict(model.named_parameters(remove_duplicate=False))
+    made: dict[int, nn.Parameter] = {}
+    for name, style in {**plans[0], **plans[1]}.items():
+        owner, _, leaf = name.rpartition(".")
+        if name in parameters:
+            _split(modules[owner], leaf, Share(style, ranks, rank), made)
+        else:
+            if style == "mla_kv_a_proj":
+                modules[name]._rope_width = text_config(model).qk_rope_head_dim
+            _join(modules[name], Share(style, ranks, rank))
+
+
+def _split(module: nn.Module, leaf: str, share: Share, made: dict[int, nn.Parameter]) -> None:
+    """Replace one parameter of a module by the part that a rank holds; a tied parameter stays one."""
+    import torch
+
+    whole: Any = module._parameters[leaf]
+    if id(whole) in made:
+        module._parameters[leaf] = made[id(whole)]
+        return
+    part = _part(whole, leaf, share)
+    if share.style == "grouped_gemm" and hasattr(module, "num_experts"):
+        vars(module)["num_experts"] = whole.shape[0] // share.ranks
+        vars(module)["_is_expert_parallel"] = True
+    module._parameters[leaf] = made[id(whole)] = torch.nn.Parameter(part, requires_grad=False)
+
+
+def _part(whole: torch.Tensor, leaf: str, share: Share) -> torch.Tensor:
+    """Return the part of a parameter that a rank holds, in memory of its own."""
+    import torch
+
+    style, dim = share.style, whole.ndim - 1
+    if style in _WHOLE or (style.startswith("rowwise") and leaf == "bias"):
+        return whole
+    if style == "grouped_gemm":
+        if whole.shape[0] % share.ranks:
+            raise Incomplete("the ranks do not divide the experts", where=leaf, got=f"{whole.shape[0]}/{share.ranks}")
+        dim = 0
+    elif style in ("embedding_rowwise", "embedding_colwise"):
+        dim = 0 if style == "embedding_rowwise" else 1
+    elif style.startswith(("colwise", "packed_colwise")):
+        dim = max(whole.ndim - 2, 0)
+    elif not style.startswith(("rowwise", "packed_rowwise")):
+        raise Incomplete("the plan has a style that is not known here", where=leaf, got=style)
+    if style.startswith("packed") and whole.ndim > 1:
+        halves = whole.chunk(2, dim)
+        return torch.cat([_chunk(half, dim, share) for half in halves], dim)
+    return whole if style == "packed_rowwise" else _chunk(whole, dim, share).clone()
+
+
+def _chunk(whole: torch.Tensor, dim: int, share: Share) -> torch.Tensor:
+    first, last = replace(share, size=whole.shape[dim]).bounds
+    return whole.narrow(dim, first, last - first)
+
+
+Inner = Callable[..., Any]
+_KEPT: Final = "_share"
+"""Attribute of a module with its share."""
+
+
+def _join(module: Any, share: Share) -> None:
+    """Let a module exchange its input or output as its style requires."""
+    if share.style not in _FORWARDS:
+        if share.style not in _WHOLE | {"colwise", "packed_colwise", "packed_rowwise", "grouped_gemm"}:
+            raise Incomplete("the plan has a style that is not known here", got=share.style)
+        return
+    sizes = ("num_embeddings", "out_features", "in_features")
+    size = next((int(getattr(module, name)) for name in sizes if hasattr(module, name)), 0)
+    if share.style.startswith("rowwise"):
+        size = int(module.in_features)
+    elif share.style == "embedding_colwise":
+        size = int(module.embedding_dim)
+    elif share.style == "mla_kv_a_proj":
+        size = int(getattr(module, "out_features", 0))
+    base = type(module)
+    setattr(module, _KEPT, replace(share, size=size))
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        one: Share = getattr(self, _KEPT)
+        return _FORWARDS[one.style](one, self, base.forward, *args, **kwargs)
+
+    # The name stays, since it is that of the module in a ledger.
+    module.__class__ = type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
+
+
+def _group(share: Share) -> str:
+    return f"{GROUP}:{share.ranks}"
+
+
+def _all_reduce(value: torch.Tensor, share: Share) -> torch.Tensor:
+    import torch
+
+    ops = torch.ops._c10d_functional
+    summed: torch.Tensor = ops.wait_tensor(ops.all_reduce(value, "sum", _group(share)))
+    return summed
+
+
+def _all_gather_last(value: torch.Tensor, share: Share) -> torch.Tensor:
+    """Return the parts of all ranks [.., chunk] one behind the other [.., size]; the last ones are padded for it."""
+    import torch
+
+    missing = share.chunk - int(value.shape[-1])
+    padded = torch.nn.functional.pad(value, (0, missing)) if missing else value
+    ops = torch.ops._c10d_functional
+    every = ops.wait_tensor(ops.all_gather_into_tensor(padded, share.ranks, _group(share)))
+    joined: torch.Tensor
+    if all(size == 1 for size in padded.shape[:-1]):  # the parts of a single row are in order already
+        joined = every.view(*padded.shape[:-1], -1)
+    else:
+        joined = torch.cat(every.view(share.ranks, *padded.shape).unbind(0), -1)
+    return joined[..., : share.size] if share.chunk * share.ranks != share.size else joined
+
+
+def _looked_up(share: Share, module: Any, inner: Inner, ids: torch.Tensor) -> torch.Tensor:
+    """Look up the rows of this rank, set the others to zero, and add those of all ranks."""
+    import torch
+
+    first, last = share.bounds
+    outside = (ids < first) | (ids >= last)
+    rows = inner(module, (ids - first).masked_fill(outside, 0))
+    zero = torch.scalar_tensor(0.0, dtype=rows.dtype, device=rows.device)
+    return _all_reduce(rows.index_put_((outside,), zero), share)
+
+
+def _looked_up_in_part(share: Share, module: Any, inner: Inner, ids: torch.Tensor) -> torch.Tensor:
+    return _all_gather_last(inner(module, ids), share)
+
+
+def _gathered(share: Share, module: Any, inner: Inner, value: torch.Tensor) -> torch.Tensor:
+    return _all_gather_last(inner(module, value), share)
+
+
+def _summed(share: Share, module: Any, inner: Inner, value: torch.Tensor) -> torch.Tensor:
+    """Multiply this rank's columns, add the products of all ranks, and the bias once."""
+    bias = module._parameters.get("bias")
+    if share.style != "rowwise":
+        first, last = share.bounds
+        value = value[..., first:last]
+    module._parameters["bias"] = None
+    try:
+        product = inner(module, value)
+    finally:
+        module._parameters["bias"] = bias
+    summed = _all_reduce(product, share)
+    return summed if bias is None else summed + bias
+
+
+def _added(share: Share, module: Any, inner: Inner, *args: Any, **kwargs: Any) -> Any:
+    found = inner(module, *args, **kwargs)
+    return None if found is None else _all_reduce(found, share)
+
+
+def _latents(share: Share, module: Any, inner: Inner, value: torch.Tensor) -> torch.Tensor:
+    """Take the rotary part of the latents apart and put it back, as transformers does for its gradient."""
+    import torch
+
+    found = inner(module, value)
+    width = int(module._rope_width)
+    return torch.cat(found.split([found.shape[-1] - width, width], -1), -1)
+
+
+def _dispatched(
+    share: Share, module: Any, inner: Inner, value: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Run the experts of this rank on the tokens that chose them, and add the results of all ranks.
+
+    A token's choice of another rank's expert gets a number behind the last expert, and weight 0.
+    """
+    import torch
+
+    own = module.num_experts
+    elsewhere = (chosen // own) != share.rank
+    here = torch.where(elsewhere, own, chosen % own)
+    result = inner(module, value, here, weights.masked_fill(elsewhere, 0.0))
+    return _all_reduce(result, share).to(value.dtype)
+
+
+_FORWARDS: Final[Mapping[str, Callable[..., Any]]] = {
+    "embedding_rowwise": _looked_up,
+    "embedding_colwise": _looked_up_in_part,
+    "colwise_gather_output": _gathered,
+    "colwise_rep": _gathered,
+    "rowwise": _summed,
+    "rowwise_rep": _summed,
+    "rowwise_split_input": _summed,
+    "all_reduce": _added,
+    "moe_tp_experts": _added,
+    "mla_kv_a_proj": _latents,
+    "ep_dispatch_experts": _dispatched,
+}
+"""Style -> forward of a module in it, if it is not the module's own."""
+
+
+def shard_for_export(model: nn.Module, mesh: Mesh, rank: int) -> nn.Module:
+    """Return the model as a rank of a mesh holds it, by our reading of transformers' plan.
+
+    Raises:
+        Incomplete: the mesh or the plan is not one that a graph can count.
+    """
+    if mesh.tp > 1:
+        plans, own = _plans(model, mesh), mesh.coordinates(rank).tp
+        _copy_heads(model, plans[0], mesh.tp, own)
+        shard(model, plans, mesh.tp, own)
+        _fit_heads(model, plans[0], mesh.tp)
+    return model
+
+
+def distribute_for_run(model: nn.Module, mesh: Mesh, rank: int) -> Distributed | None:
+    """Let transformers distribute the model for a rank of a mesh; ``None`` if each rank has the whole model.
+
+    Raises:
+        Incomplete: transformers cannot run this model on this mesh.
+    """
+    if mesh.tp == 1:
+        return None
+    plans = _plans(model, mesh)
+    if not _splits_evenly(model, plans[0], mesh.tp):
+        raise Incomplete(
+            "transformers cannot split fewer key/value heads than ranks (its issue 48307)",
+            where="--tp", expected=f"a divisor of {kv_heads(model)}", got=mesh.tp,
+            fix="--sources analytic,static, which give a rank a copy of one head",
+        )  # fmt: skip
+    found = Distributed(model, plans, mesh.tp, mesh.coordinates(rank).tp)
+    _fit_heads(model, plans[0], mesh.tp)
+    return found
+
+
+def _plans(model: nn.Module, mesh: Mesh) -> tuple[Plan, Plan]:
+    if mesh.ep not in (1, mesh.tp):
+        raise Incomplete(
+            "between ranks with batches of their own, how many tokens each sends depends on the routing, which has no "
+            "values here", where="--ep", expected=f"1 or {mesh.tp}, as --tp", got=mesh.ep, fix="--sources analytic",
+        )  # fmt: skip
+    return plans_of(model, mesh.tp, mesh.ep)
+
+
+def kv_heads(model: nn.Module) -> int:
+    """Return the key/value heads that the configuration of a model names."""
+    config = text_config(model)
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
+def _splits_evenly(model: nn.Module, plan: Plan, ranks: int) -> bool:
+    """Return whether each rank gets as many key/value heads as any other, or the plan does not split them."""
+    split = any(style == "colwise" and name.endswith(".k_proj") for name, style in plan.items())
+    return not split or kv_heads(model) % ranks == 0
+
+
+def _fit_heads(model: nn.Module, plan: Plan, ranks: int) -> None:
+    """Write the key/value heads of a rank into the model's configuration, from which caches are made."""
+    if any(style == "colwise" and name.endswith(".k_proj") for name, style in plan.items()):
+        text_config(model).num_key_value_heads = max(1, kv_heads(model) // ranks)
+
+
+def _copy_heads(model: nn.Module, plan: Plan, ranks: int, rank: int) -> None:
+    """Give the projections of keys and values one head for every rank, if there are fewer heads than ranks.
+
+    Several ranks get copies of the same head. Then their plan splits the projections evenly.
+    """
+    import torch
+
+    heads = kv_heads(model)
+    if _splits_evenly(model, plan, ranks):
+        return
+    if ranks % heads:
+        raise Incomplete("ranks would share a key/value head", where="--tp", expected=f"of {heads} heads", got=ranks)
+    for path, module in model.named_modules():
+        if plan.get(f"{path}.k_proj") != "colwise":
+            continue
+        attention: Any = module
+        attention.num_key_value_groups = max(1, attention.num_key_value_groups * heads // ranks)
+        for projection in (attention.k_proj, attention.v_proj):
+            for leaf, whole in list(projection.named_parameters(recurse=False)):
+                copies = whole.unflatten(0, (heads, -1)).repeat_interleave(ranks // heads, 0).flatten(0, 1)
+                setattr(projection, leaf, torch.nn.Parameter(copies, requires_grad=False))

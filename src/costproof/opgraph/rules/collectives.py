@@ -1,0 +1,115 @@
+"""Cost collectives: operators in which the ranks of a group exchange tensors.
+
+The bytes sent are those of a ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009; NCCL's and
+gloo's large messages). A tensor that n ranks do not divide is cut into n equal chunks, the last one padded.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import sympy
+
+from costproof.ledger.workload import ITEM_BYTES
+from costproof.opgraph.graph import OpCall, Size, Value
+from costproof.opgraph.rules.cost import OpCost, Uncountable, attr
+from costproof.opgraph.rules.registry import operator_rule
+from costproof.opgraph.rules.sizes import nbytes, numel, prod
+
+GROUP_SIZE: Final = "group_size"
+"""Key in ``OpCall.attrs`` with the number of ranks in the group, if the source knows the group itself."""
+
+
+def ranks_of(op: OpCall) -> int:
+    """Return the number of ranks in the group of a collective.
+
+    Raises:
+        Uncountable: neither the arguments nor the name of the group (``tp:4``) contain it.
+    """
+    known = attr(op, GROUP_SIZE)
+    if isinstance(known, int):
+        return known
+    _, _, size = str(attr(op, "group_name", default="")).partition(":")
+    if not size.isdecimal():
+        raise Uncountable("the size of the group is not known")
+    return int(size)
+
+
+def _collective(op: OpCall, kind: str, payload: Size, sent: Size, ranks: int) -> OpCost:
+    """Return the cost of a collective; in a group of one rank nothing is exchanged."""
+    reads = op.tensors[:1]
+    if ranks == 1:
+        return OpCost(role="alias")
+    return OpCost(role="move", reads=reads, comm=(kind, payload, sent))
+
+
+def _first(op: OpCall) -> Value:
+    if not op.tensors:
+        raise Uncountable("the collective has no tensor")
+    return op.tensors[0]
+
+
+def _chunk(value: Value, ranks: int) -> Size:
+    """Return the bytes of one of ``ranks`` equal chunks of a tensor, the last one padded."""
+    elements = numel(value)
+    if isinstance(elements, int):
+        return -(-elements // ranks) * ITEM_BYTES[value.dtype]
+    return prod((sympy.ceiling(elements / ranks), ITEM_BYTES[value.dtype]))
+
+
+@operator_rule("_c10d_functional.all_reduce", "_c10d_functional.all_reduce_", "c10d.allreduce_")
+def all_reduce(op: OpCall) -> OpCost:
+    """Count 0 FLOPs; a ring sends 2(n-1) chunks of the tensor: n-1 to reduce, n-1 to distribute."""
+    n, whole = ranks_of(op), _first(op)
+    return _collective(op, "all_reduce", nbytes(whole), prod((2 * (n - 1), _chunk(whole, n))), n)
+
+
+@operator_rule(
+    "_c10d_functional.all_gather_into_tensor", "_c10d_functional.all_gather_into_tensor_out", "c10d._allgather_base_",
+)  # fmt: skip
+def all_gather(op: OpCall) -> OpCost:
+    """Count 0 FLOPs; a ring passes n-1 local tensors on."""
+    n = ranks_of(op)
+    local = op.names.get("input") or op.names.get("self") or op.tensors[-1]
+    return _collective(op, "all_gather", prod((n, nbytes(local))), prod((n - 1, nbytes(local))), n)
+
+
+@operator_rule("_c10d_functional.reduce_scatter_tensor", "c10d._reduce_scatter_base_")
+def reduce_scatter(op: OpCall) -> OpCost:
+    """Count 0 FLOPs; a ring sends n-1 chunks of the whole tensor."""
+    n = ranks_of(op)
+    whole = op.names.get("input") or op.names.get("input_tensor") or op.tensors[-1]
+    return _collective(op, "reduce_scatter", nbytes(whole), prod((n - 1, _chunk(whole, n))), n)
+
+
+@operator_rule("_c10d_functional.all_to_all_single", "c10d.alltoall_base_")
+def all_to_all(op: OpCall) -> OpCost:
+    """Count 0 FLOPs; with equal parts a rank sends all but its own part of the local tensor.
+
+    Unequal parts depend on the routing; without the plan the number of bytes is unknown.
+    """
+    n = ranks_of(op)
+    local = op.names.get("input") or op.tensors[-1]
+    parts = attr(op, "input_split_sizes", "input_splits", default=())
+    if len({*map(str, parts)}) > 1:
+        raise Uncountable("the parts that each rank receives differ, and no plan of the routing is given")
+    return _collective(op, "all_to_all", nbytes(local), prod((n - 1, _chunk(local, n))), n)
+
+
+@operator_rule("c10d.send")
+def send(op: OpCall) -> OpCost:
+    """Count 0 FLOPs; the tensor is sent to one rank."""
+    whole = _first(op)
+    return OpCost(role="move", reads=(whole,), comm=("send", nbytes(whole), nbytes(whole)))
+
+
+@operator_rule("c10d.recv_", "c10d.recv")
+def receive(op: OpCall) -> OpCost:
+    """Count 0: the bytes are counted where they are sent."""
+    return OpCost(role="factory", reads=())
+
+
+@operator_rule("_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd")
+def wait(op: OpCall) -> OpCost:
+    """Count 0: the result of a collective, once it is there."""
+    return OpCost(role="alias")

@@ -1,0 +1,303 @@
+"""Ranks of decoders on several devices: published numbers, hand arithmetic, and sums over ranks."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import costproof
+from costproof.ledger.errors import BadInput, Incomplete, Problems
+from costproof.ledger.mesh import Parallel
+from costproof.ledger.node import Ledger
+from costproof.models.decoding.domain import CONFIG
+from costproof.models.decoding.sharding import SPLIT_ALL, WHOLE_ATTENTION
+from costproof.models.decoding.target import CausalTarget
+from costproof.models.registry import load_target
+from costproof.parametric.targets import count_ranks, evaluate_formulas
+from costproof.run.capture import count_sources
+from costproof.run.prepare import Prepared
+
+TOKEN: Final[dict[str, Any]] = {"text_tokens": 1, "new_tokens": 0}
+FAMILIES: Final = (
+    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mixtral", "qwen3-moe", "deepseek-v2",
+    "deepseek-v3", "gpt-oss",
+)  # fmt: skip
+
+
+def target(name: str) -> CausalTarget[Any]:
+    found = load_target(name, None, trusted=False)
+    assert isinstance(found, CausalTarget)
+    return found
+
+
+def ledger(name: str, **settings: Any) -> Ledger:
+    model = target(name)
+    return evaluate_formulas(model, model.workload(**{**TOKEN, **settings}))
+
+
+def ranks(model: CausalTarget[Any], **settings: Any) -> Parallel:
+    work = model.workload(**{**TOKEN, **settings})
+    return count_ranks(model, work, evaluate_formulas(model, work))
+
+
+def test_llama_70b_sends_4_616_192_bytes_a_token() -> None:
+    """80 layers of 2 all-reduces, and 1 of the embedding, of 8192 elements of 2 bytes: 2 * 7/8 * 16,384 bytes each.
+
+    The gather of the logits, of 7 parts of 128,256 / 8 columns, is not among them.
+    """
+    model = target("llama-3.1-70b")
+    found = ranks(model, tp=8)
+    reduced = [c for c in found.collectives if c.kind == "all_reduce"]
+    assert sum(c.count for c in reduced) == 161
+    assert sum(c.sent_bytes for c in reduced) == 161 * 28_672 == 4_616_192
+    (gathered,) = (c for c in found.collectives if c.kind == "all_gather")
+    assert (gathered.count, gathered.bytes, gathered.sent_bytes) == (1, 256_512, 7 * 16_032 * 2)
+    assert gathered.ranks == tuple(range(8))
+
+
+def test_a_rank_of_llama_70b_by_hand() -> None:
+    """8 of 64 heads, 1 of 8 key/value heads, 3,584 of 28,672 columns, 16,032 of 128,256 entries; norms whole."""
+    found = ledger("llama-3.1-70b", tp=8)
+    attention = 8192 * (8 + 8 + 1 + 1) * 128
+    layer = attention + 3 * 8192 * 3584 + 2 * 8192
+    assert found.stage_total("prefill", "params") == 80 * layer + 2 * 16_032 * 8192 + 8192
+    products = 2 * (80 * (layer - 2 * 8192) + 16_032 * 8192)
+    scores = 80 * 4 * 8 * 128
+    assert found.stage_total("prefill", "flops") == products + scores
+
+
+@pytest.mark.parametrize(("tp", "token"), [(1, 192_512), (2, 96_256), (4, 48_128), (8, 48_128), (16, 48_128)])
+def test_keys_and_values_of_qwen3_235b(tp: int, token: int) -> None:
+    """94 layers x max(1, 4 / tp) heads x 128 elements x 2 bytes, of keys and of values."""
+    assert ledger("qwen3-235b-a22b", tp=tp).stage_total("prefill", "kv_cache_bytes") == token
+
+
+def test_keys_of_a_log_of_sglang() -> None:
+    """vllm#21348: TP 4 of Qwen3-235B, 367,404 tokens, K size 8.23 GB, which are GiB; half of the cache is keys."""
+    token = ledger("qwen3-235b-a22b", tp=4).stage_total("prefill", "kv_cache_bytes") or 0
+    assert round(token / 2 * 367_404 / 2**30, 2) == 8.23
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_latents_are_whole_on_every_rank(tp: int) -> None:
+    """DeepSeek-V3: (512 + 64) elements of 2 bytes in each of 61 layers, whatever tp is (vllm#47929)."""
+    assert ledger("deepseek-v3", tp=tp).stage_total("prefill", "kv_cache_bytes") == 70_272
+
+
+def test_ranks_of_an_uneven_vocabulary() -> None:
+    """102 entries on 4 ranks: 26, 26, 26, 24; the gather pads each to 26."""
+    model = target("llama")
+    small = replace(model, config=replace(model.config, vocab=102, layers=1, hidden=64, heads=4, kv_heads=4,
+                                          head_dim=16, intermediate=32))  # fmt: skip
+    found = ranks(small, tp=4, rank=3)
+    assert [row.ranks for row in found.ranks] == [(0, 1, 2), (3,)]
+    params = [row.stages["prefill"]["params"] for row in found.ranks]
+    assert params[0] - params[1] == 2 * 2 * 64  # two entries of two tables
+    (least, _), (most, who) = found.extremes("prefill", "params")
+    assert (most - least, who) == (256, (0, 1, 2))
+    (gathered,) = (c for c in found.collectives if c.kind == "all_gather")
+    assert (gathered.bytes, gathered.sent_bytes) == (4 * 26 * 2, 3 * 26 * 2)
+
+
+def test_a_bias_after_a_sum_is_whole_on_every_rank() -> None:
+    model = target("llama")
+    config = replace(model.config, vocab=64, layers=3, hidden=32, heads=4, kv_heads=2, head_dim=8, intermediate=16)
+    with_bias = replace(model, config=replace(config, attention_bias=True, mlp_bias=True))
+    found = ranks(with_bias, tp=2)
+    copies = {d.what: d.amount for d in found.duplicates if d.metric == "params"}
+    # Three layers, of two biases of 32; 7 norms of 32. The other biases are split with their columns.
+    assert copies == {"norms": 7 * 32, "biases added after a sum over ranks": 3 * 2 * 32}
+    added = evaluate_formulas(with_bias, with_bias.workload(**TOKEN, tp=2)).total("vector_flops") or 0
+    without = evaluate_formulas(replace(model, config=config), model.workload(**TOKEN, tp=2)).total("vector_flops") or 0
+    assert added - without == 3 * 2 * 32  # one addition per element
+
+
+def test_copies_by_hand() -> None:
+    """Qwen3-235B on 8 ranks: each of 4 key/value heads is on two, routers and norms are on all."""
+    copies = {(d.what, d.metric): d.amount for d in ranks(target("qwen3-235b-a22b"), tp=8).duplicates}
+    layers, hidden = 94, 4096
+    assert copies["key/value heads that several ranks hold", "params"] == layers * 2 * 4 * 128 * hidden
+    assert copies["routers", "params"] == 7 * layers * 128 * hidden
+    assert copies["norms", "params"] == 7 * (layers * (2 * hidden + 2 * 128) + hidden)
+
+
+def test_data_parallel_ranks_share_the_batch() -> None:
+    model = target("llama")
+    found = ranks(model, tp=2, dp=3, batch=8, text_tokens=5)
+    assert [row.ranks for row in found.ranks] == [(0, 1, 2, 3), (4, 5)]  # 3, 3 and 2 sequences
+    tokens = [row.stages["prefill"]["kv_cache_bytes"] // (32 * 4 * 128 * 2 * 2) for row in found.ranks]
+    assert tokens == [15, 10]
+    one = found.one_device[""]["weight_bytes"]
+    (norms,) = (d.amount for d in found.duplicates if (d.what, d.metric) == ("norms", "weight_bytes"))
+    (data,) = (d.amount for d in found.duplicates if (d.what, d.metric) == ("copies of data-parallel ranks",
+                                                                           "weight_bytes"))  # fmt: skip
+    assert data == 2 * (one + norms)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sums_over_ranks_of_random_configurations(family: str) -> None:
+    """Ranks sum to one device and the copies that the plan names, which are worked out without local widths."""
+    rng, model, counted = random.Random(family), target(family), 0
+    kind = {**CONFIG, **type(model.config).ranges}
+    while counted < 6:
+        sizes = {name: rng.choice(values) for name, values in kind.items()} | {"layers": 2, "row": 8, "S": 5, "P": 5}
+        drawn = model.drawn(sizes, rng)
+        small: Any = drawn[0] if drawn is not None else None
+        run = {"tp": rng.choice((2, 3, 4)), "dp": rng.choice((1, 2)), "batch": rng.randint(2, 4), "text_tokens": 3}
+        try:
+            found = ranks(small, **run, new_tokens=1)
+        except Problems:
+            continue
+        counted += 1
+        assert found.problems() == []
+        assert {d.metric for d in found.duplicates} >= {"params", "weight_bytes"}
+
+
+def test_plans_are_those_of_transformers() -> None:
+    """The plan of the class, as transformers writes it; norms that it names replicated have no entry here."""
+    layer = "model.layers.*.self_attn"
+    assert SPLIT_ALL.patterns()[f"{layer}.o_proj"] == "rowwise"
+    assert f"{layer}.o_proj" not in WHOLE_ATTENTION.patterns()
+    transformers = pytest.importorskip("transformers")
+    for name in FAMILIES:
+        model = target(name)
+        config = transformers.CONFIG_MAPPING[model.config.model_type]
+        cls = getattr(transformers, model.config.architecture)
+        base = {f"model.{k}": v for k, v in (getattr(config, "base_model_tp_plan", None) or {}).items()}
+        theirs = {**base, **(cls._tp_plan or {})}
+        if base:  # mixin.py names the embedding if the base has a plan
+            theirs["model.embed_tokens"] = "embedding_rowwise"
+        assert model.plan is not None
+        ours = model.plan.patterns()
+        split = {k: v for k, v in theirs.items() if not v.startswith("replicated") and v != "mla_kv_a_proj"}
+        # A module of another kind of layer may have no entry: an MLP where all layers have experts.
+        assert {k: ours.get(k) for k in split if "_b_proj" not in k} == {
+            k: v for k, v in split.items() if "_b_proj" not in k
+        }, name
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "where"),
+    [
+        ("llama", {"tp": 3}, "--tp"),
+        ("llama", {"tp": 0}, "--tp"),
+        ("qwen3-moe", {"tp": 3}, "--tp"),
+        ("llama", {"pp": 2}, "--pp"),
+        ("llama", {"cp": 2}, "--cp"),
+        ("llama", {"tp": 2, "rank": 2}, "--rank"),
+        ("llama", {"dp": 2}, "--batch"),
+        ("llama", {"tp": 2, "ep": 2}, "--ep"),
+        ("llama", {"rank": 1}, "--rank"),
+    ],
+)
+def test_runs_that_are_refused(name: str, settings: dict[str, Any], where: str) -> None:
+    model = target(name)
+    with pytest.raises(Problems) as caught:
+        model.workload(**TOKEN, **settings)
+    assert where in {problem.where for problem in caught.value.problems}
+
+
+def test_a_mesh_of_one_device_is_the_same_run() -> None:
+    model = target("llama")
+    assert model.workload(tp=1, ep=1, pp=1, dp=1, cp=1, rank=0) == model.workload()
+
+
+def test_no_peak_formula_of_a_rank() -> None:
+    model = target("llama")
+    with pytest.raises(Incomplete):
+        model.memory(model.workload(tp=2))
+
+
+def test_gpt2_has_no_plan() -> None:
+    model = target("gpt2")
+    assert "tp" not in {setting.name for setting in model.settings()}
+    with pytest.raises(BadInput):
+        model.shares(model.workload())
+
+
+def test_files_state_ranks_collectives_and_copies(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    small = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
+             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 102}  # fmt: skip
+    config.write_text(json.dumps(small))
+    run: dict[str, Any] = {"config": config, "sources": "analytic", "text_tokens": 5}
+    found = json.loads(costproof.report("llama", **run, tp=4, rank=3).render("static-json"))
+    assert found["parallel"] == {"tp": 4, "ep": 1, "pp": 1, "dp": 1, "cp": 1}
+    assert found["rank"] == 3
+    assert [row["ranks"] for row in found["ranks"]] == [[0, 1, 2], [3]]
+    # The counted rank's totals are its row.
+    assert found["ranks"][1]["stages"]["prefill"]["flops"] == found["stages"][0]["flops"]
+    sent = [c["sent_bytes"] for c in found["collectives"] if c["stage"] == "prefill"]
+    assert sum(sent) == found["stages"][0]["sources"]["analytic"]["comm_bytes"]
+    assert {"norms", "key/value heads that several ranks hold"} <= {d["what"] for d in found["duplicates"]}
+    alone = json.loads(costproof.report("llama", **run).render("static-json"))
+    assert not {"parallel", "rank", "ranks", "collectives", "duplicates"} & alone.keys()
+    assert "comm_bytes" not in alone["stages"][0]["sources"]["analytic"]
+    text = costproof.report("llama", **run, tp=4, rank=3).render("static-md")
+    assert "| Copies | Stage | Of | Amount |" in text
+    assert "rank 3 of 4 devices (tp 4)" in text
+    assert "| prefill | prompt | `lm_head` | `all_gather` | tp, 4 ranks | bfloat16 | 1 |" in text
+    # 26 of 102 entries of two tables of 64 on ranks 0 to 2, 24 on rank 3
+    assert "| 0 to 2 |" in text
+    assert "Ranks: 4 devices, tp 4" in costproof.report("llama", **run, tp=4).render("html")
+    assert "Ranks: " not in costproof.report("llama", **run).render("static-md")
+
+
+def test_operands_of_other_commands_take_a_mesh() -> None:
+    """The bound of a rank's decode step reads 1 / 8 of the weights, but for norms."""
+    times = [costproof.roofline(f"llama-3.1-70b@chat{tp}", on="h100-sxm") for tp in ("", ",tp=8")]
+    assert times[0] != times[1]
+    fitting = costproof.fits("llama-3.1-70b@chat,tp=8", memory="80GB")
+    assert fitting.weights_bytes == 17_640_734_720
+    changed = costproof.diff("llama@chat", "llama@chat,tp=2")
+    assert changed is not None
+
+
+_SMALL: Final[dict[str, Any]] = {
+    "hidden": 64, "intermediate": 96, "layers": 2, "heads": 4, "kv_heads": 4, "head_dim": 16, "vocab": 102,
+}  # fmt: skip
+_MIXED: Final[dict[str, Any]] = {**_SMALL, "experts": 8, "top_k": 2, "expert_width": 64}
+_LATENT: Final[dict[str, Any]] = {
+    **_MIXED, "groups": 1, "best_groups": 1, "dense_layers": 1, "kv_rank": 16, "q_rank": 24, "nope": 16, "rope": 8,
+    "value": 16,
+}  # fmt: skip
+AGREE: Final[tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]] = (
+    ("llama", {**_SMALL, "attention_bias": True, "mlp_bias": True}, {"tp": 4, "rank": 3, "attention": "eager"}),
+    ("deepseek-v2", _LATENT, {"tp": 4, "rank": 3, "batch": 2}),
+    ("qwen3-moe", _MIXED, {"tp": 4, "ep": 4, "experts": "batched_mm", "dp": 2, "batch": 3}),
+)
+
+
+@pytest.mark.parametrize(("name", "sizes", "run"), AGREE, ids=[f"{name} {run}" for name, _, run in AGREE])
+def test_formulas_and_graphs_of_a_rank_agree(name: str, sizes: dict[str, Any], run: dict[str, Any]) -> None:
+    model = target(name)
+    small = replace(model, config=replace(model.config, **sizes))
+    work = small.workload(text_tokens=9, new_tokens=2, **run)
+    found = count_sources(Prepared(small, work, ("analytic", "static")))
+    assert found.discrepancy.verdict == "exact", [f.id for f in found.discrepancy.findings if f.status != "exact"][:4]
+    metrics = {f.metric for f in found.discrepancy.findings}
+    assert {"comm_bytes", "comm_payload_bytes", "messages", "unfused_bytes", "floor_bytes"} <= metrics
+
+
+def test_the_bound_says_that_links_are_not_timed() -> None:
+    """The note has the bytes that a rank sends: 161 all-reduces and a gather for 512 tokens and for one."""
+    sent = [2 * 7 * 161 * (8192 // 8) * 2 * tokens + 7 * (128_256 // 8) * 2 * tokens for tokens in (512, 1)]
+    found = costproof.roofline("llama-3.1-70b@chat,tp=8", on="h100-sxm")
+    assert any(f"{sum(sent):,} B in tp 8" in note for note in found.notes)
+    with pytest.raises(Incomplete):
+        costproof.roofline("qwen3-moe@chat,tp=4,ep=4", on="h100-sxm")
+
+
+def test_limits_of_a_rank_are_solved() -> None:
+    """80 GB less the weights and buffers of a rank, over 513 tokens of 40,960 bytes for each sequence."""
+    found = costproof.fits("llama-3.1-70b@chat,tp=8", memory="2TB")
+    held = 17_640_734_720 + 512
+    (least,) = (x for x in costproof.fits("llama-3.1-70b@chat,tp=8", memory="30GB").limits
+                if (x.setting, x.held) == ("batch", "weights and cache"))  # fmt: skip
+    assert least.at == (30 * 10**9 - held) // (513 * 40_960) + 1
+    assert found.cache_bytes == 513 * 40_960

@@ -1,0 +1,148 @@
+"""Run small models on real ranks that exchange tensors by gloo; print what they return and send as JSON.
+
+Per number of ranks and family: the largest difference of the logits from those of one device, with the model split
+by transformers and by our own reading of its plan; and for prompts of two lengths the bytes that each rank's sockets
+sent in one forward, as the kernel counts them (``TCP_INFO``).
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import socket
+import struct
+import tempfile
+import time
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch.distributed.device_mesh import init_device_mesh
+from transformers.distributed.expert_parallel import apply_expert_parallelism
+from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+from costproof.models.shards import shard
+from costproof.patches.sharding import plans_of
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 8, "vocab_size": 102,
+}  # fmt: skip
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+FAMILIES: dict[str, tuple[str, str, bool, dict[str, Any]]] = {
+    "llama": ("llama", "LlamaForCausalLM", False, {"attention_bias": True, "mlp_bias": True}),
+    "qwen3_moe": ("qwen3_moe", "Qwen3MoeForCausalLM", False, EXPERTS),
+    "qwen3_moe_ep": ("qwen3_moe", "Qwen3MoeForCausalLM", True, EXPERTS),
+}
+"""Name -> type of the configuration, class, whether experts are split by expert, and further sizes."""
+LENGTHS = (8, 24)
+RUNS = {2: ("llama", "qwen3_moe"), 4: ("llama", "qwen3_moe_ep")}
+"""Number of ranks -> families."""
+_ACKED = 120
+"""Offset of ``tcpi_bytes_acked`` in the kernel's ``struct tcp_info``; repeated segments count once."""
+
+
+def model_of(family: str, dtype: torch.dtype) -> Any:
+    """Return the model with weights that depend only on the family."""
+    kind, name, _, more = FAMILIES[family]
+    torch.manual_seed(0)
+    made = getattr(transformers, name)(transformers.CONFIG_MAPPING[kind](**SIZES, **more)).to(dtype).eval()
+    for parameter in made.parameters():  # biases and norms too, which begin as zeros and ones
+        parameter.data.normal_(0.0, 0.2)
+    return made
+
+
+def logits(model: Any, length: int) -> torch.Tensor:
+    """Return the logits of a batch of two prompts."""
+    ids = torch.arange(2 * length).view(2, length) % SIZES["vocab_size"]
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=ids).logits
+    return found
+
+
+def sent() -> int | None:
+    """Return the bytes that the TCP sockets of this process have sent; ``None`` if the kernel does not say."""
+    total = 0
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(number))) as one:
+                if one.type == socket.SOCK_STREAM and one.family in (socket.AF_INET, socket.AF_INET6):
+                    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                    if len(info) < _ACKED + 8:
+                        return None
+                    total += struct.unpack_from("Q", info, _ACKED)[0]
+    return total
+
+
+def settled() -> int | None:
+    """Return :func:`sent` once it no longer changes."""
+    before, now = -1, sent()
+    while now is not None and now != before:
+        time.sleep(0.1)
+        before, now = now, sent()
+    return now
+
+
+def rank_main(rank: int, ranks: int, families: tuple[str, ...], folder: str) -> None:
+    """Run all families as one rank, and write what was found."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    register: Any = torch._C._distributed_c10d._register_process_group
+    register(f"tp:{ranks}", dist.group.WORLD)
+    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
+    found: dict[str, Any] = {}
+    for family in families:
+        exact = torch.float32 if "moe" in family else torch.float64  # grouped products have no float64
+        one = logits(model_of(family, exact), LENGTHS[0])
+        theirs, ours, plain = (model_of(family, dtype) for dtype in (exact, exact, torch.float32))
+        plans = plans_of(theirs, ranks, ranks if FAMILIES[family][2] else 1)
+        for model in (theirs, plain):
+            apply_tensor_parallelism(model, mesh, dict(plans[0]))
+            apply_expert_parallelism(model, mesh, mesh, dict(plans[1]))
+        shard(ours, plans, ranks, rank)
+        bytes_sent = []
+        for length in LENGTHS:
+            logits(plain, length)
+            dist.barrier()
+            before = settled()
+            dist.barrier()
+            logits(plain, length)
+            dist.barrier()
+            after = settled()
+            bytes_sent.append(None if before is None or after is None else after - before)
+        found[family] = {
+            "theirs": float((logits(theirs, LENGTHS[0]) - one).abs().max()),
+            "ours": float((logits(ours, LENGTHS[0]) - one).abs().max()),
+            "largest": float(one.abs().max()),
+            "sent": bytes_sent,
+        }
+        dist.barrier()
+    with open(f"{folder}/{rank}.json", "w") as file:
+        json.dump(found, file)
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Print, for each number of ranks, a list with the findings of each rank."""
+    found: dict[int, list[Any]] = {}
+    forked = multiprocessing.get_context("fork")
+    for ranks, families in RUNS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            started = [forked.Process(target=rank_main, args=(r, ranks, families, folder)) for r in range(ranks)]
+            for process in started:
+                process.start()
+            for process in started:
+                process.join()
+            for rank in range(ranks):
+                with open(f"{folder}/{rank}.json") as file:
+                    found.setdefault(ranks, []).append(json.load(file))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""One rank of several devices by graph and by run: hand counts, equality, and what is left behind."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.metrics import COMM, Metric
+from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.workload import Workload
+from costproof.models.decoding.target import CausalTarget
+from costproof.models.registry import load_target
+from costproof.patches.sharding import fake_group
+from costproof.run.counters import record_counters
+from costproof.tracers.dynamic import DynamicResult, dynamic_ledger
+from costproof.tracers.flop_counter_mode import LocalJudge
+from costproof.tracers.isolated import isolated_ledger
+from costproof.tracers.static import static_ledger
+
+SIZES: Final = {
+    "hidden": 64, "intermediate": 96, "layers": 2, "heads": 8, "kv_heads": 8, "head_dim": 8, "vocab": 102,
+    "experts": 8, "top_k": 2, "window": 8,
+}  # fmt: skip
+LATENT: Final = {
+    "kv_heads": 0, "head_dim": 0, "expert_width": 32, "dense_layers": 1, "groups": 2, "best_groups": 1, "q_rank": 24,
+    "kv_rank": 16, "nope": 8, "rope": 4, "value": 8,
+}  # fmt: skip
+KEPT: Final = ("stored_bytes", "stored_elements", "resident_bytes")
+"""Metrics of quantised checkpoints, which runs lack."""
+
+
+def small(family: str, **changes: int) -> CausalTarget[Any]:
+    """Return a family with sizes that a trace takes a second for."""
+    target = load_target(family)
+    assert isinstance(target, CausalTarget)
+    wanted = {**SIZES, "expert_width": 32, **changes}
+    known = {name: size for name, size in wanted.items() if name in target.config.__dataclass_fields__}
+    return replace(target, config=replace(target.config, **known))
+
+
+def workload(target: CausalTarget[Any], **settings: Any) -> Workload:
+    return target.workload(**{"text_tokens": 20, "new_tokens": 4, "batch": 2, **settings})
+
+
+def collectives(ledger: Ledger) -> dict[tuple[str, str, str], tuple[int | None, ...]]:
+    """Return (stage, module, kind) -> (bytes sent, payload, messages)."""
+    return {
+        (n.stage, n.module, n.kind): tuple(n.cost(metric) for metric in COMM)
+        for n in ledger.nodes
+        if any(metric in n.costs for metric in COMM)
+    }
+
+
+def by_module(ledger: Ledger, metrics: set[Metric]) -> dict[tuple[str, str, str, Metric], int | None]:
+    """Return the sums of metrics over the operators of each module, without zeros."""
+    found: dict[tuple[str, str, str, Metric], list[CostNode]] = {}
+    for node in ledger.nodes:
+        for metric in metrics & node.costs.keys():
+            found.setdefault((node.stage, node.invocation, node.module, metric), []).append(node)
+    sums = {key: [n.cost(key[3]) for n in nodes] for key, nodes in found.items()}
+    return {key: None if None in each else sum(x or 0 for x in each) for key, each in sums.items() if any(each)}
+
+
+@pytest.fixture(scope="module")
+def last_rank() -> tuple[Ledger, DynamicResult]:
+    """Llama of 2 layers on 4 devices, the last rank, which has 24 rows of the vocabulary and not 26."""
+    target = small("llama")
+    work = workload(target, tp=4, rank=3)
+    return static_ledger(target, work), dynamic_ledger(target, work)
+
+
+def test_every_collective_by_hand(last_rank: tuple[Ledger, DynamicResult]) -> None:
+    """An all-reduce of M bytes among 4 sends 6 chunks of M/4, a gather 3 local parts.
+
+    Prompt: M = 2 sequences x 20 positions x 64 x 2 bytes = 5120. The part of the logits is 2 x 20 x 26 columns x 2
+    bytes = 2080, since 102 / 4 is rounded up to 26, also on the last rank. Four steps: M = 2 x 64 x 2 = 256 and 104
+    bytes of logits each.
+    """
+    reduced = (6 * 1280, 5120, 1)
+    stepped = (4 * 6 * 64, 4 * 256, 4)
+    summed = ["model.embed_tokens"]
+    summed += [f"model.layers.{i}.{part}" for i in range(2) for part in ("self_attn.o_proj", "mlp.down_proj")]
+    expected: dict[tuple[str, str, str], tuple[int, ...]] = {
+        **{("prefill", module, "all_reduce"): reduced for module in summed},
+        ("prefill", "lm_head", "all_gather"): (3 * 2080, 4 * 2080, 1),
+        **{("decode", module, "all_reduce"): stepped for module in summed},
+        ("decode", "lm_head", "all_gather"): (4 * 3 * 104, 4 * 4 * 104, 4),
+    }
+    static, dynamic = last_rank
+    assert collectives(static) == expected
+    assert collectives(dynamic.ledger) == expected
+
+
+def test_local_products_by_hand(last_rank: tuple[Ledger, DynamicResult]) -> None:
+    """Of 8 heads of 8 a rank has 2, of 96 inner columns 24, of 102 rows of the head 24; products of 40 rows."""
+    static, dynamic = last_rank
+    projections = 2 * 40 * 64 * 16
+    layer = {"q_proj": projections, "k_proj": projections, "v_proj": projections, "o_proj": projections}
+    attention = 2 * (2 * 2) * 20 * 20 * (8 + 8)
+    for ledger in (static, dynamic.ledger, dynamic.judge):
+        flops: Counter[str] = Counter()
+        for node in ledger.nodes:
+            if node.stage == "prefill":
+                flops[node.module] += node.cost("flops") or 0
+        assert {n: flops[f"model.layers.1.self_attn.{n}"] for n in layer} == layer
+        assert flops["model.layers.1.self_attn"] == attention
+        assert flops["model.layers.1.mlp.gate_proj"] == flops["model.layers.1.mlp.down_proj"] == 2 * 40 * 64 * 24
+        assert flops["lm_head"] == 2 * 40 * 64 * 24
+    assert not dynamic.judge.unknown_ops
+
+
+def test_the_judge_counts_local_tensors_once() -> None:
+    """Of a product [32, 64] x [64, 64] whose columns 4 ranks share, a rank computes 16 columns.
+
+    At the first call torch also runs the product on whole tensors that are fake, to find out the layout of the result.
+    """
+    with fake_group(4, 1):
+        mesh = init_device_mesh("cpu", (4,))
+        rows = DTensor.from_local(torch.empty(32, 64, device="meta"), mesh, [Replicate()])
+        columns = DTensor.from_local(torch.empty(64, 16, device="meta"), mesh, [Shard(1)])
+        judge = LocalJudge([], "")
+        with torch.no_grad(), judge.watching():
+            assert (rows @ columns).shape == (32, 64)
+    assert list(judge.seen.flops.values()) == [2 * 32 * 64 * 16]
+
+
+CASES: Final = {
+    "tied heads, data parallel": ("llama", {"tied": True}, {"tp": 2, "dp": 2, "batch": 3, "rank": 3}),
+    "norms of heads, steps of one row": ("qwen3", {}, {"tp": 8, "rank": 2, "batch": 1}),
+    "experts by width": ("qwen3-moe", {}, {"tp": 4, "rank": 1}),
+    "experts by expert": ("mixtral", {}, {"tp": 4, "ep": 4, "rank": 1}),
+    "only the head": ("gpt-oss", {}, {"tp": 4, "rank": 3}),
+    "latents": ("deepseek-v3", LATENT, {"tp": 2, "ep": 2, "rank": 1}),
+}
+
+
+@pytest.mark.parametrize(("family", "sizes", "mesh"), CASES.values(), ids=CASES)
+def test_graph_and_run_of_a_rank_are_equal(family: str, sizes: dict[str, Any], mesh: dict[str, int]) -> None:
+    target = small(family, layers=2 if sizes is LATENT else 1, **sizes)
+    work = workload(target, new_tokens=1, text_tokens=6, **mesh)
+    static, run = static_ledger(target, work), dynamic_ledger(target, work)
+    assert not static.unknown_ops
+    assert not run.ledger.unknown_ops
+    assert {*static.metrics} ^ {*run.ledger.metrics} <= {*KEPT}
+    both = {*static.metrics} & {*run.ledger.metrics}
+    assert {*COMM} < both
+    assert by_module(run.ledger, both) == by_module(static, both)
+    assert not run.trace_check.differences
+
+
+def test_last_rank_in_every_metric(last_rank: tuple[Ledger, DynamicResult]) -> None:
+    static, dynamic = last_rank
+    metrics = {*static.metrics}
+    assert metrics == {*dynamic.ledger.metrics}
+    assert by_module(static, metrics) == by_module(dynamic.ledger, metrics)
+
+
+def test_ranks_with_a_copy_of_a_head() -> None:
+    """With 2 key/value heads on 8 ranks, each has one: 8 rows of 64. transformers cannot run that."""
+    target = small("llama", kv_heads=2, layers=1)
+    work = workload(target, tp=8, rank=5, new_tokens=0)
+    static = static_ledger(target, work)
+    sizes = {n.module: n.cost("params") for n in static.nodes if "params" in n.costs}
+    assert sizes["model.layers.0.self_attn.k_proj"] == sizes["model.layers.0.self_attn.v_proj"] == 8 * 64
+    with pytest.raises(Incomplete, match="48307"):
+        dynamic_ledger(target, work)
+
+
+def test_experts_over_ranks_with_batches_of_their_own() -> None:
+    target = small("mixtral", layers=1)
+    work = replace(workload(target, tp=2, new_tokens=0), inputs={"tp": 2, "dp": 2, "ep": 4})
+    for source in (static_ledger, dynamic_ledger):
+        with pytest.raises(Incomplete, match="routing"):
+            source(target, work)
+
+
+def test_tools_that_lose_collectives_are_refused() -> None:
+    target = small("llama", layers=1)
+    work = workload(target, tp=2, new_tokens=0)
+    with pytest.raises(Incomplete, match="does not follow the collectives"):
+        isolated_ledger(target, work)
+    with pytest.raises(BadInput, match="counters know nothing"):
+        record_counters(target, work, ("thop",))
+
+
+def test_nothing_of_the_group_remains() -> None:
+    target = small("llama", layers=1)
+    work, hook = workload(target, tp=2, rank=1, new_tokens=0), sys.excepthook
+    built = target.build_run(work, lambda *step: None)
+    (run,) = target.runs(built.model, work)
+    assert not dist.is_initialized()
+    with run.around():
+        assert dist.get_rank() == 1
+        assert dist.get_world_size() == 2
+    assert not dist.is_initialized()
+    assert sys.excepthook is hook
+    assert {type(p) for p in built.model.parameters()} == {torch.nn.Parameter}
+    assert dict(built.model.named_parameters())["lm_head.weight"].shape == (51, 64)
+
+
+def test_data_parallelism_splits_only_the_batch() -> None:
+    """Of 5 sequences the second of 2 ranks runs 2 x 20 positions through whole weights, and sends nothing."""
+    target = small("llama", layers=1)
+    run = dynamic_ledger(target, workload(target, dp=2, rank=1, batch=5, new_tokens=0)).ledger
+    head = [n for n in run.nodes if n.module == "lm_head" and "flops" in n.costs]
+    assert [n.cost("flops") for n in head] == [2 * 40 * 64 * 102]
+    assert collectives(run) == {}
+
+
+@pytest.fixture
+def own_group() -> Iterator[None]:
+    with fake_group(3, 2):
+        yield
+
+
+@pytest.mark.usefixtures("own_group")
+def test_a_group_of_the_user_is_refused_and_left_as_it_is() -> None:
+    target = small("llama", layers=1)
+    with pytest.raises(BadInput, match="already belongs to a group"):
+        dynamic_ledger(target, workload(target, tp=2, new_tokens=0))
+    assert (dist.get_rank(), dist.get_world_size()) == (2, 3)

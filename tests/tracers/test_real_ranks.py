@@ -1,0 +1,45 @@
+"""Ranks in real processes: they return what one device returns, and send the bytes that are counted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+import torch.distributed as dist
+
+from costproof.tracers.dynamic import dynamic_ledger
+from tests.tracers.test_ranks import small, workload
+
+REASON: Final = "gloo and a kernel that counts the bytes of sockets"
+
+
+@pytest.mark.skipif(not (dist.is_gloo_available() and sys.platform == "linux"), reason=REASON)
+def test_real_ranks_return_the_same_and_send_as_much() -> None:
+    """Two and four processes that exchange by gloo return one device's logits, and send the bytes of the formulas.
+
+    A prompt of 24 tokens differs from one of 8 by 2 x 16 positions, in float32; headers are equal and cancel.
+    5 all-reduces of 32 x 64 x 4 = 8192 bytes: 2 (n - 1) / n of them, 8192 at n = 2 and 12,288 at n = 4.
+    A gather of parts of 51 and 26 columns: 32 x 51 x 4 = 6528, and three times 32 x 26 x 4 = 3328.
+    """
+    script = Path(__file__).parents[1] / "oracles" / "gloo_ranks.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    sent = {2: 5 * 8192 + 6528, 4: 5 * 12_288 + 3 * 3328}
+    for ranks, families in ((int(n), family) for n, each in json.loads(done.stdout).items() for family in each):
+        for found in families.values():
+            assert found["largest"] > 0.5
+            assert found["theirs"] < 1e-5
+            assert found["ours"] < 1e-5
+            shorter, longer = found["sent"]
+            if shorter is not None:
+                assert longer - shorter == sent[ranks]
+    target, counted = small("llama", kv_heads=4), []
+    for length in (8, 24):
+        work = workload(target, tp=2, dtype="float32", text_tokens=length, new_tokens=0)
+        nodes = dynamic_ledger(target, work).ledger.nodes
+        counted.append(sum(n.cost("comm_bytes") or 0 for n in nodes if "comm_bytes" in n.costs))
+    assert counted[1] - counted[0] == sent[2]
