@@ -134,6 +134,15 @@ def test_the_judge_counts_local_tensors_once() -> None:
     assert list(judge.seen.flops.values()) == [2 * 32 * 64 * 16]
 
 
+def test_a_token_passes_at_most_the_experts_of_a_rank() -> None:
+    """Of 8 experts a rank of 8 has one, and a token chooses 2: of this rank it passes 3 x 32 x 64 elements at most."""
+    target = small("qwen3-moe", layers=1)
+    work = workload(target, tp=8, ep=8, new_tokens=0)
+    run = dynamic_ledger(target, work).ledger
+    active = {n.module: n.cost("params_active") for n in run.nodes if "params_active" in n.costs}
+    assert active["model.layers.0.mlp.experts"] == 3 * 32 * 64
+
+
 CASES: Final = {
     "tied heads, data parallel": ("llama", {"tied": True}, {"tp": 2, "dp": 2, "batch": 3, "rank": 3}),
     "norms of heads, steps of one row": ("qwen3", {}, {"tp": 8, "rank": 2, "batch": 1}),

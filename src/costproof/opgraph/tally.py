@@ -35,7 +35,8 @@ def active_elements(costed: CostedGraph) -> dict[str, int | None]:
 
     The number is ``None`` if the graph does not show it: no activation of the stack's width enters the module, several
     of
-    different lengths enter it, the share is not an integer, or it exceeds the stack.
+    different lengths enter it, the share is not an integer, or it exceeds the stack. If the experts are shared with
+    other ranks, a token may pass all of this rank's, and a larger share is that of the whole stack.
     """
     # A loop over experts reads the stack in several operators: its rows are those of all of them.
     reads: dict[tuple[str, int, str], tuple[Value, list[Size]]] = {}
@@ -57,16 +58,19 @@ def active_elements(costed: CostedGraph) -> dict[str, int | None]:
     for i, op in enumerate(costed.graph.ops if reads else ()):
         begins.setdefault((op.module, op.call), i)
     found: dict[str, int | None] = {}
+    partial = any(isinstance(cost, OpCost) and cost.comm is not None for cost in costed.costs)
     shares: dict[tuple[str, int, Size], tuple[Size, Size]] = {}
     for (module, call, name), (stack, rows) in reads.items():
         entering = [t.value for t in traffic[module, call].inputs if made.get(t.value.id, -1) < begins[module, call]]
         tokens = _tokens(entering, stack.shape[1:])
-        found[name] = None if tokens is None else _share(numel(stack), total(rows), tokens, stack.shape[0])
+        found[name] = (
+            None if tokens is None else _share(numel(stack), total(rows), tokens, stack.shape[0], partial=partial)
+        )
         if tokens is not None:
             shares[module, call, stack.shape[0]] = (total(rows), tokens)
     for (module, call, name), table in tables.items():
         if (share := shares.get((module, call, table.shape[0]))) is not None:
-            found[name] = _share(numel(table), *share, table.shape[0])
+            found[name] = _share(numel(table), *share, table.shape[0], partial=partial)
     return found
 
 
@@ -89,9 +93,15 @@ def _tokens(entering: Iterable[Value], widths: Iterable[Size]) -> Size | None:
     return rows.pop() if len(rows) == 1 else None
 
 
-def _share(elements: Size, rows: Size, tokens: Size, experts: Size) -> int | None:
-    """Return the elements of a stack that one token uses; ``None`` if not an integer or above the stack."""
+def _share(elements: Size, rows: Size, tokens: Size, experts: Size, *, partial: bool) -> int | None:
+    """Return the elements of a stack that one token uses; ``None`` if not an integer or above the stack.
+
+    Args:
+        partial: whether other ranks may have further experts; then the share is at most the whole stack.
+    """
     share = sympy.cancel(sympy.sympify(elements) * rows / (tokens * experts))
+    if partial and isinstance(elements, int) and bool(share > elements):
+        return elements
     whole = share.is_Integer and not bool(sympy.sympify(elements) < share)
     return int(share) if whole else None
 
