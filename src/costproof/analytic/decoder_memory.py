@@ -137,6 +137,8 @@ class DecoderTape(LayerTape):
         Args:
             positions: the positions of the tokens.
             mask: what attention adds to scores, or what it turns into that.
+
+        Branches: a single layer is the last one.
         """
         tokens, block = self.call.tokens, layer.attention
         assert isinstance(block, AttentionBlock)

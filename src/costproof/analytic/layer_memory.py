@@ -231,6 +231,8 @@ class LayerTape:
             before: tokens of sequences whose results are there first; none of them has a longer one.
             lengths: tokens of the other sequences, in order.
 
+        Branches: heads of one token, or a single head, lie in order.
+
         Source: ``Qwen2_5_VLVisionAttention``, ``apply_rotary_pos_emb_vision`` (transformers).
         """
         rows, width, heads = self.call.rows, block.heads * block.head_dim, block.heads

@@ -268,8 +268,6 @@ def page_decoder_parts(
         positions: number of positions per sequence that get logits.
         glue: layer of the module that contains decoder and towers; it owns the newline and the separator.
 
-    Branches: the first layers of a configuration are dense; a step of one token has no mask in the vendor's code.
-
     Source: Dai et al. 2024, DeepSeekMoE; ``UnlimitedOcrTextModel`` (transformers), ``DeepseekV2Model`` (vendor),
     ``LlamaAttention`` (transformers 4.46).
     """
@@ -283,7 +281,10 @@ def page_decoder_parts(
 
 
 def page_decoder(structure: PageStructure, call: StackCall) -> DecoderStack:
-    """Return the layers of the decoder in one call; branches and sources are those of :func:`page_decoder_parts`."""
+    """Return the layers of the decoder in one call; sources are those of :func:`page_decoder_parts`.
+
+    Branches: the first layers of a configuration are dense; a step of one token has no mask in the vendor's code.
+    """
     remote = structure.remote
     hidden, head_dim, moe = sym("text_hidden"), sym("text_head_dim"), sym("text_moe")
     # The vendor's code builds no mask for a single token.

@@ -146,6 +146,8 @@ def view_tapes(
 
     Args:
         wide: whether the dtype of the run is float32.
+
+    Branches: products of one view, or of one head, copy nothing.
     """
     n, b, hidden, sam = sym("n"), sym("b"), sym("clip_hidden"), sym("sam_down2")
     grid = sym("H") / (4 * sym("sam_patch"))

@@ -180,6 +180,8 @@ def view_tapes(
     Args:
         wide: whether the dtype of the run is float32.
 
+    Branches: products of one view, or of one head, copy nothing; shared heads are repeated.
+
     Source: ``DeepseekOcr2VisionModel``, ``DeepseekOcr2VisionEncoder``; ``transformers.masking_utils``:
     ``create_causal_mask`` with the sequences of blocks, ``sdpa_mask`` and ``eager_mask``.
     """
@@ -219,7 +221,10 @@ def view_tapes(
 
 
 def glue_tape(structure: PageStructure) -> MemoryTape:
-    """Return the memory tape of the operators that put image tokens into the prompt."""
+    """Return the memory tape of the operators that put image tokens into the prompt.
+
+    Branches: a page has crops if it has a second view.
+    """
     batch = sym("B")
     if len(structure.views) == 1:
         return page_glue_tape((batch * sym("Q_g"),), ((),))
