@@ -121,7 +121,7 @@ _ATTENTION: Final = ".attention"
 
 @dataclass(frozen=True, slots=True)
 class HeldNode(CostNode):
-    """Stage-wide costs of a module with the layers that they come from, before its storage is costed."""
+    """A stage-wide node of a module, with the layers from which its storage metrics are computed later."""
 
     layers: tuple[Layer, ...] = ()
 

@@ -108,7 +108,7 @@ class PositionEmbedding:
 
 @layer
 class PositionIds:
-    """Indices of all positions that there are, registered as int64 and never in the run's dtype.
+    """A registered buffer with the indices of all positions, int64 whatever the run's dtype.
 
     What looks rows up takes the first of them, and reads of integers are not counted. BERT has as many ids of segments,
     so ``buffers`` of them:

@@ -94,7 +94,7 @@ class LatentAttention:
 
 @layer
 class AbsorbedAttention:
-    """The attention of :class:`LatentAttention` in a decode step, without keys and values: the latents are both.
+    """The attention of :class:`LatentAttention` in a decode step, where latents serve as keys and as values.
 
     A key of a head is W_k c for a latent c, so q · W_k c = (W_kᵀ q) · c; a sum of values Σ p W_v c is W_v Σ p c. The
     projection that would expand every latent goes to the queries, nope -> rank, and to the sums, rank -> value_dim:

@@ -131,7 +131,7 @@ _ALL: Final = (sympy.Integer(1), sympy.Integer(1))
 
 @lru_cache(maxsize=8192)
 def _read_share(quantised: _Quantised, layers: tuple[Layer, ...], dtype: Dtype) -> tuple[sympy.Expr, sympy.Expr]:
-    """Return (bytes that a call reads less in the stored formats, bytes that it reads unpacked) of a module."""
+    """Return, for one call of a module, (bytes saved by reading the stored formats, bytes read if unpacked)."""
     costs = [costs_of(layer) for layer in layers]
     matrices = [matrix for c in costs for matrix in c.matrices]
     if not quantised:
@@ -152,7 +152,7 @@ def _read_share(quantised: _Quantised, layers: tuple[Layer, ...], dtype: Dtype) 
 
 @lru_cache(maxsize=8192)
 def _of_read(read: str, less: sympy.Expr, of: sympy.Expr) -> str:
-    """Return the bytes that all calls together read less, scaled by how often they read the weights."""
+    """Return the bytes that all calls save: ``less`` for one read of the weights, times the number of reads."""
     return text(sympy.expand(sympy.cancel(parse(read) / of) * less))
 
 

@@ -89,7 +89,7 @@ LATENTS: Final[MistakeTable] = (
             "decode steps absorb the expansion of latents; here every step expands the whole context",
             (_EXPANDED_ONCE, _WIDENED), metrics=FLOPS, excludes=(ONE_STEP,)),
     Mistake("MLA expanded once", "latents",
-            "decode steps expand the new latent alone; here no expanded keys and values are kept",
+            "decode steps expand only the new latent; here no expanded keys and values are kept",
             (_EXPANDED_ONCE,), metrics=FLOPS, excludes=(ONE_STEP,)),
     Mistake("MLA expanded in every step", "latents",
             "every decode step expands the latents of the whole context; here the expansion is absorbed",

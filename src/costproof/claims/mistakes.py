@@ -215,7 +215,7 @@ def _dense_for_experts(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mist
     gone, every = left_out(lambda t: id(t) in dense), stands_for("mixture for dense")
     yield Mistake("dense-first ignored", "layers", "every layer is taken to have experts", (gone,), adds=every)
     yield Mistake(
-        "dense MLPs as experts", "layers", "every layer has the routed experts alone, each as wide as a dense layer",
+        "dense MLPs as experts", "layers", "every layer has only the routed experts, each as wide as a dense layer",
         (gone, left_out(_shared), substituted(_routed, moe="intermediate")), adds=every,
     )  # fmt: skip
 
@@ -226,7 +226,7 @@ DECODER: Final[MistakeTable] = (
             (left_out(lambda t: t.counted and not _head(t)),), if_any=_head),
     Mistake("lm_head halved", "lm_head", "the output projection is counted as multiply-accumulates",
             (times(_head, Fraction(1, 2)),), metrics=NOT_STAGE_WIDE),
-    Mistake("lm_head last token", "lm_head", "the output projection maps the last position alone",
+    Mistake("lm_head last token", "lm_head", "the output projection maps only the last position",
             (TermChange(_of_prompt, lambda t: Fraction(1, t.values["L"])),), metrics=NOT_STAGE_WIDE),
     Mistake("lm_head all tokens", "lm_head", "the output projection maps every position",
             (TermChange(_of_prompt, lambda t: Fraction(t.values["S"], t.values["L"])),), metrics=NOT_STAGE_WIDE),
@@ -240,8 +240,8 @@ DECODER: Final[MistakeTable] = (
     Mistake("kept scores", "attention", "of the scores of attention those that masks leave are counted",
             (TermChange(_masked, lambda t: t.kept),), metrics=FLOPS, if_any=_other_mask,
             excludes=("window S x W", "window band", "chunk S x C", "chunk triangles")),
-    *_context("context attention missing", "decode steps attend to the new token alone", lambda t: 1),
-    *_context("decode context frozen", "every decode step attends to the prompt alone", lambda t: t.values["P"]),
+    *_context("context attention missing", "decode steps attend only to the new token", lambda t: 1),
+    *_context("decode context frozen", "every decode step attends only to the prompt", lambda t: t.values["P"]),
     *_context("decode context of the last step", "every decode step attends to as much as the last one",
               lambda t: t.values["P"] + t.values["N"]),
     _own_token("new token not attended to", "a decode step does not attend to its own token", -1),

@@ -266,7 +266,7 @@ MEANINGS = {
     "target": "What they are about; the command line may say it instead.",
     "workload": "The run that they were made on: settings of the target, as its options spell them.",
     "conventions": "How they were counted, as far as it is known. A claim may have its own.",
-    "at": "Symbols at whose value alone the claims are made. A claim may have its own.",
+    "at": "Values of symbols, outside of which the claims say nothing. A claim may have its own.",
     "holds": "Expressions in symbols, none of which is negative where the claims are made.",
     "id": "A name for messages; stage, invocation and module otherwise.",
     "stage": "A stage of the target, or total.",

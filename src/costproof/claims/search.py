@@ -68,7 +68,7 @@ class SizeProducts:
         """Expected number of products from a quarter of a claim to four times the claim."""
 
     def weight(self, number: int) -> Fraction:
-        """Return the probability that a running product of drawn sizes equals a number."""
+        """Return the probability that multiplying random sizes one after another yields a number at some step."""
         # A number with another prime factor is not a product of sizes: a fast test that rejects nearly all numbers.
         if number < 1 or pow(self._primes, number.bit_length(), number):
             return Fraction(0)
@@ -102,7 +102,7 @@ class ReferenceClass:
         self.products = _products(tuple(sorted({2, *(s for s in sizes if s > 1)})))
 
     def lattice(self, amount: Amount, parts: int = 1) -> Fraction | None:
-        """Return the grain of which a claim with many digits is a multiple, or the grain over up to ``parts``."""
+        """Return the first of grain / 1, …, grain / ``parts`` that has a multiple in a precise claim, or ``None``."""
         width = amount.high + 1 - amount.low
         grains = (self.grain / part for part in range(1, parts + 1)) if fine(amount) else ()
         return next((g for g in grains if g > width and amount.low <= amount.high // g * g), None)

@@ -163,7 +163,7 @@ def _failures(found: Measurement) -> Iterator[str]:
 
 @click.command(cls=TargetCommand)
 @click.argument("target", required=False, type=TARGET)
-@device_option("Device that it runs on; without it, this machine is measured first")
+@device_option("Device of the run; by default this machine, which is measured first")
 @options("math")
 @click.option(
     "--predict", is_flag=True,

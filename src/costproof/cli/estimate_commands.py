@@ -29,7 +29,7 @@ from costproof.reports.listing import devices_text
     "--routing",
     default="bound",
     metavar="bound|uniform|FILE",
-    help="Routed experts that a call reads: at most min(E, T k), the mean of uniform routing, or a routing in FILE.",
+    help="Experts read per call: at most min(experts, tokens x top-k), mean of uniform routing, or a routing in FILE.",
 )
 @options("config")
 @report_command("roofline", "trust-remote-code", "rules")

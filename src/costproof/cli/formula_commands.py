@@ -105,7 +105,7 @@ class _Explain(TargetCommand):
     "--capture",
     type=FILE,
     metavar="FILE",
-    help="Show the graph nodes of this capture.  [default: out/TARGET/capture.json if it exists and fits]",
+    help="Show the graph nodes of this capture.  [default: out/TARGET/capture.json if target and workload match]",
 )
 @click.option(
     "--graph", "listed", is_flag=True, help="List the operators of the exported stage instead, each with its cost."

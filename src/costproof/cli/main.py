@@ -71,7 +71,7 @@ def _run(given: Sequence[str]) -> int:
     try:
         for argument in given:
             if "\0" in argument:  # click asks the system about it
-                raise BadInput("an argument holds a null character", where=visible(argument), expected="a text without")
+                raise BadInput("an argument holds a null character", where=visible(argument), expected="no null bytes")
         if COMPLETE in os.environ:
             import costproof.cli.completion  # noqa: F401  (it adds itself to click)
         result = cli.main(args=list(given), prog_name="costproof", standalone_mode=False)

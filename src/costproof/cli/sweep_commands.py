@@ -69,7 +69,7 @@ _EXAMPLES = 20
     "--seed", type=IntParam(), default=1, show_default=True, metavar="N", help="Seed of the points of --validate."
 )
 @click.option("--jobs", type=IntParam(), metavar="N", help="Processes for --validate.  [default: one per core]")
-@click.option("--cluster", metavar="ADDRESS", help="Count them on the workers of this Dask scheduler instead.")
+@click.option("--cluster", metavar="ADDRESS", help="Count the points of --validate on workers of this Dask scheduler.")
 @options("config", "preset", "trust-remote-code", "rules", "progress")
 def sweep(
     target: str,

@@ -54,7 +54,7 @@ class TargetCommand(click.Command):
         return any(p.name == "claims" for p in self.params) and not any(Path(a).is_file() for a in args[:1])
 
     def _named(self, args: list[str], ctx: click.Context) -> str | None:
-        """Return the target in arguments some of whose options are not known yet."""
+        """Return the target that the arguments name, before the options that depend on it are known."""
         known = {name: p for p in super().get_params(ctx) for name in (*p.opts, *p.secondary_opts)}
         values: dict[str, str] = {}
         trusted = "--trust-remote-code" in args

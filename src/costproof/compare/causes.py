@@ -198,7 +198,7 @@ def _causal(side: SourcePair, ctx: Context) -> Adjustment | None:
     if not length or value * (length - 1) % (length + 1):
         return None
     missing = value * (length - 1) // (length + 1)
-    return "convention", missing, "counts the triangle of causal scores alone (causal = triangle)"
+    return "convention", missing, "counts only the triangle of causal scores (causal = triangle)"
 
 
 def _logits(side: SourcePair, ctx: Context) -> Adjustment | None:
@@ -209,7 +209,7 @@ def _logits(side: SourcePair, ctx: Context) -> Adjustment | None:
     if not length:
         return None
     if mine == "last":
-        return "convention", value * (length - 1), "maps the last position alone (logits = last)"
+        return "convention", value * (length - 1), "maps only the last position (logits = last)"
     one, rest = divmod(value, length)
     return None if rest else ("convention", one - value, "maps every position (logits = all)")
 

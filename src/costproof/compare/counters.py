@@ -121,7 +121,7 @@ def _vector(found: _Found, theirs: KindSums, where: str, products: bool, module:
 
 
 def _match(found: _Found, theirs: KindSums, ours: KindSums) -> None:
-    """Remove what is equal from both dicts, and add it to the covered work.
+    """Remove equal work from both dicts, and add it to the covered work.
 
     First kinds with the same total on both sides, then a row of theirs that equals the sum of several kinds of ours.
     """
@@ -169,7 +169,7 @@ def _rounded(found: _Found, theirs: KindSums, ours: KindSums, calls: KindSums, w
 
 
 def _stage_wide(found: _Found, theirs: Counter[str], ours: dict[str, KindSums]) -> None:
-    """Match the work of all modules together, as :func:`_match` does, for figures without a module."""
+    """Match the summed work of all modules, for counters that do not report work by module."""
     sums: Counter[str] = Counter()
     for row in ours.values():
         sums.update(row)

@@ -58,7 +58,7 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
     found += _not_compared(capture, findings)
     for f in findings:
         if f.level == "stage" and f.metric in PROVEN and f.status.endswith("-only"):
-            found.append(f"{f.stage}: {f.metric} come from one source alone ({next(iter(f.values))})")
+            found.append(f"{f.stage}: {f.metric} come from only one source ({next(iter(f.values))})")
         if f.level == "module" and f.status == "unsupported" and None in f.values.values():
             unknown = ", ".join(s for s, v in f.values.items() if v is None)
             found.append(f"{f.id} is unknown to {unknown}")

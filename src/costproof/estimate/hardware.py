@@ -231,11 +231,11 @@ def _problems(found: Device) -> Iterator[BadInput]:
 
 def _quote_problems(found: Device, quotes: tuple[FigureQuote, ...], where: str) -> Iterator[BadInput]:
     if not quotes:
-        yield BadInput("a figure without a source", where=f"{where}.quotes", expected="what a source says", got="[]")
+        yield BadInput("a figure without a source", where=f"{where}.quotes", expected="a quote of a source", got="[]")
     for number, quote in enumerate(quotes):
         at = f"{where}.quotes[{number}]"
         if quote.source not in found.sources:
             expected = "one of " + (", ".join(found.sources) or "$.sources, which is empty")
             yield BadInput("no such source", where=f"{at}.source", expected=expected, got=quote.source)
         if not quote.text.strip():
-            yield BadInput("an empty quote", where=f"{at}.text", expected="what the source says, word for word")
+            yield BadInput("an empty quote", where=f"{at}.text", expected="the words of the source")

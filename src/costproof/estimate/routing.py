@@ -137,7 +137,7 @@ def _touched_experts(
 
 
 def _weight_line(source: str, values: Mapping[str, int]) -> tuple[int, int, Fraction, Fraction]:
-    """Split the bytes of weights that all calls read into a line over the number of experts that are read.
+    """Write the weight bytes of all calls as a linear function of the number of experts that a call touches.
 
     The formula contains min(experts, rows) as the bound of the experts that a call touches.
 

@@ -14,7 +14,7 @@ from costproof.ledger.workload import FURTHER_TOKENS, OWN_CODE
 
 _ORIGIN: Final = "says where the file is from"
 _RUN: Final = "a matter of the run"
-_TRAINING: Final = "of training alone"
+_TRAINING: Final = "affects only training"
 _GENERATION: Final = "of the choice of tokens, which no module does"
 _IDS: Final = "ids of tokens decide no cost"
 _TOOLS: Final = "of tokenizers and processors"

@@ -156,7 +156,7 @@ N = TypeVar("N", bound=NativeConfig)
 
 @dataclass(frozen=True, slots=True)
 class Native(Configured[N]):
-    """Base class of targets that are a class of transformers with one configuration."""
+    """Base class of targets: a class of transformers in a given configuration."""
 
     file: ConfigFile | None = None
     """The file that the configuration was read from, if any."""

@@ -139,7 +139,7 @@ def _read(data: Mapping[str, Any], where: str) -> Any:
 
 
 def flat(config: Any) -> dict[str, Any]:
-    """Return the values of a configuration object by dotted key; label names are replaced by their number."""
+    """Return the values of a configuration object by dotted key; ``id2label`` becomes ``num_labels``."""
     return dict(_flat(config.to_dict(), ""))
 
 

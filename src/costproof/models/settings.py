@@ -18,7 +18,7 @@ from costproof.patches import flash_attention
 TEXT_TOKENS: Final = Setting("text_tokens", "Tokens of the prompt.")
 SEQ_LEN: Final = Setting("seq_len", "Tokens of the prompt, or positions of a sequence.")
 PAST: Final = Setting(PAST_INPUT, "Tokens of each sequence that are in the cache before the prefill.")
-NEW_TOKENS: Final = Setting("new_tokens", "Decode steps; 0 is a prefill alone.")
+NEW_TOKENS: Final = Setting("new_tokens", "Decode steps; 0 counts only the prefill.")
 BATCH: Final = Setting("batch", "Sequences at once.")
 IMAGE_SIZE: Final = Setting("image_size", "Pixels per side of an image.")
 DTYPE: Final = Setting("dtype", "Element type of weights and activations.", "choice", get_args(Dtype))

@@ -281,7 +281,7 @@ def _named(tensors: Iterable[StoredTensor], path: str) -> list[StoredTensor]:
 
 
 def _packed(of: Format, linear: LinearShape) -> Iterator[StoredTensor]:
-    """Yield the stored tensors of a quantised linear layer; that of the weights states how many it represents."""
+    """Yield the stored tensors of a quantised linear layer; that of weights states the number of weights in it."""
     for tensor in of.tensors(linear):
         yield replace(tensor, stands_for=linear.rows * linear.columns) if tensor.purpose == "weight" else tensor
 

@@ -244,7 +244,7 @@ class Truncatable(Runnable, Protocol):
     """Target that can be truncated to its first layers; the whole model is extrapolated from them."""
 
     def stretched(self) -> tuple[Truncation, Runnable, Truncation] | None:
-        """Return this truncation, the model truncated to more layers, and the truncation of that one.
+        """Return the truncation of this target, a target that keeps more layers, and the truncation of that target.
 
         The second one has at least one more layer of each kind that is left out. ``None``: the model is not cut.
         """

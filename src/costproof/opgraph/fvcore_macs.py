@@ -84,7 +84,7 @@ def _product(op: OpCall, first: int, second: int, *, activations: bool = True) -
     """Count a product: elements of the operand at ``first`` times the last size of that at ``second``."""
     a, b = op.tensors[first], op.tensors[second]
     if len(b.shape) < 2:
-        raise Uncountable("the tool asks for the last but one dimension of the second operand")
+        raise Uncountable("fvcore needs a second operand of at least two dimensions")
     return FvcoreCount(_elements(a) * int(b.shape[-1]), _elements(result(op)) if activations else 0)
 
 
@@ -134,7 +134,7 @@ def _einsum_macs(equation: str, shapes: tuple[tuple[int, ...], ...]) -> int:
 def _norm(op: OpCall) -> FvcoreCount:
     data = tensor(op, "input", 0)
     if not 2 <= len(data.shape) <= 5:
-        raise Uncountable("the tool takes two to five dimensions")
+        raise Uncountable("fvcore needs two to five dimensions")
     return FvcoreCount(_elements(data) * (5 if has(op, "weight", 1) else 4))
 
 

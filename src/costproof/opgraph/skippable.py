@@ -63,7 +63,7 @@ def skippable_flops(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> Mappin
 
 
 def _not_negative(saved: Size) -> Size:
-    """Return the saved FLOPs, or 0 if negative, which those of a decode step with a symbolic context never are."""
+    """Return the saved FLOPs, at least 0; in decode steps with a symbolic context they are never negative."""
     if isinstance(saved, int):
         return max(0, saved)
     return saved if CONTEXT in saved.free_symbols else sympy.Max(0, sympy.expand(saved))

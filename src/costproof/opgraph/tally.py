@@ -71,7 +71,7 @@ def active_elements(costed: CostedGraph) -> dict[str, int | None]:
 
 
 def _row_of(op: OpCall) -> Value | None:
-    """Return the parameter of which a call returns a single row as a view, else ``None``."""
+    """Return the parameter if a call returns a view of one of its rows, else ``None``."""
     table = op.tensors[0] if op.tensors and op.outputs else None
     if table is None or table.origin != "param" or not table.shape:
         return None

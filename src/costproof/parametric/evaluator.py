@@ -97,9 +97,9 @@ class Regime:
         return any(path.holds(values) for path in self.paths)
 
     def equals(self, other: Regime) -> bool:
-        """Return whether two regimes have the same formulas, although the target took different branches.
+        """Return whether two regimes that took different branches have the same formulas.
 
-        This is so if the target branched on a number without consequence, as for a name.
+        They do if a branch affects no cost, only a name for example.
         """
         return (
             self.ledger is not None

@@ -115,7 +115,7 @@ def _limits(condition: BranchCondition, variable: str, start: int) -> Iterator[i
 
 
 def _difference_limits(condition: BranchCondition, f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
-    """Yield candidate values, as :func:`_limits`, from the difference of both sides."""
+    """Yield candidates for the first value at which a condition fails, from ``f``: its left minus its right side."""
     # The expression that is above 0 where the condition does not hold.
     broken = {
         ("<", True): [f + 1], ("<", False): [-f], ("<=", True): [f], ("<=", False): [1 - f],

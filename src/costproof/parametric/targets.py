@@ -97,7 +97,7 @@ class BlendedTarget:
         sides = [self.base.workload, self.head.workload]
         if given.keys() not in [side.inputs.keys() for side in sides]:
             raise BadInput(
-                "settings of the two sides cannot be combined", where="diff, with part of BASE's settings changed",
+                "neither side has this combination of settings", where="diff, with settings of both sides mixed",
                 expected=" or ".join(", ".join(side.inputs) or "none" for side in sides),
                 got=", ".join(given) or "none",
             )  # fmt: skip

@@ -269,7 +269,7 @@ def formats() -> dict[str, str]:
 
 
 def variants(about: str) -> dict[str, Output]:
-    """Return our outputs on one subject by format: ``variants("claims")`` has ``md``, ``json`` and ``html``."""
+    """Return the registered outputs of a subject: ``variants("claims")`` has ``md``, ``json`` and ``html``."""
     return {o.name.removeprefix(f"{about}-"): o for o in OUTPUTS if o.name.startswith(f"{about}-")}
 
 

@@ -124,7 +124,7 @@ def _read_agreed_capture(path: Path, target: str, choices: Mapping[str, Any]) ->
     if len([x for x in found.ledgers if x.source in DEFAULT_SOURCES]) < 2:
         raise Incomplete(
             "a capture with a single source is not verified, so claims cannot be checked against it", where=str(path),
-            expected="analytic beside static or dynamic",
+            expected="analytic with static or dynamic",
             fix="costproof capture " + target,
         )  # fmt: skip
     verdict = Report(found).verdict

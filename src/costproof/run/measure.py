@@ -339,7 +339,7 @@ _NANO: Final = 10**9
 def clock_borders(
     rows: Iterable[MeasuredStage], target: Target, workload: Workload, of: Roof
 ) -> tuple[ClockBorder, ...]:
-    """Return where host and device exchange their roles as the limit, for each stage's first call.
+    """Return the setting values at which the limit changes from host to device, for the first call of each stage.
 
     See :class:`~costproof.estimate.measured.ClockBorder` for the assumptions.
 

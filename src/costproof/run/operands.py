@@ -32,7 +32,7 @@ from costproof.tracers.cache import check_configuration_file
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An operand: its baseline and, if known, the target that can evaluate it at other settings."""
+    """An operand of a command such as diff or roofline: its baseline and, if known, the target that it is about."""
 
     baseline: Baseline
     target: WithKeys | None

@@ -90,7 +90,7 @@ def _conditions(piece: Piece[Provable], graphs: Iterable[Exported]) -> Iterator[
 
 
 def _call(piece: Piece[Provable], invocation: str) -> str:
-    """Return the name of a call in an answer: at any size, or in a numbered random draw."""
+    """Return a call's name in the result of a piece: with its random workload, ``any`` for all sizes, or unchanged."""
     if piece.sizes is not None:
         return f"{invocation} of {piece.workload.name}"
     return ANY if piece.asked and invocation else invocation
@@ -255,7 +255,7 @@ def _at(job: ExportJob, values: Mapping[tuple[str, str], Mapping[str, int]]) -> 
 
 
 def _held(piece: Piece[Provable], exported: Exported) -> tuple[int, ...]:
-    """Return the sizes of a sweep of sides at which an export describes the model at every checked point."""
+    """Return the sizes of a piece at which the guards of an export hold at every point to check."""
     points = [(size, point) for size, asked in piece.asked.items() for point in asked]
     holds = holds_at(exported, [dict(point) for _, point in points])
     fails = {size for (size, _), held in zip(points, holds, strict=True) if not held}

@@ -85,7 +85,7 @@ def request_text(asked: RunRequest, verb: str = "report") -> str:
 
 
 def request_yaml(asked: RunRequest) -> str:
-    """Return a request as YAML without default values; a comment lists code that must be named again."""
+    """Return a request as YAML without defaults; a comment lists the code that the command line must name too."""
     import yaml
 
     data = {name: getattr(asked, name) for name in _KEYS}

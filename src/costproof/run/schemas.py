@@ -69,7 +69,7 @@ MEANINGS: Final = {
     "peaks": "Find the peaks of live activations too.",
     "counters": "Third-party counters to run; all stands for every one.",
     "rules": "Python files with operator rules, which are run.",
-    "trust_remote_code": "Run the Python code of the snapshot, or beside the configuration.",
+    "trust_remote_code": "Run the Python code of the snapshot, or of files next to the configuration.",
     "no_cache": "Export anew.",
     "prove": "Settings of a proof.",
     "derive": "Settings of a derivation.",

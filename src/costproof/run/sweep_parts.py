@@ -242,7 +242,7 @@ class SweepPoints:
     def _check(
         self, regime: Regime, choices: PointChoices, inside: Mapping[str, Any], columns: Sequence[ExactColumn]
     ) -> None:
-        """Compare a new regime's compiled costs with the formulas themselves, at the last of its points.
+        """Compare the compiled costs of a new regime with its formulas, evaluated directly at one of its points.
 
         Raises:
             Bug: they differ.

@@ -259,7 +259,7 @@ def own_copy(module: nn.Module) -> nn.Module:
 
 
 def short_run(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
-    """Return the result of a call on meta, or of a copy with ones if it reads values; ``None`` if both fail."""
+    """Return the result of a call on meta; if that fails, of a copy filled with ones; ``None`` if both fail."""
     import torch
 
     from costproof.patches.inference import inference_context

@@ -96,7 +96,7 @@ def gguf_tensors(
 
 
 def _stack(block: str, module: str, last: str, shape: tuple[int, ...], transposed: bool) -> Iterator[GgufTensor]:
-    """Yield the tensors of a stack of experts: gate and up projection are two."""
+    """Yield the tensors of a stack of experts; a fused gate and up projection becomes two tensors."""
     is_bias = last.endswith("_bias")
     experts, rows = shape[0], shape[2 if transposed and not is_bias else 1]
     columns = () if is_bias else (shape[1 if transposed else 2],)

@@ -152,14 +152,17 @@ def _cause_of_extra(key: str, stated: HeaderTensor, names: ModelNames, packed: s
 
 
 def _cause_of_form(expected: StoredTensor, stated: HeaderTensor) -> str:
-    """Return the cause of a tensor with another dtype or shape: of scales and the like, no key states the dtype."""
+    """Return why a tensor has another dtype or shape; empty if no known cause applies.
+
+    No configuration key states the dtype of scales, zero points and tables.
+    """
     if expected.shape != stated.shape or expected.purpose not in ("scale", "zero point", "table"):
         return ""
     return f"a {expected.purpose} in {stated.dtype}, where the layout assumes {expected.dtype}"
 
 
 def _cause_of_missing(expected: StoredTensor, names: ModelNames) -> str:
-    """Return the cause of tensors that the headers do not have."""
+    """Return why the headers lack a tensor of the layout; empty if no known cause applies."""
     if expected.purpose == "index":
         return NO_GROUP_INDEX
     return NO_ZERO_BIAS if expected.purpose == "bias" and expected.name not in names.parameters else ""

@@ -31,7 +31,7 @@ class FallbackTrace:
 
 
 def trace_run(run: Run, *, all_calls: bool = False) -> FallbackTrace:
-    """Trace a run; if meta fails and the run allows it, with its own values on the CPU, or with ones if it has none.
+    """Trace a run on meta; if that fails and the run allows it, on the CPU, with its own values or with ones.
 
     Fake tensors on the CPU would be an intermediate step, but TorchLens refuses them.
 

@@ -104,7 +104,7 @@ class _Serializer:
         return [self._named(type(value)), self._inside(value)]
 
     def sources(self) -> list[Any]:
-        """Return the code of every class that occurred, with the version of its package."""
+        """Return the code of the class of every serialized value, with the version of its package."""
         return [_source(kind) for kind in self._classes]
 
     def _inside(self, value: Any) -> Any:

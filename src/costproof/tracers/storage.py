@@ -72,7 +72,7 @@ def storage_by_layout(
 
 
 def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> ModuleStorage:
-    """Return the storage metrics by the model's own tensors, for the dynamic source; empty if it runs unquantised."""
+    """Return the storage metrics of a running model's tensors; empty if a quantised checkpoint runs unquantised."""
     try:
         if _scheme(target, model) != PLAIN:
             return ModuleStorage()

@@ -44,7 +44,7 @@ class ModuleWork:
     calls: Counter[str] = field(default_factory=Counter)
 
     def sums(self, times: Callable[[str], int]) -> dict[str, int]:
-        """Return the FLOPs, elements and calls of a model that has ``times(path)`` modules in place of each."""
+        """Return the FLOPs, elements and calls of a model with ``times(path)`` copies of the module at each path."""
         found = {"FLOPs": self.flops, "elements of results": self.elements, "calls of modules": self.calls}
         return {what: sum(n * times(path) for path, n in each.items()) for what, each in found.items()}
 

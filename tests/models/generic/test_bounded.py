@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.logging_tensor import LoggingTensorMode, capture_logs
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from costproof import api
 from costproof.ledger import files
 from costproof.ledger.errors import BadInput, CostproofError, Problems
-from costproof.models.generic import guarded_build
+from costproof.models.generic import guarded_build, memo
 from costproof.models.generic.guarded_build import check_keys
 from costproof.models.generic.huggingface import HuggingFace, huggingface
 from costproof.models.registry import load_target
@@ -63,6 +66,22 @@ def refused(data: object, tmp_path: Path) -> CostproofError:
         ({"num_hidden_layers": 10**6}, "$.num_hidden_layers"),
         ({"num_hidden_layers": -1}, "$.num_hidden_layers"),
         ({"text_config": {"num_layers": 1001}}, "$.text_config.num_layers"),
+        ({"block_sizes": [4, 4, 3 * 10**7]}, "$.block_sizes[2]"),
+        *(
+            ({key: [2, 1001]}, f"$.{key}[1]")
+            for key in (
+                "depths",
+                "depth",
+                "block_repeats",
+                "num_block_repeats",
+                "blocks_per_stage",
+                "layers_per_block",
+                "n_attn_blocks",
+                "stage_num_blocks",
+                "stage_numb_of_layers",
+                "num_layers",
+            )
+        ),
         ({"num_labels": 3 * 10**7}, "$.num_labels"),
         ({"backbone_config": {"num_classes": 10**9}}, "$.backbone_config.num_classes"),
         ({"hidden_size": 0}, "$.hidden_size"),
@@ -99,6 +118,7 @@ def test_the_largest_keys_that_pass() -> None:
             "id2label": {str(n): "a" for n in range(100_000)}, "architectures": None, "auto_map": None,
             # What authors write: no limit, a layer from the end, no layers of a kind, flags where numbers are usual.
             "max_length": 10**30, "model_max_length": 10**30, "vision_feature_layer": -2, "num_kv_shared_layers": 0,
+            "depths": [3, 4, 1_000, 3], "cross_attention_layers": [3, -1], "vision_feature_layers": [-2, 8],
             "n_shared_experts": None, "num_labels_smoothed": True, "sliding_window": -1, "pad_token_id": -1,
         },
         "c.json",
@@ -238,3 +258,44 @@ def test_experts_in_a_list_are_not_layers() -> None:
     with pytest.raises(BadInput) as caught:
         guarded_build.check_depth(deep, {}, "c.json")
     assert caught.value.where == "layers in c.json"
+
+
+MAMBA: dict[str, Any] = {
+    "model_type": "mamba", "architectures": ["MambaForCausalLM"], "hidden_size": 16, "state_size": 4,
+    "num_hidden_layers": 2, "vocab_size": 32, "time_step_rank": 2, "conv_kernel": 4, "expand": 2, "dtype": "float32",
+}  # fmt: skip
+"""Without its kernels the class scans the tokens one after another."""
+
+
+def test_a_loop_over_tokens_shortens_the_default_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operators of a third length, counted by a mode of the test, are those of the line through two."""
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps(MAMBA))
+    assert api.workload(f"hf:{file}").text_tokens == 512  # few operators
+    monkeypatch.setattr(memo, "USUAL_OPERATORS", 800)
+    monkeypatch.setattr(memo, "MOST_OPERATORS", 2_000)
+    memo.growth_of.cache_clear()
+    with contextlib.ExitStack() as undo:
+        undo.callback(memo.growth_of.cache_clear)
+        usual = api.workload(f"hf:{file}").text_tokens
+        counted = {n: operators(n) for n in (usual, 2 * usual, 40)}
+        assert counted[usual] <= 800 < counted[2 * usual]
+        report = api.report(f"hf:{file}", sources=["static"])
+        [note] = [n for n in report.capture.ledger("static").notes if "loops over the tokens" in n]
+        assert f"the prompt has {usual}, and 512 would have" in note
+        with pytest.raises(Problems) as caught:
+            api.workload(f"hf:{file}", seq_len=512)
+        [problem] = caught.value.problems
+        assert problem.where == "--seq-len 512"
+        per_token = (counted[40] - counted[usual]) // (40 - usual)
+        at_512 = counted[40] + (512 - 40) * per_token
+        assert str(problem.got) == f"{at_512:,}, {per_token:,} of them for each token"
+
+
+def operators(length: int) -> int:
+    """Count the operators of a run on meta, with torch's own log of operators."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**MAMBA)).to("meta").eval()
+    logged: Any = LoggingTensorMode
+    with torch.no_grad(), logged(), capture_logs() as log:
+        model(input_ids=torch.zeros(1, length, dtype=torch.long, device="meta"))
+    return sum(" = torch._ops." in line for line in log)

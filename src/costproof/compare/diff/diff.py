@@ -247,7 +247,7 @@ class _Between:
         return keys or ((CODE,) if base.target.config_hash != head.target.config_hash else ())
 
     def _joined(self, *kinds: Changes) -> tuple[Player, ...]:
-        """Return the changed keys of some kinds as a single player; an empty tuple if there are none."""
+        """Return the changed keys of some kinds as one player of the attribution; an empty tuple without changes."""
         keys = tuple(c.key for changes in kinds for c in changes.changed)
         why = self.why_not or ("no formulas describe what lies between" if len(keys) > 1 else "")
         return (Player(" + ".join(keys), keys, why),) if keys else ()

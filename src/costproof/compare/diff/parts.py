@@ -213,7 +213,7 @@ def _key(kind: ModuleKind) -> str:
 
 
 def _owner(path: str, fates: Mapping[str, PartFate], replaced: Collection[str]) -> str:
-    """Return the outermost part around a path that changed in the same way, without unchanged parts between.
+    """Return the outermost part that contains a path and changed as it did, as did all parts between them.
 
     Parts added or removed inside a part whose class changed belong to that part.
 

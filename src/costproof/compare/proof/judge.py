@@ -191,7 +191,7 @@ def _version(formula: str) -> str:
 
 @lru_cache(maxsize=65536)
 def _difference(first: str, second: str, steps: tuple[tuple[str, int], ...]) -> str:
-    """Return first - second, factored; 0 exactly if the expanded forms cancel at all multiples of the steps."""
+    """Return first - second, factored; 0 if and only if the expanded forms cancel at all multiples of the steps."""
     if first == second:
         return "0"
     rest = settled(sympy.expand(parse(first) - parse(second)))

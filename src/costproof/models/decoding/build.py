@@ -35,7 +35,7 @@ def build(
     replaced: Mapping[str, Any] | None = None,
     inner: Iterable[str] = (),
 ) -> nn.Module:
-    """Build a class of transformers with this configuration on the meta device, in eval mode.
+    """Build a model of a transformers class with this configuration on the meta device, in eval mode.
 
     Its forward patches the mask builders of transformers while it runs, see :func:`patch_forward`.
 

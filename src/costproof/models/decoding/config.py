@@ -383,7 +383,7 @@ class LateWindowedConfig(WindowedConfig):
         pattern = pattern_of(top, layers, ("f" * min(first, layers) + "w" * layers)[:layers])
         if not used or window is None:
             if "w" in pattern and top.data.get("layer_types") is not None:
-                expected = "use_sliding_window and sliding_window, or full_attention alone"
+                expected = "use_sliding_window and sliding_window, or only full_attention"
                 top.problem("layers have a window that is not in use", "layer_types", expected=expected, got=pattern)
             return {}
         return {"window": top.check_integer(window, "sliding_window"), "pattern": pattern}
@@ -393,7 +393,7 @@ class LateWindowedConfig(WindowedConfig):
         return {**WindowedConfig.native(self), "use_sliding_window": any(self.windows())}
 
 
-UNUSED_ROUTER_KEYS: Final = {"router_aux_loss_coef": "of training alone"}
+UNUSED_ROUTER_KEYS: Final = {"router_aux_loss_coef": "affects only training"}
 """Keys of most mixtures of experts that decide no cost -> the reason."""
 
 

@@ -216,7 +216,7 @@ def _side_of_window(workload: Workload, decoder: Decoder, sizes: Sequence[Symbol
 
 
 def _example(usual: int, workload: Workload, decoder: Decoder) -> int:
-    """Return an example prompt length that reaches the window exactly if that of the workload does."""
+    """Return an example prompt length that reaches the window if and only if that of the workload does."""
     window = decoder.window
     if decoder.fills_window(workload):
         return max(usual, window + usual)

@@ -56,7 +56,7 @@ C = TypeVar("C", bound=DecoderConfig)
 
 @dataclass(frozen=True, slots=True)
 class CausalTarget(Native[C]):
-    """Base class of causal language models of transformers with one configuration."""
+    """Base class of targets: a causal language model of transformers in a given configuration."""
 
     stages: ClassVar[tuple[str, ...]] = STAGES
     named: ClassVar[tuple[NamedWorkload, ...]] = PRESETS

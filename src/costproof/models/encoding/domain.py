@@ -196,5 +196,5 @@ def _drawn(
 
 
 def some_layers(p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
-    """Return the drawn number of layers and a random activation function."""
+    """Return the number of layers and the activation function, both drawn at random."""
     return {"layers": p["layers"], "activation": rng.choice(ACTIVATIONS)}

@@ -27,7 +27,7 @@ C = TypeVar("C", bound=VisionConfig)
 
 @dataclass(frozen=True, slots=True)
 class VisionTarget(EncoderTarget[C]):
-    """Base class of encoders of images with one configuration."""
+    """Base class of targets: an image encoder of transformers in a given configuration."""
 
     input_settings: ClassVar[tuple[Setting, ...]] = (common.IMAGE_SIZE,)
     named: ClassVar[tuple[NamedWorkload, ...]] = (
@@ -108,7 +108,7 @@ class VisionTarget(EncoderTarget[C]):
         }
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """Return a workload with images of the drawn size, which need not be a whole number of patches."""
+        """Return the workload with images of randomly drawn size, which need not be a whole number of patches."""
         return self._sized(workload, p["G"] * p["vision_patch"] + p["rest"])
 
     def features(self) -> dict[str, bool]:

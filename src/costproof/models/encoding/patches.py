@@ -145,15 +145,15 @@ class PackedLengths:
     lengths: tuple[int, ...]
 
     def __getitem__(self, which: slice) -> PackedLengths:
-        """Return the same lengths for a slice of the cumulative lengths."""
+        """Return the sequence lengths unchanged, in place of a slice of the cumulative lengths."""
         return self
 
     def __sub__(self, other: PackedLengths) -> PackedLengths:
-        """Return the same lengths for the difference of two slices of cumulative lengths."""
+        """Return the sequence lengths unchanged, in place of the difference of two slices of cumulative lengths."""
         return self
 
     def prod(self, dim: int) -> PackedLengths:
-        """Return the same lengths for the product of the rows of a grid: the patches of each image."""
+        """Return the sequence lengths unchanged, in place of the patches per image: products of a grid's rows."""
         return self
 
     def __floordiv__(self, merged: int) -> PackedLengths:

@@ -30,7 +30,7 @@ Tensors = Mapping[str, "torch.Tensor"]
 
 @dataclass(frozen=True, slots=True)
 class EncoderTarget(Native[C]):
-    """Base class of encoders of transformers with one configuration."""
+    """Base class of targets: an encoder of transformers in a given configuration."""
 
     stages: ClassVar[tuple[str, ...]] = (STAGE,)
     input_settings: ClassVar[tuple[Setting, ...]]
@@ -127,7 +127,7 @@ class EncoderTarget(Native[C]):
         return (run if on_meta else _with_values(run, self.id_limit(), self.options.seed),)
 
     def id_limit(self) -> int:
-        """Return the number of which integer inputs (token ids) must be smaller."""
+        """Return the exclusive upper bound of integer inputs (token ids)."""
         return 1
 
 

@@ -37,7 +37,7 @@ C = TypeVar("C", bound=TextEncoderConfig)
 
 @dataclass(frozen=True, slots=True)
 class TextTarget(EncoderTarget[C]):
-    """Base class of encoders of text with one configuration."""
+    """Base class of targets: a text encoder of transformers in a given configuration."""
 
     input_settings: ClassVar[tuple[Setting, ...]] = (common.SEQ_LEN,)
     prefix: ClassVar[str]
@@ -123,7 +123,7 @@ class TextTarget(EncoderTarget[C]):
         return Domain((default, replace(default, name="text, eager", dtype="float32", attention="eager")), TEXTS)
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """Return a workload with a text of the drawn length."""
+        """Return the workload with a text of randomly drawn length."""
         return replace(workload, text_tokens=p["S"])
 
     @classmethod

@@ -78,9 +78,9 @@ class BertConfig(TextEncoderConfig):
     architectures: ClassVar = {"BertForMaskedLM": False, "BertModel": False, "BertForSequenceClassification": True}
     keys: ClassVar = {**TextEncoderConfig.keys, "types": "type_vocab_size"}
     unused_keys: ClassVar = {
-        "classifier_dropout": "of training alone",
+        "classifier_dropout": "affects only training",
         "position_embedding_type": "the class does not read it",
-        "gradient_checkpointing": "of training alone",
+        "gradient_checkpointing": "affects only training",
     }
 
     def sizes(self) -> dict[str, int]:
@@ -121,7 +121,7 @@ class Bert(TextTarget[BertConfig]):
 
     @classmethod
     def draw_fields(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
-        """Return the drawn number of segment types."""
+        """Return the number of segment types, drawn at random."""
         return {"types": p["text_types"]}
 
 

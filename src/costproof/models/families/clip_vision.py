@@ -93,7 +93,7 @@ class ClipVisionConfig(VisionConfig):
     two_sides: ClassVar = False
     architectures: ClassVar = {"CLIPVisionModel": False, PROJECTED: False}
     unused_keys: ClassVar = {
-        "initializer_factor": "of training alone",
+        "initializer_factor": "affects only training",
         **dict.fromkeys(("dropout", "vocab_size"), "the class does not read it"),
     }
 

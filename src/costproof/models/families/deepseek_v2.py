@@ -53,15 +53,15 @@ class DeepseekV2Config(LatentConfig):
 
     @classmethod
     def flag_names(cls) -> tuple[str, ...]:
-        """Return the names of the boolean fields that have a key."""
+        """Return the names of the boolean fields that a configuration key states."""
         return ("tied", "attention_bias")
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
         """Return experts, their groups, dense layers, and the widths of latent attention."""
-        top.fixed("scoring_func", "softmax", why="the class scores experts in this way alone")
+        top.fixed("scoring_func", "softmax", why="the class has only this scoring function")
         top.fixed("mlp_bias", False, why="the formulas describe MLPs without biases")
-        how = top.fixed("topk_method", "greedy", "group_limited_greedy", why="the class knows these ways alone")
+        how = top.fixed("topk_method", "greedy", "group_limited_greedy", why="the class has only these methods")
         limited = how == "group_limited_greedy"
         groups = {}
         for name in ("groups", "best_groups"):

@@ -55,13 +55,13 @@ class DeepseekV3Config(LatentConfig):
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
         """Return experts, their groups, dense layers, and the widths of latent attention."""
-        top.fixed("scoring_func", "sigmoid", why="the class scores experts in this way alone")
+        top.fixed("scoring_func", "sigmoid", why="the class has only this scoring function")
         top.fixed("rope_interleave", True, why="the formulas describe neighbours that are rotated together")
-        top.fixed("topk_method", "noaux_tc", why="the class chooses experts in this way alone")
+        top.fixed("topk_method", "noaux_tc", why="the class has only this method")
         groups = {field: number_of(top, cls(), field) for field in ("groups", "best_groups")}
         latents = latents_of(top, cls())
         # Files that the class saved have it: its table of angles is as wide as this says.
-        top.fixed("head_dim", latents["rope"], why="the class rotates the rotated part, and no more")
+        top.fixed("head_dim", latents["rope"], why="the class rotates exactly qk_rope_head_dim elements")
         return {**latents, **groups}
 
     def contradictions(self) -> list[CostproofError]:

@@ -41,7 +41,7 @@ class DistilBertConfig(TextEncoderConfig):
         "activation": "activation",
     }
     unused_keys: ClassVar = {
-        **dict.fromkeys(("dropout", "qa_dropout", "seq_classif_dropout"), "of training alone"),
+        **dict.fromkeys(("dropout", "qa_dropout", "seq_classif_dropout"), "affects only training"),
         "sinusoidal_pos_embds": "what the table of positions begins as decides no cost",
         "tie_weights_": "the class does not read it",
     }

@@ -92,7 +92,7 @@ class Gpt2Config(DecoderConfig):
     derived: ClassVar = {"text_head_dim": "text_share"}
     class_defaults: ClassVar = {"n_positions": 1024, "tie_word_embeddings": True, "activation_function": "gelu_new"}
     unused_keys: ClassVar = {
-        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), "of training alone"),
+        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), "affects only training"),
         **dict.fromkeys(("layer_norm_epsilon", "scale_attn_weights"), "decides no cost"),
         "scale_attn_by_inverse_layer_idx": "decides no cost",
         **{f"summary_{x}": "of a class with a head for a summary" for x in _SUMMARY},

@@ -86,8 +86,8 @@ class LlavaConfig(ImageTextConfig):
     model_type: ClassVar[str] = "llava"
     architecture: ClassVar[str] = "LlavaForConditionalGeneration"
     unused_keys: ClassVar = {
-        "ignore_index": "of training alone",
-        "image_seq_length": "of the processor alone",
+        "ignore_index": "affects only training",
+        "image_seq_length": "affects only the processor",
         "vocab_size": "the decoder's section has it",
     }
 

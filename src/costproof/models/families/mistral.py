@@ -36,7 +36,7 @@ class MistralConfig(WindowedConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Return the window of all layers; ``null`` is none, as in version 0.2 and later."""
+        """Return the window of all layers; ``null`` means no window, as in version 0.2 and later."""
         return window_of_all(top, 4096)
 
 

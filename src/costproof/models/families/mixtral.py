@@ -36,7 +36,7 @@ class MixtralConfig(MixtureConfig):
     heads_divide: ClassVar = False
     one_mask: ClassVar = True
     class_defaults: ClassVar = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
-    unused_keys: ClassVar = {**UNUSED_ROUTER_KEYS, "router_jitter_noise": "of training alone"}
+    unused_keys: ClassVar = {**UNUSED_ROUTER_KEYS, "router_jitter_noise": "affects only training"}
     patterns: ClassVar[tuple[str, ...]] = ("w",)
 
     @classmethod

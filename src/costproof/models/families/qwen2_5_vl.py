@@ -183,10 +183,10 @@ class Qwen25VlTextConfig(DecoderConfig):
         """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
         found = DecoderConfig.contradictions(self)
         if self.heads * self.head_dim != self.hidden:
-            what, share = "the class takes its share of the width for a head", self.hidden // self.heads
+            what, share = "the class sets the head width to width / heads", self.hidden // self.heads
             found.append(BadInput(what, where="$.head_dim", expected=share, got=self.head_dim))
         if 2 * sum(self.sections) != self.head_dim:
-            what, expected = "the axes do not turn all frequencies", f"numbers that sum to {self.head_dim // 2}"
+            what, expected = "rotary sections do not cover all frequencies", f"numbers that sum to {self.head_dim // 2}"
             found.append(BadInput(what, where=f"$.{_SECTIONS}", expected=expected, got=list(self.sections)))
         return found
 
@@ -434,7 +434,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         return domain_in_patches(self.workload(), self.config.vision.step)
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """Return a workload with the drawn prompt and images."""
+        """Return the workload with a randomly drawn prompt and images."""
         return with_images(self.drawn_text(p, workload), p["images"], p["U"] * self.config.vision.step)
 
     @classmethod

@@ -199,7 +199,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         return self.inputs(workload), ()
 
     def id_limit(self) -> int:
-        """Return the rows of the position table, of which the integer inputs are indices."""
+        """Return the number of rows of the position table, the exclusive upper bound of integer inputs."""
         return self.config.table
 
     def domain(self) -> Domain:
@@ -225,7 +225,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         return cls(config), {"mergers behind some layers": bool(config.deep)}
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """Return a workload with an image of the drawn number of tokens."""
+        """Return the workload with one image of randomly drawn size."""
         return replace(self._sized(workload, p["side"] * self.config.step), batch=1)
 
 

@@ -123,7 +123,7 @@ class Roberta(TextTarget[RobertaConfig]):
 
     @classmethod
     def draw_fields(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
-        """Draw a random padding id, and return the drawn number of segment types."""
+        """Return the number of segment types and the padding id, both drawn at random."""
         return {"types": p["text_types"], "padding": rng.choice(_PADDINGS)}
 
 

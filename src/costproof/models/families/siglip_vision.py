@@ -99,7 +99,7 @@ class SiglipVision(VisionTarget[SiglipVisionConfig]):
         )
 
     def domain(self) -> Domain:
-        """Return the domain of an encoder of images without a class token."""
+        """Return the domain of a proof about an image encoder that has no class token."""
         usual = VisionTarget.domain(self)
         drawn = usual.parameters
         independent = {**drawn.independent, "vision_positions": "vision_grid**2"}

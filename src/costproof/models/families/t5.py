@@ -133,12 +133,12 @@ class T5Config(NativeConfig):
         activation, gated = _MLPS[mlp]
         # Files that the class saved have what it made of the above, and it takes them over that.
         for key, value in (("dense_act_fn", activation), ("is_gated_act", gated)):
-            top.fixed(key, value, why=f"no formulas for an MLP that is {mlp} but for this")
+            top.fixed(key, value, why=f"no formulas for a {mlp} MLP with this change")
         tied = yes_or_no(top, "tie_word_embeddings", default=True)
         scaled = yes_or_no(top, "scale_decoder_outputs", default=tied)
         config = cls(**sizes, layers=layers, decoder_layers=count, mlp=mlp, scaled=scaled)
         # Of the files of 1.1 the class says that there is one table, and a checkpoint of it may have three.
-        own = (("$.tie_word_embeddings", "the class ties the words all the same; a checkpoint may have a head beside"),)
+        own = (("$.tie_word_embeddings", "the class ties the words anyway; a checkpoint may also have a head"),)
         config = replace(config, waived=(*top.finish(), *(() if tied else own)))
         problems += [] if problems else config.contradictions()
         return config
@@ -202,7 +202,7 @@ class T5(Native[T5Config]):
         return (common.SEQ_LEN, common.NEW_TOKENS, common.BATCH, dtype, replace(common.ATTENTION, choices=("sdpa",)))
 
     def first_layers(self, layers: int) -> tuple[T5Config, dict[str, str]]:
-        """Return the configuration with the first layers of encoder and decoder, and a text of what remains."""
+        """Return the configuration with the first layers of both stacks, and stack -> layers kept: ``2 of 12``."""
         most = (self.config.layers, self.config.decoder_layers)
         cut = {f"{s} layers": layers_cut(s, layers, 1, m)[1] for s, m in zip(("encoder", "decoder"), most, strict=True)}
         return replace(self.config, layers=layers, decoder_layers=layers), {k: v for k, v in cut.items() if v}
@@ -292,7 +292,7 @@ class T5(Native[T5Config]):
         return cls(config), {"gated MLPs": config.gated, "a scaled result": config.scaled}
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """Return a workload with a text of the drawn length."""
+        """Return the workload with a text of randomly drawn length."""
         return replace(workload, text_tokens=p["S"])
 
 

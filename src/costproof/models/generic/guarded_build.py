@@ -44,7 +44,10 @@ MOST_COUNTED: Final = 256
 SECONDS: Final = 20
 """Limit of processor time to read a configuration or to build a model once."""
 
-_LAYERS: Final = re.compile(r"(.*_)?(layers?|depth|n_blocks?|num_blocks?)")
+_LAYERS: Final = re.compile(
+    r"(.*_)?(layers?|depths?|n(um)?_(attn_)?blocks?|block_(sizes|repeats)|(layers|blocks)_per_\w+|numb_of_layers)"
+)
+"""Names of numbers of layers, and of lists of them: one for each stage of a model."""
 _NUMBER: Final = re.compile(r"(num|n)_((\w+_)?(layers?|heads?|experts|labels|channels))|(encoder|decoder)_layers")
 _WIDTH: Final = re.compile(
     r"(hidden|intermediate|vocab|embedding|patch)_size|(head|embed|ffn)_dim|d_(model|ff|kv|inner)|n_embd"
@@ -104,7 +107,7 @@ def _bounds(path: str, key: str, value: object, levels: int) -> Iterator[Costpro
                 yield from _bounds(f"{path}.{name}"[:400], name, part, levels - 1)
         else:
             for i, part in enumerate(value):
-                yield from _bounds(f"{path}[{i}]", "", part, levels - 1)
+                yield from _bounds(f"{path}[{i}]", key, part, levels - 1)
 
 
 def _integer(path: str, key: str, value: int) -> Iterator[CostproofError]:

@@ -174,7 +174,7 @@ class Choice:
     """Whether the text must contain the placeholder tokens of images or sounds."""
 
     def of(self, case: Case, filled: int | None = None) -> Case:
-        """Return the case with this choice; without ``filled``, placeholders fill the whole text."""
+        """Return the case with this choice of inputs and ``filled`` placeholder tokens (default: the whole text)."""
         most = case.length if filled is None else filled
         return replace(case, turned=self.turned, filled=most if self.placed else None)
 
@@ -232,6 +232,89 @@ def places_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind 
 
     case = _small(made, choice, side)
     return -(-places(made.module, example_inputs(case, None, choice.names).args) // case.batch)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorGrowth:
+    """Number of operators of a forward whose code loops over the tokens of its prompt."""
+
+    base: int
+    """Operators that do not depend on the length."""
+    per_token: int
+
+    def at(self, length: int) -> int:
+        """Return the operators of a prompt of this many tokens."""
+        return self.base + self.per_token * length
+
+    def longest(self) -> int:
+        """Return the longest prompt, a power of two, whose operators are traced within a minute."""
+        return next((n for n in (256, 128, 64, 32, 16, 8, 4, 2) if self.at(n) <= USUAL_OPERATORS), 1)
+
+    def problems(self, workload: Workload) -> list[BadInput]:
+        """Return an error if a workload has more operators than are traced within some minutes."""
+        if self.at(workload.text_tokens) <= MOST_OPERATORS:
+            return []
+        error = BadInput(
+            "the class loops over the tokens of a prompt, and a run has too many operators to trace",
+            where=f"--seq-len {workload.text_tokens}",
+            expected=f"at most {MOST_OPERATORS:,} operators",
+            got=f"{self.at(workload.text_tokens):,}, {self.per_token:,} of them for each token",
+            fix=f"--seq-len {self.longest()} takes less than a minute",
+        )
+        return [error]
+
+    def note(self, workload: Workload) -> str:
+        """Return a note on the length of the prompt."""
+        return (
+            f"the class loops over the tokens of a prompt, {self.per_token:,} operators for each: the prompt has "
+            f"{workload.text_tokens}, and {USUAL} would have {self.at(USUAL):,} operators"
+        )
+
+
+USUAL_OPERATORS: Final = 20_000
+"""Operators of a run that is traced and exported within a minute on two cores."""
+MOST_OPERATORS: Final = 60_000
+"""Limit of the operators of a run whose number grows with its prompt."""
+_LENGTHS: Final = (8, 16)
+"""Lengths of the prompts whose operators are counted."""
+
+
+@lru_cache(maxsize=4)
+def growth_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> OperatorGrowth | None:
+    """Return how the number of operators grows with the prompt; ``None`` if it does not, or stays small.
+
+    Selective scans without their kernels and recurrent cells loop over the tokens in Python.
+    """
+    made, choice = made_of(maker, dtype, attention), choice_of(maker, dtype, attention)
+    if made.inputs is not None:
+        return None
+    case = choice.of(Case(made.module, 1, _LENGTHS[0], TARGET_LENGTH))
+    first = _operators(made.module, case, choice)
+    if first is None or first * USUAL <= USUAL_OPERATORS * _LENGTHS[0]:  # even if all of them grew with the prompt
+        return None
+    second = _operators(made.module, replace(case, length=_LENGTHS[1]), choice)
+    per_token = 0 if second is None else (second - first) // (_LENGTHS[1] - _LENGTHS[0])
+    growth = OperatorGrowth(first - per_token * _LENGTHS[0], per_token)
+    return growth if per_token > 0 and growth.at(USUAL) > USUAL_OPERATORS else None
+
+
+def _operators(module: nn.Module, case: Case, choice: Choice) -> int | None:
+    """Return how many operators a run on meta calls, or ``None`` if it fails."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    mode: Any = TorchDispatchMode
+    calls = 0
+
+    class Counting(mode):  # type: ignore[misc]
+        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal calls
+            calls += 1
+            return operator(*args, **(kwargs or {}))
+
+    with suppress(Incomplete), Counting():
+        if runs_on_meta(module, example_inputs(case, None, choice.names).args) is not None:
+            return calls
+    return None
 
 
 def _shapes(args: Mapping[str, Any]) -> dict[str, Any]:

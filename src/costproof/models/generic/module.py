@@ -48,6 +48,7 @@ from costproof.models.generic.memo import (
     dtypes_of,
     fingerprint_of,
     first_run_of,
+    growth_of,
     made_of,
     places_of,
     side_of,
@@ -71,7 +72,7 @@ SETTINGS: Final = (
     common.SEQ_LEN,
     common.PAST,
     common.NEW_TOKENS,
-    Setting("image_size", "Pixels per side of an image; 0 for a text alone."),
+    Setting("image_size", "Pixels per side of an image; 0 for text only."),
     common.DTYPE,
     common.ATTENTION,
     Setting("input", "An input by shape; may be given several times.", "list", metavar="NAME=SHAPE[:DTYPE]"),
@@ -126,6 +127,8 @@ class GenericTarget:
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
         """Return the default run with changes: batch 1, and for text, 512 tokens and one new token.
 
+        Where the class loops over the tokens, the default prompt is as long as is traced within a minute.
+
         If images or sounds fill 512 tokens or more of a prompt, the prompt is 512 tokens longer than they are.
         """
         given = {name: value for name, value in settings.items() if value is not None}
@@ -139,9 +142,10 @@ class GenericTarget:
         if isinstance(self.maker, Cuttable):
             self.maker.check_depth(made.module)
         most = longest(made.module)
+        growth = growth_of(self.maker, dtype, attention)
         images = None if "image_size" in given or made.inputs is not None else self._images(made)
         filled = self._filled(made, dtype, attention, images.side if images else given.get("image_size"))
-        usual = USUAL + (filled if filled >= USUAL else 0)
+        usual = USUAL + (filled if filled >= USUAL else 0) if growth is None else max(growth.longest(), filled)
         inputs: dict[str, SettingValue] = {k: given[k] for k in ("image_size", "input") if k in given}
         inputs |= {"image_size": images.side, SIZE_FROM: images.where} if images else {}
         inputs |= {PAST: given[PAST]} if given.get(PAST) else {}
@@ -236,6 +240,8 @@ class GenericTarget:
             found += common.too_long(workload, workload.text_tokens, most) if most else []
             filled = self._filled(made, workload.dtype, workload.attention, side_of(workload))
             found += [] if found else too_short(workload, filled)
+            growth = growth_of(self.maker, workload.dtype, workload.attention)
+            found += growth.problems(workload) if growth is not None else []
             plan = None if found else self._plan(workload)
             found += plan.problems() if isinstance(plan, Cached) else []
         if found:
@@ -299,7 +305,7 @@ class GenericTarget:
         return replace(self, maker=maker, options=options, cut=cut, whole=self.maker) if cut.edits else self
 
     def stretched(self) -> tuple[Truncation, GenericTarget, Truncation] | None:
-        """Return this truncation, the target truncated to more layers, and the truncation of that one."""
+        """Return the truncation of this target, a target that keeps more layers, and the truncation of that target."""
         if self.cut is None or self.options.layers is None or not isinstance(self.whole, Cuttable):
             return None
         maker, cut = self.whole.first_layers(self.options.layers, more=True)
@@ -362,7 +368,9 @@ class GenericTarget:
         whole = made.inputs is None and isinstance(self._plan(workload), Whole)
         why = why_one_stage(self.maker, workload.dtype, workload.attention) if whole else ()
         given = other_dtypes(case_of(made, workload)) if workload.inputs.get("input") and not self.options.real else ()
-        return (*made.notes, *self._beyond(workload), *why, *given, *_of_modules(made.module))
+        growth = growth_of(self.maker, workload.dtype, workload.attention)
+        loops = (growth.note(workload),) if growth is not None else ()
+        return (*made.notes, *self._beyond(workload), *why, *given, *loops, *_of_modules(made.module))
 
     def _beyond(self, workload: Workload) -> tuple[str, ...]:
         """Return notes on work that a class of transformers does beyond its configuration."""

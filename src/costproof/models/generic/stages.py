@@ -143,7 +143,7 @@ class Cached:
             return None
         return BadInput(
             "a prompt behind a past is counted only for text", where="--past", expected=f"no input but {IDS}",
-            got=", ".join(others), fix="--image-size 0 for text alone, or leave --past out",
+            got=", ".join(others), fix="--image-size 0 for text only, or leave --past out",
         )  # fmt: skip
 
     def invocations(self) -> tuple[Invocation, ...]:

@@ -292,14 +292,14 @@ def _patch(case: Case) -> int:
 
 
 def _merge(case: Case) -> int:
-    """Return the patches per side of a token; some models state it as ``16x``."""
+    """Return the patches per side of a token; some models state its square, such as ``16x``."""
     if mode := attribute(case.config, "downsample_mode", ""):
         return math.isqrt(int(mode.rstrip("x")))
     return case.number("spatial_merge_size", "merge_size", "pooling_kernel_size", default=1)
 
 
 def _volume(case: Case) -> int:
-    """Return the elements of a patch, which the first layer takes."""
+    """Return the number of elements of a patch, the input width of the first layer."""
     return math.prod(_first_weight(case).shape[1:])
 
 

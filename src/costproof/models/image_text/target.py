@@ -48,7 +48,7 @@ C = TypeVar("C", bound=ImageTextConfig)
 
 
 class ImageTextTarget(Native[C]):
-    """Base class of models of images and text of transformers with one configuration."""
+    """Base class of targets: an image-text model of transformers in a given configuration."""
 
     __slots__ = ()
     named: ClassVar[tuple[NamedWorkload, ...]] = PRESETS
@@ -123,8 +123,8 @@ class ImageTextTarget(Native[C]):
     def settings(cls) -> tuple[Setting, ...]:
         """Return the settings of a run, other than the preset."""
         return (
-            Setting(IMAGES, "Images in each prompt; 0: text alone."),
-            replace(common.TEXT_TOKENS, what="Tokens of the prompt beside the image tokens."),
+            Setting(IMAGES, "Images in each prompt; 0 for text only."),
+            replace(common.TEXT_TOKENS, what="Tokens of the prompt, without the image tokens."),
             Setting("seq_len", "Tokens of the whole prompt, instead of --text-tokens."),
             common.NEW_TOKENS,
             common.BATCH,
@@ -286,12 +286,12 @@ class ImageTextTarget(Native[C]):
         return domain(self.workload())
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """Return a workload with the prompt of a draw, including its images."""
+        """Return the workload with a randomly drawn prompt, including its images."""
         return with_images(self.drawn_text(p, workload), p["images"])
 
     @staticmethod
     def drawn_text(p: Mapping[str, int], workload: Workload) -> Workload:
-        """Return a workload with the drawn text length and the drawn choice of logits."""
+        """Return the workload with randomly drawn text length and choice of logits."""
         return replace(workload, text_tokens=p["text_tokens"], logits="last" if p["last"] else "all")
 
 

@@ -109,7 +109,7 @@ TABLE: Final = (
             metrics=NOT_STAGE_WIDE),
     Mistake("partial windows missing", "window", "windows that the view does not fill are left out",
             (_in_windows(_floored),), metrics=NOT_STAGE_WIDE),
-    Mistake("windows padded one way", "window", "windows are padded along one side alone",
+    Mistake("windows padded one way", "window", "windows are padded only along one side",
             (_in_windows(_padded_once),), metrics=NOT_STAGE_WIDE),
     _without("relative positions missing", "relative", "relative position terms are left out", "relative_position"),
     _without("patch convolution missing", "patch", "the patch embedding is left out", "patch_embedding"),

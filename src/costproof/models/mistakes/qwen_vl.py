@@ -32,7 +32,7 @@ def _windowed(term: ClaimTerm) -> bool:
 
 
 def _of_pixels(term: ClaimTerm) -> Fraction | None:
-    """Return the factor of a mistake in attention: a window of as many patches as it has pixels.
+    """Return wrong over right FLOPs of attention, where a window's side in pixels is taken for its side in patches.
 
     ``None`` for a term that is not attention.
     """

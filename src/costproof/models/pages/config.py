@@ -133,7 +133,7 @@ class DrawnSam(SamConfig):
 
     @property
     def channels(self) -> int:
-        """Return the drawn number of channels."""
+        """Return the number of channels, drawn at random."""
         return self.colours
 
     @classmethod

@@ -25,7 +25,7 @@ P = TypeVar("P", bound=PageConfig)
 
 
 class PageTarget(Native[P]):
-    """Base class of models of pages on classes of transformers with one configuration."""
+    """Base class of targets: a model of page images, built of transformers classes, in a given configuration."""
 
     __slots__ = ()
     modes: ClassVar[PageModes]

@@ -37,7 +37,7 @@ PAGE_SETTINGS: Final = (
     Setting("image_size", "Side of one crop.", metavar="PIXELS"),
     Setting("grid", "Columns and rows of crops, such as 2x3.", "text", metavar="CxR"),
     Setting("image", "A page image; its size decides the grid.", "file", metavar="FILE"),
-    replace(common.TEXT_TOKENS, what="Tokens of the prompt beside the vision tokens."),
+    replace(common.TEXT_TOKENS, what="Tokens of the prompt, without the vision tokens."),
     Setting("seq_len", "Tokens of the whole prompt, instead of --text-tokens."),
     common.NEW_TOKENS,
     replace(common.BATCH, what="Pages at once."),

@@ -276,7 +276,7 @@ def backward(op: OpCall) -> OpCost:
 
 
 def _fixed(op: OpCall, query: Value, keys: Size, value: Value, extra: Size = 0) -> OpCost:
-    """Return the cost for sequences of one length; ``extra`` widens the queries."""
+    """Return the cost for sequences of one length; ``extra`` is added to the width over which scores sum."""
     if len(query.shape) != 4:
         raise Uncountable(f"flash attention on a tensor of rank {len(query.shape)}")
     batch, queries, heads, dim = query.shape
@@ -284,7 +284,7 @@ def _fixed(op: OpCall, query: Value, keys: Size, value: Value, extra: Size = 0) 
 
 
 def _packed(op: OpCall, query: Value, key: Value, value: Value, extra: Size = 0) -> OpCost:
-    """Return the cost for packed sequences; ``extra`` widens the queries."""
+    """Return the cost for packed sequences; ``extra`` is added to the width over which scores sum."""
     starts = optional(op, "cu_seqlens_q", 3)
     if len(query.shape) != 3 or starts is None:
         raise Uncountable("packed sequences without the tensor that says where they begin")

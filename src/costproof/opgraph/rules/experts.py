@@ -33,7 +33,7 @@ _JOINING: Final = frozenset({"cat", "stack", "hstack", "vstack"})
 
 
 def matrices_read(stack: Value, rows: Size) -> PartialRead:
-    """Return a read of a stack (E, ..) for ``rows`` rows: at most min(E, rows) of its matrices."""
+    """Return the partial read of a stack of matrices (E, ..) by ``rows`` rows: min(E, rows) matrices at most."""
     experts = stack.shape[0]
     return PartialRead(stack, prod((smaller(experts, rows), *stack.shape[1:])), distinct=True, rows=rows)
 

@@ -250,7 +250,7 @@ def stft(op: OpCall) -> OpCost:
     """Count as ``fft`` for every frame, and 1 per element of a frame for the window."""
     signal, after = tensor(op, "self", 0), result(op)
     if not after.dtype.startswith("complex"):
-        raise Uncountable("a transform of frames that returns pairs of real numbers")
+        raise Uncountable("a short-time Fourier transform that returns pairs of real numbers")
     length = attr(op, "n_fft")
     frames = prod((*signal.shape[:-1], after.shape[-1]))
     real = not signal.dtype.startswith("complex")

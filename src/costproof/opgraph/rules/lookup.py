@@ -34,7 +34,7 @@ def _table(op: OpCall) -> Value:
 
 
 def _rows(table: Value, op: OpCall) -> PartialRead:
-    """Return a read of as many elements as the result has; rows picked twice are read twice."""
+    """Return the partial read of a table: as many elements as the result has; a row picked twice is read twice."""
     return PartialRead(table, out_elements(op), distinct=False)
 
 

@@ -117,7 +117,7 @@ def free(op: OpCall) -> OpCost:
 def vmap(op: OpCall) -> OpCost:
     """Count 0 for indices and masks; other operators inside ``torch.vmap`` are unknown."""
     if any(v.floating for v in op.outputs):
-        raise Uncountable("what torch.vmap runs over a batch is not counted")
+        raise Uncountable("operators that torch.vmap runs over a batch are not counted")
     return OpCost(role="move")
 
 

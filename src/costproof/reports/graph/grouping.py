@@ -204,7 +204,7 @@ class _FlowOrder:
     """Reachability and levels of siblings in the data flow between them."""
 
     def __init__(self, forward: Mapping[Slot, Sequence[Slot]]) -> None:
-        """Compute both from slot -> slots that read its output; readers come later in the mapping."""
+        """Compute reachability and levels from slot -> slots that read its output; readers come later in it."""
         self.forward = forward
         self.reach: dict[Slot, frozenset[Slot]] = {}
         for name in reversed(list(forward)):

@@ -272,7 +272,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known, size = self._known.get(id(storage)), _example(storage.nbytes())
         if known is not None:
             if known[0] >= 0 and self.tensors[known[0]].bytes != size:
-                what = "an operator resizes the memory of a tensor, which a peak does not follow"
+                what = "an operator resizes the memory of a tensor, which peaks do not support"
                 raise Incomplete(what, where=module or "(root)", got=operator)
             return
         if not self.counted(tensor):

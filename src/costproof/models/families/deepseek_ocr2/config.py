@@ -37,7 +37,7 @@ _ENCODER_WAIVED: Final = {
     **WAIVED,
     **dict.fromkeys(("vocab_size", "tie_word_embeddings"), "the encoder has no table of tokens"),
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), "the encoder has no table of tokens"),
-    **dict.fromkeys(("sliding_window", "max_window_layers"), "windows are in use with use_sliding_window alone"),
+    **dict.fromkeys(("sliding_window", "max_window_layers"), "windows are used only with use_sliding_window"),
     "max_position_embeddings": "the rotary table is made for the positions that there are",
     "rms_norm_eps": "the value of a constant costs nothing",
     "rope_parameters": "the frequencies of a rotary table cost nothing where they are not scaled by length",

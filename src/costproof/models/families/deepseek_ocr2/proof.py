@@ -119,7 +119,7 @@ def drawn(p: Mapping[str, int], rng: random.Random) -> tuple[Ocr2Config, dict[st
 
 
 def drawn_run(p: Mapping[str, int], workload: Workload) -> Workload:
-    """Return the workload with the drawn page and text length."""
+    """Return the workload with a randomly drawn page and text length."""
     stride = 4 * p["sam_patch"]
     page = Page(p["side"] * stride, p["crop"] * stride, _GRIDS[p["grid"]]) if p["page"] else None
     more: dict[str, Any] = {"text_tokens": p["text_tokens"], "logits": "last" if p["last"] else "all"}
@@ -128,5 +128,5 @@ def drawn_run(p: Mapping[str, int], workload: Workload) -> Workload:
 
 
 def _grouped(p: Mapping[str, int]) -> bool:
-    """Return whether experts of a drawn configuration run as ``grouped_mm``, which meta supports only in bfloat16."""
+    """Return whether experts of a random configuration run as ``grouped_mm``, which meta supports only in bfloat16."""
     return not p["batched"] and p["b"] == FLOAT_BYTES["bfloat16"]

@@ -113,7 +113,7 @@ class DeepseekOcr2(PageTarget[Ocr2Config]):
         return cls(config), features
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """Return the workload with the drawn page and text length."""
+        """Return the workload with a randomly drawn page and text length."""
         from costproof.models.families.deepseek_ocr2.proof import drawn_run
 
         return drawn_run(p, workload)
