@@ -38,6 +38,15 @@ class _ExpertWeights:
             Matrix(self.hidden, self.intermediate, bias, "Expert", self.experts, read),
         )
 
+    @property
+    def passed(self) -> Size:
+        """Return the experts that a token passes: ``top_k``.
+
+        Branches: of a rank's share of the experts at most all.
+        """
+        shared = isinstance(self.experts, sympy.Expr) and not self.experts.is_Symbol
+        return sympy.Min(self.top_k, self.experts) if shared else self.top_k
+
     def held(self) -> LayerCosts:
         """Return the costs of the weights that one call holds and reads.
 
@@ -46,7 +55,7 @@ class _ExpertWeights:
         per_expert = 3 * self.hidden * self.intermediate
         return LayerCosts(
             params=self.experts * per_expert,
-            params_active=self.top_k * per_expert,
+            params_active=self.passed * per_expert,
             weight_bytes=self.experts * per_expert * self.item_bytes,
             matrices=self.matrices(bias=False),
             weight_read_bytes=sympy.Min(self.experts, self.rows) * per_expert * self.item_bytes,
@@ -162,7 +171,7 @@ class ClampedExperts(_ExpertWeights):
         return replace(
             held,
             params=held.params + self.experts * biases,
-            params_active=held.active + self.top_k * biases,
+            params_active=held.active + self.passed * biases,
             weight_bytes=held.weight_bytes + self.experts * biases * self.item_bytes,
             matrices=self.matrices(bias=True),
             weight_read_bytes=held.weight_read_bytes + rows * biases * self.item_bytes,
