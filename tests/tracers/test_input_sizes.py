@@ -73,7 +73,7 @@ def test_a_prompt_one_too_long_is_found_without_a_run(monkeypatch: pytest.Monkey
     drawn = min(pieces, key=lambda p: sum(p.target.info().symbols.values()))
     run = Prepared(drawn.target, drawn.workload, ("analytic", "static"))
     length = drawn.workload.text_tokens
-    monkeypatch.setattr(causal, "invocations", lambda workload: one_too_many(workload, 0, "S"))
+    monkeypatch.setattr(causal, "invocations", lambda workload, _: one_too_many(workload, 0, "S"))
     found = compare(count_sources(run).capture)
     assert (found.verdict, exit_code(found)) == ("unexplained", 1)
     place = f"S of prefill[prompt] is {length + 1:,} where costs are evaluated, {length:,} in the inputs of the static"
