@@ -102,7 +102,8 @@ def fits(
     element = FLOAT_BYTES[side.workload.dtype]
     rows = max(map(row_kinds_in, sizes.values()), default=0)
     blocked = _blocked_cache(read.target, side.workload)
-    live, why = _live_memory(read.target, side.workload, blocked)
+    live, why = _live_memory(read.target, side.workload)
+    live = live if live is None or blocked is None else replace(live, blocked=blocked)
     by_stage = {} if live is None else live.stages()
     stages = []
     for stage in folded.stages:
@@ -226,13 +227,11 @@ def _in_blocks(found: Fits, blocked: BlockedCache, live: Mapping[str, int | None
     )  # fmt: skip
 
 
-def _live_memory(
-    target: Target | None, workload: Workload, blocked: BlockedCache | None
-) -> tuple[_LiveMemory | None, tuple[str, ...]]:
+def _live_memory(target: Target | None, workload: Workload) -> tuple[_LiveMemory | None, tuple[str, ...]]:
     """Return the live memory by formulas, and notes; the memory is ``None`` if it is unknown."""
     if not isinstance(target, WithMemory):
         return None, ()
-    live = _LiveMemory(target, workload, blocked)
+    live = _LiveMemory(target, workload)
     try:
         live.stages()
     except Incomplete as error:
