@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from costproof import api
-from costproof.cli.options import device_option, options, report_command
+from costproof.cli.options import TargetCommand, device_option, options, report_command
 from costproof.cli.output import (
     check_apart,
     check_no_picture,
@@ -23,7 +23,6 @@ from costproof.cli.output import (
 )
 from costproof.cli.params import FILE, OPERAND, TARGET, ChoiceParam, IntParam, ListParam, NameParam
 from costproof.cli.progress import show_progress
-from costproof.cli.target_command import TargetCommand
 from costproof.ledger.errors import EXIT_OK, BadInput
 from costproof.ledger.writing import places, write_texts
 from costproof.reports.outputs import OUTPUTS, PICTURES, REGISTRY, check_ending, formats, variant, variants
