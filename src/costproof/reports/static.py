@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from costproof.ledger.capture import WholeModel
+from costproof.ledger.capture import Padding, WholeModel
 from costproof.ledger.mesh import Parallel
 from costproof.ledger.metrics import EVERY_METRIC, FVCORE, METRICS, PEAK_METRICS, Metric
 from costproof.ledger.peaks import largest
@@ -54,6 +54,12 @@ LOUD: Final = (
     "These are MACs in the convention of fvcore 0.1.5.post20221221, which calls them flops. They are not FLOPs: a"
     " multiply-accumulate is 1, a norm is 5 per element, fused attention and grouped experts are 0."
 )
+PADDING: Final = "Waste of padding, by the formulas"
+PADDED: Final = ("Stage", "Layers", "Window", "Blocks a layer", "Tokens a layer", "Held", "Used", "Waste", "Of held")
+BLOCKS: Final = (
+    "Bytes of the call that holds most. A layer with a window gives back whole blocks before it when the next call "
+    "begins. No prefix is shared. No other number includes the waste."
+)
 _SIDES: Final = {"isolated": "isolated", "dynamic": "extracted"}
 CONVENTION: Final = ("Stage", *(f"{name} {side}" for name in ("MACs", "Activations") for side in _SIDES.values()))
 HELD: Final[tuple[Metric, ...]] = ("params", "weight_bytes")
@@ -75,6 +81,8 @@ def document(found: Results, form: Form) -> Document:
         body.append(DocumentSection(whole_title(static.whole), [Items(said), Table(head, "lr", rows)]))
     if (of_ranks := ranks_section(found.capture.parallel)) is not None:
         body.append(of_ranks)
+    if (padding := padding_section(static.padding)) is not None:
+        body.append(padding)
     body += [
         Details("Exact numbers", [_exact(static)]),
         Details("Calls, shapes and operator kinds", _calls(static)),
@@ -202,6 +210,27 @@ def _put_in(call: InvocationCompute, formula: FormulaText, metric: str) -> Prose
     if result is None:
         return ("With ", *values[1:], ".")
     return ("With ", *values[1:], f": {exact(result)}" + (f" ({human(result)})." if result >= 1000 else "."))
+
+
+def padding_section(found: Padding | None) -> DocumentSection | None:
+    """Return the section on what a run holds only because sizes are rounded up; ``None`` if it rounds none."""
+    if found is None:
+        return None
+    rows: list[tuple[Cell, ...]] = [
+        (row.stage, exact(row.layers), exact(row.window) if row.window else "", exact(row.blocks), exact(row.tokens),
+         exact(row.held_bytes), exact(row.used_bytes), exact(row.waste_bytes), share(row.waste_bytes, row.held_bytes))
+        for row in found.cache
+    ]  # fmt: skip
+    return DocumentSection(PADDING, [Items(tuple(padding_lines(found))), Table(PADDED, "lr", rows), Note(BLOCKS)])
+
+
+def padding_lines(found: Padding) -> Iterator[str]:
+    """Yield a line for each stage: what its cache holds, and how much of it is waste."""
+    for stage in dict.fromkeys(row.stage for row in found.cache):
+        held, waste = found.of_stage(stage)
+        size = plural(found.cache[0].block, "token")
+        part = f", {share(waste, held)} of them" if waste else ""
+        yield f"{stage}: the cache holds {exact(held)} B in blocks of {size}; waste {exact(waste)} B{part}"
 
 
 def whole_title(whole: WholeModel) -> str:
