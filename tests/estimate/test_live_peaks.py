@@ -13,6 +13,7 @@ from costproof.ledger.workload import FLOAT_BYTES, AttentionKind, Workload
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.deepseek_ocr2.target import DeepseekOcr2
 from costproof.models.families.qwen2_5_vl import Qwen25Vl, Qwen25VlConfig, Qwen25VlTextConfig, Qwen25VlVisionConfig
+from costproof.models.families.qwen3_vl_vision import Qwen3VlVision, Qwen3VlVisionConfig
 from costproof.models.pages.page import views
 from costproof.models.proof import Piece, Provable, WithProof
 from costproof.models.registry import load_target
@@ -200,6 +201,25 @@ def test_the_live_peak_of_a_tower_with_windows_is_that_by_hand() -> None:
         assert peaks[job.stage, invocation, job.id] == held(job)
 
 
+@pytest.mark.parametrize("setting", [{}, {"attention": "eager", "dtype": "float32"}])
+def test_the_live_peak_of_a_tower_with_several_mergers_is_that_by_hand(setting: dict[str, str]) -> None:
+    """16 patches of 96 elements: 4 table rows, 4 float32 weights and 2 coordinates each.
+
+    In the fourth of five layers, an MLP of 4,000 decides: float32 cosines and sines of 8, three results of 4 tokens of
+    200, hidden states of 32, and the MLP before and after its activation.
+    """
+    config = Qwen3VlVisionConfig(32, 4000, 5, 4, out=200, patch=4, table=16, deep=(0, 1, 2))
+    target = Qwen3VlVision(config)
+    work = target.workload("image", image_size=16, **setting)
+    item = FLOAT_BYTES[work.dtype]
+    inputs = 16 * (96 * item + 4 * 8 + 4 * 4 + 2 * 8)
+    elements = 3 * 4 * 200 + 16 * 32 + 2 * 16 * 4000
+    (peak,) = graph_peaks(target, work).values()
+    assert peak == inputs + 2 * 16 * 8 * 4 + elements * item
+    ((_, job),) = calls(target, work)
+    assert peak == held(job)
+
+
 def load_pieces(family: str) -> list[Piece[Provable]]:
     """The random draws of a proof about a family that have a formula."""
     target = load_target(family)
@@ -231,7 +251,7 @@ def test_a_layer_whose_memory_is_not_recorded_is_an_error() -> None:
 @pytest.mark.parametrize(
     "family",
     ["llama", "gemma3", "gpt-oss", "bert", "roberta", "distilbert", "vit", "dinov2", "clip-vision", "siglip-vision"]
-    + ["llava", "qwen2-5-vl", "deepseek-ocr2"]
+    + ["llava", "qwen2-5-vl", "qwen3-vl-vision", "deepseek-ocr2"]
     + [pytest.param(name, marks=pytest.mark.thorough) for name in ("mixtral", "xlm-roberta", "deepseek-ocr")],
 )
 def test_a_live_peak_is_that_of_the_graph_of_any_configuration(family: str) -> None:

@@ -222,7 +222,7 @@ class LayerTape:
         return x
 
     def joined_attention(
-        self, block: AttentionBlock, table: tuple[Piece, ...], before: Size, lengths: Sequence[int], x: Piece
+        self, block: AttentionBlock, table: tuple[Piece, ...], before: Size, lengths: Sequence[Size], x: Piece
     ) -> Piece:
         """Record attention of sequences that are joined in one, each by itself, with queries and keys in float32.
 
@@ -253,7 +253,7 @@ class LayerTape:
                 continue
             weights = self._make(n**2 * heads, self._make(n**2 * heads, q, k))
             result = self._make(n * width, self._softmax(weights, n**2 * heads), whole)
-            one = n == 1 or self.branches.one_head
+            one = n == 1 or self.branches.one_token or self.branches.one_head
             results.append(result if one else self._make(n * width, result))
         return self._make(rows * block.width, self._make(elements, *results))
 
