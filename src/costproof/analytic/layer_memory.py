@@ -88,11 +88,18 @@ class LayerTape:
         """Return the keys per sequence that queries see."""
         return self.call.past + self.call.tokens
 
-    def layer(self, layer: TransformerLayer, x: Piece, attend: Callable[[Piece], Piece] | None = None) -> Piece:
+    def layer(
+        self,
+        layer: TransformerLayer,
+        x: Piece,
+        attend: Callable[[Piece], Piece] | None = None,
+        cross: Callable[[Piece], Piece] | None = None,
+    ) -> Piece:
         """Record a layer; return the piece of its result.
 
         Args:
             attend: records attention with its projections (default: without a cache).
+            cross: records cross attention with its projections, if the layer has any.
         """
         rows, width = self.call.rows, layer.width
 
@@ -106,6 +113,7 @@ class LayerTape:
             return self._norm(layer.norm, x, rows, width) if layer.norm_last else x
 
         x = branch(x, attend or partial(self._own_attention, plain_attention(layer)))
+        x = x if cross is None else branch(x, cross)
         return branch(x, partial(self._feed_forward, layer))
 
     def _feed_forward(self, layer: TransformerLayer, x: Piece) -> Piece:
