@@ -472,11 +472,13 @@ class _BiasedTape(LayerTape):
         """
         tape, call, width = self.tape, self.call, sym("text_hidden")
         rows, decodes = call.rows, stack == "decoder"
-        memory = (tape.give(call.batch * (call.memory + call.memory_past) * width * call.item_bytes),) if decodes else ()
+        states = call.batch * (call.memory + call.memory_past) * width * call.item_bytes
+        memory = (tape.give(states),) if decodes else ()
         tape.keep(*memory)
         x = self._make(rows * width, tape.give(INT64 * rows))
         layer, layers = _block(config, stack, call, first=False), config.decoder_layers if decodes else config.layers
         old, across = ([self._given(n) if n != 0 else () for _ in range(layers)] for n in (call.past, call.memory_past))
+        tape.keep(*(piece for pieces in across for piece in pieces))  # for later steps
         for i, (own, other) in enumerate(zip(old, across, strict=True)):
             if i in (0, 1, layers - 2, layers - 1):
                 cross = partial(self._cross, memory, other) if decodes else None
