@@ -83,8 +83,8 @@ RUNS |= {
         f"vision.image=28,vision.patch=14,{TEXTS}"
     ),
 }
-QUICK = ("llama", "llama, eager", "mistral, window", "gpt-oss", "bert, eager", "dinov2, gated", "siglip-vision")
-QUICK += ("t5, one head",)
+QUICK = {"llama", "llama, eager", "mistral, window", "gpt-oss", "bert, eager", "dinov2, gated", "siglip-vision"}
+QUICK |= {"t5, one head"}
 STACKS = "hidden=32,head_dim=6,intermediate=48,layers=4,decoder_layers=5,vocab=64,buckets=8,new_tokens=3"
 RUNS |= {
     "t5, one text": f"t5@sentence,seq_len=7,dtype=float32,heads=3,{STACKS}",

@@ -14,7 +14,7 @@ from costproof.analytic.costs import Size
 from costproof.analytic.decoder_memory import last_two
 from costproof.analytic.embedding import INT64, Embedding
 from costproof.analytic.feed_forward import Mlp
-from costproof.analytic.layer_memory import LayerTape, plain_attention
+from costproof.analytic.layer_memory import LayerTape
 from costproof.analytic.memory_tape import MemoryTape
 from costproof.analytic.patch_grid import (
     FLOAT32,
@@ -158,7 +158,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
 
         Source: ``Qwen3VLVisionModel.forward`` (transformers).
         """
-        config, patches = self.config, self._patches(workload)
+        config, patches, eager = self.config, self._patches(workload), workload.attention == "eager"
         n, b, width, merged, out = (sym(x) for x in ("n", "b", "vision_hidden", "vision_merged", "vision_out"))
         made = LayerTape(StackCall(1, n, b), branches_of(config, workload, tokens=patches, sequences=1))
         tape, elements = made.tape, n * width
@@ -171,8 +171,8 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
             position = tape.make(elements * b, position)
         x = tape.make(elements * b, x, position)
         table = axial_table(made, places, sym("vision_head_dim"))
-        layer = _layer(config, n, eager=workload.attention == "eager")
-        attend = partial(made.joined_attention, plain_attention(layer), table, 0, (n,))
+        layer, block = _layer(config, n, eager=eager), patch_attention(n, eager=eager)
+        attend = partial(made.joined_attention, block, table, 0, (n,))
         kinds = [i in config.deep for i in range(config.layers)]
         last = last_two(kinds)
         deep = PatchMerger(width, merged, out, norm_last=True).parts("vision.deep_merger", n, b)

@@ -473,7 +473,7 @@ class _BiasedTape(LayerTape):
         tape, call, width = self.tape, self.call, sym("text_hidden")
         rows, decodes = call.rows, stack == "decoder"
         states = call.batch * (call.memory + call.memory_past) * width * call.item_bytes
-        memory = (tape.give(states),) if decodes else ()
+        memory: tuple[Piece, ...] = (tape.give(states),) if decodes else ()
         tape.keep(*memory)
         x = self._make(rows * width, tape.give(INT64 * rows))
         layer, layers = _block(config, stack, call, first=False), config.decoder_layers if decodes else config.layers
@@ -485,8 +485,9 @@ class _BiasedTape(LayerTape):
                 x = self.layer(layer, x, partial(self._attend, own, decodes), cross)
             elif decodes:
                 tape.keep(*self._caches(x, x, call.past + call.tokens, own))
-                tape.keep(*self._caches(*memory, *memory, call.memory) if call.memory != 0 else ())
                 tape.read(*other)
+                if not other:
+                    tape.keep(*self._caches(memory[0], memory[0], call.memory))
         x = self._norm(layer.norm, x, rows, width)
         if decodes:
             x = self._make(rows * width, x) if config.scaled else x
