@@ -75,7 +75,7 @@ def test_fits_has_each_sum_once() -> None:
     assert len(found.stages) == 1
     for kind in ("text", "md"):
         text = variants("fits")[kind].text(found)
-        assert text.count(f"{found.peak_bytes:,}") == 1
+        assert text.count(f"{found.live_bytes:,}") == 1
         assert f"{found.activations_bytes:,}" not in text
         assert "?" not in text
 
