@@ -13,6 +13,8 @@ from costproof.ledger.workload import FLOAT_BYTES, AttentionKind, Workload
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.deepseek_ocr2.target import DeepseekOcr2
 from costproof.models.families.qwen2_5_vl import Qwen25Vl, Qwen25VlConfig, Qwen25VlTextConfig, Qwen25VlVisionConfig
+from costproof.models.families.qwen3_vl_vision import Qwen3VlVision, Qwen3VlVisionConfig
+from costproof.models.families.t5 import T5, T5Config
 from costproof.models.pages.page import views
 from costproof.models.proof import Piece, Provable, WithProof
 from costproof.models.registry import load_target
@@ -22,7 +24,7 @@ from costproof.run.fits import fits
 from costproof.run.operands import target_with_settings
 from costproof.run.peaks import graph_peaks
 from costproof.tracers.exporting import with_sizes
-from costproof.tracers.peaks.calls import calls, graph_timeline
+from costproof.tracers.peaks.calls import calls, graph_timeline, released_peaks
 from tests.tracers.realistic import small_ocr
 from tests.tracers.small import PAGE
 
@@ -81,7 +83,14 @@ RUNS |= {
         f"vision.image=28,vision.patch=14,{TEXTS}"
     ),
 }
-QUICK = ("llama", "llama, eager", "mistral, window", "gpt-oss", "bert, eager", "dinov2, gated", "siglip-vision")
+QUICK = {"llama", "llama, eager", "mistral, window", "gpt-oss", "bert, eager", "dinov2, gated", "siglip-vision"}
+QUICK |= {"t5, one head"}
+STACKS = "hidden=32,head_dim=6,intermediate=48,layers=4,decoder_layers=5,vocab=64,buckets=8,new_tokens=3"
+RUNS |= {
+    "t5, one text": f"t5@sentence,seq_len=7,dtype=float32,heads=3,{STACKS}",
+    "t5, one token": f"t5@sentence,batch=3,seq_len=1,heads=2,{STACKS}",
+    "t5, one head": f"t5@sentence,batch=2,seq_len=5,heads=1,{STACKS}",
+}
 
 
 @pytest.mark.parametrize("run", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in RUNS])
@@ -200,6 +209,45 @@ def test_the_live_peak_of_a_tower_with_windows_is_that_by_hand() -> None:
         assert peaks[job.stage, invocation, job.id] == held(job)
 
 
+@pytest.mark.parametrize("setting", [{}, {"attention": "eager", "dtype": "float32"}])
+def test_the_live_peak_of_a_tower_with_several_mergers_is_that_by_hand(setting: dict[str, str]) -> None:
+    """16 patches of 96 elements: 4 table rows, 4 float32 weights and 2 coordinates each.
+
+    In the fourth of five layers, an MLP of 4,000 decides: float32 cosines and sines of 8, three results of 4 tokens of
+    200, hidden states of 32, and the MLP before and after its activation.
+    """
+    config = Qwen3VlVisionConfig(32, 4000, 5, 4, out=200, patch=4, table=16, deep=(0, 1, 2))
+    target = Qwen3VlVision(config)
+    work = target.workload("image", image_size=16, **setting)
+    item = FLOAT_BYTES[work.dtype]
+    inputs = 16 * (96 * item + 4 * 8 + 4 * 4 + 2 * 8)
+    elements = 3 * 4 * 200 + 16 * 32 + 2 * 16 * 4000
+    (peak,) = graph_peaks(target, work).values()
+    assert peak == inputs + 2 * 16 * 8 * 4 + elements * item
+    ((_, job),) = calls(target, work)
+    assert peak == held(job)
+
+
+def test_the_live_peak_of_two_stacks_is_that_by_hand() -> None:
+    """2 texts of 5 tokens of 32 elements (640 bytes), 4 heads of 6; of 2 layers each.
+
+    An MLP of 4,000 decides in the encoder: 10 ids, biases of 4 x 5 x 5, hidden states, and the MLP before and after its
+    activation. Logits decide in the decoder. A layer caches 2 x 24 elements a token: 1 and 5 per text at first; 3 and
+    then 4, and 5 in the last of 3 steps. In a run a call releases ids, and a step its own shorter caches.
+    """
+    target = T5(T5Config(32, 6, 4000, 2, 2, 4, 20_000, 8))
+    work = target.workload("sentence", batch=2, seq_len=5, new_tokens=3)
+    token, logits = 2 * 2 * 2 * 24 * 2, 2 * 32 * 2 + 2 * 20_000 * 2
+    encode = 80 + 4 * 5 * 5 * 2 + 640 + 2 * 10 * 4000 * 2
+    prefill = 640 + 16 + (1 + 5) * token + logits
+    found = graph_peaks(target, work)
+    assert list(found.values()) == [encode, prefill, 640 + 16 + (3 + 4 + 5) * token + logits]
+    assert found == {(job.stage, call, job.id): held(job) for call, job in calls(target, work)}
+    run = {stage: peak for (stage, _, _), peak in graph_peaks(target, work, inputs_held=False).items()}
+    assert run == {"encode": encode - 80, "prefill": prefill - 16, "decode": 640 + (4 + 5) * token + logits}
+    assert run == released_peaks(target, work)
+
+
 def load_pieces(family: str) -> list[Piece[Provable]]:
     """The random draws of a proof about a family that have a formula."""
     target = load_target(family)
@@ -231,7 +279,7 @@ def test_a_layer_whose_memory_is_not_recorded_is_an_error() -> None:
 @pytest.mark.parametrize(
     "family",
     ["llama", "gemma3", "gpt-oss", "bert", "roberta", "distilbert", "vit", "dinov2", "clip-vision", "siglip-vision"]
-    + ["llava", "qwen2-5-vl", "deepseek-ocr2"]
+    + ["llava", "qwen2-5-vl", "qwen3-vl-vision", "t5", "deepseek-ocr2"]
     + [pytest.param(name, marks=pytest.mark.thorough) for name in ("mixtral", "xlm-roberta", "deepseek-ocr")],
 )
 def test_a_live_peak_is_that_of_the_graph_of_any_configuration(family: str) -> None:

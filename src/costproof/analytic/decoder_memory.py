@@ -63,7 +63,7 @@ class DecoderTape(LayerTape):
         numbered = call.past == 0
         widths = {i: tape.make(INT64) for i, window in enumerate(windows) if numbered and (window or self.apart)}
         tables = self._tables(stack, hidden)
-        last = _last_two([(layer, window) for layer, window in zip(stack.layers, windows, strict=True)])
+        last = last_two([(layer, window) for layer, window in zip(stack.layers, windows, strict=True)])
         for i, layer in enumerate(stack.layers):
             table = tables[0 if windows[i] or len(tables) == 1 else 1]
             number = (widths[i],) if i in widths else ()
@@ -503,7 +503,7 @@ class DecoderTape(LayerTape):
         return self._make(self.call.rows * block.heads * block.rank, weights, v, *copy)
 
 
-def _last_two(kinds: Sequence[object]) -> set[int]:
+def last_two(kinds: Sequence[object]) -> set[int]:
     """Return the positions of the last two layers of each kind."""
     found: dict[object, list[int]] = {}
     for i, kind in enumerate(kinds):

@@ -88,11 +88,18 @@ class LayerTape:
         """Return the keys per sequence that queries see."""
         return self.call.past + self.call.tokens
 
-    def layer(self, layer: TransformerLayer, x: Piece, attend: Callable[[Piece], Piece] | None = None) -> Piece:
+    def layer(
+        self,
+        layer: TransformerLayer,
+        x: Piece,
+        attend: Callable[[Piece], Piece] | None = None,
+        cross: Callable[[Piece], Piece] | None = None,
+    ) -> Piece:
         """Record a layer; return the piece of its result.
 
         Args:
             attend: records attention with its projections (default: without a cache).
+            cross: records cross attention with its projections, if the layer has any.
         """
         rows, width = self.call.rows, layer.width
 
@@ -106,6 +113,7 @@ class LayerTape:
             return self._norm(layer.norm, x, rows, width) if layer.norm_last else x
 
         x = branch(x, attend or partial(self._own_attention, plain_attention(layer)))
+        x = x if cross is None else branch(x, cross)
         return branch(x, partial(self._feed_forward, layer))
 
     def _feed_forward(self, layer: TransformerLayer, x: Piece) -> Piece:
@@ -222,7 +230,7 @@ class LayerTape:
         return x
 
     def joined_attention(
-        self, block: AttentionBlock, table: tuple[Piece, ...], before: Size, lengths: Sequence[int], x: Piece
+        self, block: AttentionBlock, table: tuple[Piece, ...], before: Size, lengths: Sequence[Size], x: Piece
     ) -> Piece:
         """Record attention of sequences that are joined in one, each by itself, with queries and keys in float32.
 
@@ -253,7 +261,7 @@ class LayerTape:
                 continue
             weights = self._make(n**2 * heads, self._make(n**2 * heads, q, k))
             result = self._make(n * width, self._softmax(weights, n**2 * heads), whole)
-            one = n == 1 or self.branches.one_head
+            one = n == 1 or self.branches.one_token or self.branches.one_head
             results.append(result if one else self._make(n * width, result))
         return self._make(rows * block.width, self._make(elements, *results))
 

@@ -233,7 +233,7 @@ def _input_error(run: Prepared) -> Incomplete | None:
     """Return the error with which the model rejects its inputs, if that is why every source failed."""
     with suppress(Exception):  # code of other packages; the reasons of the sources are there already
         if isinstance(run.target, Runnable):
-            from costproof.tracers.input_errors import explain_failure
+            from costproof.tracers.cpu_fallback import explain_failure
 
             model = run.target.build_run(run.workload, silent).model
             return next(

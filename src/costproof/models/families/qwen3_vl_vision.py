@@ -5,12 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.compose import ModulePart, StackCall, in_layer
-from costproof.analytic.embedding import Embedding
+from costproof.analytic.costs import Size
+from costproof.analytic.decoder_memory import last_two
+from costproof.analytic.embedding import INT64, Embedding
 from costproof.analytic.feed_forward import Mlp
+from costproof.analytic.layer_memory import LayerTape
+from costproof.analytic.memory_tape import MemoryTape
 from costproof.analytic.patch_grid import (
     FLOAT32,
     AxialTable,
@@ -26,9 +31,10 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.config_reader import Section
-from costproof.models.encoding.formulas import encoder_ledger
+from costproof.models.encoding import STAGE
+from costproof.models.encoding.formulas import branches_of, encoder_ledger
 from costproof.models.encoding.images import SIZE, side_of
-from costproof.models.encoding.patches import PackedLengths, PatchConfig, patch_attention, patch_names
+from costproof.models.encoding.patches import PackedLengths, PatchConfig, axial_table, patch_attention, patch_names
 from costproof.models.encoding.target import EncoderTarget, Tensors
 from costproof.models.specs import SymbolicSize
 from costproof.models.target import NamedWorkload, Setting
@@ -128,9 +134,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         config, eager = self.config, workload.attention == "eager"
         n, b, width, head_dim = (sym(x) for x in ("n", "b", "vision_hidden", "vision_head_dim"))
         call, merged, out = StackCall(1, n, b), sym("vision_merged"), sym("vision_out")
-        attention = patch_attention(n, eager=eager)
-        mlp = Mlp(width, sym("vision_intermediate"), config.activation)
-        layer = TransformerLayer(width, attention, mlp, norm="layer").parts("vision.layer", call)
+        layer = _layer(config, n, eager=eager).parts("vision.layer", call)
         deep = PatchMerger(width, merged, out, norm_last=True).parts("vision.deep_merger", n, b)
         parts = (
             ModulePart("vision", (InterpolatedPositions(n, width, b),)),
@@ -145,6 +149,41 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         # Inputs include four interpolation weights per patch; outputs include the last layer and all merged tokens.
         returned = n * width + (1 + len(config.deep)) * n / merged * out
         return encoder_ledger(parts, _NAMES, (n * sym("vision_volume") + returned) * b + 4 * n * FLOAT32)
+
+    def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
+        """Return (stage, invocation, part) -> the memory tape of the forward.
+
+        A layer that two later layers of its kind follow holds less than these: they differ by mergers between them. Of
+        the last layer alone nothing is behind that reads cosines and sines.
+
+        Source: ``Qwen3VLVisionModel.forward`` (transformers).
+        """
+        config, patches, eager = self.config, self._patches(workload), workload.attention == "eager"
+        n, b, width, merged, out = (sym(x) for x in ("n", "b", "vision_hidden", "vision_merged", "vision_out"))
+        made = LayerTape(StackCall(1, n, b), branches_of(config, workload, tokens=patches, sequences=1))
+        tape, elements = made.tape, n * width
+        volumes, rows = tape.give(n * sym("vision_volume") * b), tape.give(_TAPS * n * INT64)
+        weights, places = tape.give(_TAPS * n * FLOAT32), tape.give(2 * n * INT64)
+        x = tape.make(elements * b, volumes)
+        taps = tape.make(_TAPS * elements * b, rows)
+        position = tape.make(elements * FLOAT32, tape.make(_TAPS * elements * FLOAT32, taps, weights))
+        if workload.dtype != "float32":
+            position = tape.make(elements * b, position)
+        x = tape.make(elements * b, x, position)
+        table = axial_table(made, places, sym("vision_head_dim"))
+        layer, block = _layer(config, n, eager=eager), patch_attention(n, eager=eager)
+        attend = partial(made.joined_attention, block, table, 0, (n,))
+        kinds = [i in config.deep for i in range(config.layers)]
+        last = last_two(kinds)
+        deep = PatchMerger(width, merged, out, norm_last=True).parts("vision.deep_merger", n, b)
+        for i, merges in enumerate(kinds):
+            if i in last:
+                x = made.layer(layer, x, attend)
+                tape.keep(*[made.sequence(deep, x)] if merges else ())
+            elif merges:
+                tape.keep(tape.make(n / merged * out * b, x))
+        tape.keep(x, made.sequence(PatchMerger(width, merged, out).parts("vision.merger", n, b), x))
+        return {(STAGE, STAGE, STAGE): tape}
 
     def default_workload(self, name: str) -> Workload:
         """Return the workload of a preset: one image."""
@@ -230,3 +269,9 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
 
 
 TARGET: Final = Qwen3VlVision
+
+
+def _layer(config: Qwen3VlVisionConfig, patches: Size, *, eager: bool) -> TransformerLayer:
+    width = sym("vision_hidden")
+    mlp = Mlp(width, sym("vision_intermediate"), config.activation)
+    return TransformerLayer(width, patch_attention(patches, eager=eager), mlp, norm="layer")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from costproof.algebra.series import CONTEXT, STEPS, sum_over_steps
@@ -20,11 +21,13 @@ from costproof.analytic.compose import (
     invocation_nodes,
     stage_nodes,
 )
-from costproof.analytic.costs import Matrix
-from costproof.analytic.embedding import Embedding
+from costproof.analytic.costs import Matrix, Size
+from costproof.analytic.embedding import INT64, Embedding
 from costproof.analytic.feed_forward import Mlp
+from costproof.analytic.layer_memory import CopyBranches, LayerTape
 from costproof.analytic.linear import Lent, LmHead
-from costproof.analytic.norms import RmsNorm
+from costproof.analytic.memory_tape import MemoryTape, Piece
+from costproof.analytic.norms import NormKind, RmsNorm
 from costproof.analytic.symbols import TWO_STACK_SYMBOLS
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.capture import SymbolDoc
@@ -181,9 +184,9 @@ class T5(Native[T5Config]):
     def formulas(self, workload: Workload) -> Ledger:
         """Return the symbolic ledger of the three stages: ``exprs`` are set, ``costs`` are empty."""
         batch, length, b, found = sym("B"), sym("S"), sym("b"), _names(gated=self.config.gated)
-        encode = _parts(self.config, "encoder", StackCall(batch, length, b))
-        first = _decoder(self.config, StackCall(batch, 1, b, memory=length))
-        step = _decoder(self.config, StackCall(batch, 1, b, past=CONTEXT, memory_past=length))
+        calls = _calls()
+        encode = _parts(self.config, "encoder", calls["encode"])
+        first, step = (_decoder(self.config, calls[stage]) for stage in TWO_STAGES[1:])
         memory, logits = batch * length * sym("text_hidden") * b, batch * sym("text_vocab") * b
         nodes = (
             *stage_nodes("encode", encode, found),
@@ -194,6 +197,22 @@ class T5(Native[T5Config]):
             *invocation_nodes("decode", "steps", step, found, border=logits, calls=STEPS, summed=sum_over_steps),
         )
         return analytic_ledger([n for n in nodes if workload.new_tokens or n.stage != "decode"], TWO_STAGES)
+
+    def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
+        """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
+        config, found = self.config, {}
+        for (stage, call), (invocation, part) in zip(_calls().items(), _EXPORTS, strict=True):
+            branches = CopyBranches(
+                one_sequence=workload.batch == 1,
+                one_token=stage != "encode" or workload.text_tokens == 1,
+                one_head=config.heads == 1,
+                shared=False,
+                wide=workload.dtype == "float32",
+            )
+            made = _BiasedTape(call, branches)
+            made.record(config, "encoder" if stage == "encode" else "decoder")
+            found[stage, invocation, part] = made.tape
+        return found if workload.new_tokens else {key: tape for key, tape in found.items() if key[0] != "decode"}
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
@@ -299,6 +318,21 @@ class T5(Native[T5Config]):
 TARGET: Final = T5
 
 
+_EXPORTS: Final = (("input", "encode"), ("prompt", "prefill"), ("steps", "step"))
+"""The invocation of each stage, and the part that is exported."""
+
+
+def _calls() -> dict[str, StackCall]:
+    """Return stage -> its call of a stack of layers."""
+    batch, length, b = sym("B"), sym("S"), sym("b")
+    calls = (
+        StackCall(batch, length, b),
+        StackCall(batch, 1, b, memory=length),
+        StackCall(batch, 1, b, past=CONTEXT, memory_past=length),
+    )
+    return dict(zip(TWO_STAGES, calls, strict=True))
+
+
 def _names(*, gated: bool) -> Mapping[str, str]:
     """Return role -> module path; gated MLPs have two input projections."""
     return {
@@ -382,7 +416,15 @@ def _parts(config: T5Config, stack: str, call: StackCall) -> tuple[ModulePart, .
 
 
 def _layer(config: T5Config, stack: str, call: StackCall, *, first: bool) -> tuple[ModulePart, ...]:
-    """Return the parts of one layer; the first layer computes the position biases for all layers of its stack.
+    """Return the parts of one layer; the first layer computes the position biases for all layers of its stack."""
+    b, keys = call.item_bytes, call.past + call.tokens
+    table = Embedding(call.tokens * keys, sym("text_buckets"), sym("text_heads"), b)
+    parts = _block(config, stack, call, first=first).parts(f"{stack}.layer", call)
+    return (*parts, *((ModulePart(f"{stack}.layer.attention.bias", (table,)),) if first else ()))
+
+
+def _block(config: T5Config, stack: str, call: StackCall, *, first: bool) -> TransformerLayer:
+    """Return one layer.
 
     Branches: biases of zeros for cross attention are made only where a further layer takes them.
     """
@@ -407,6 +449,132 @@ def _layer(config: T5Config, stack: str, call: StackCall, *, first: bool) -> tup
         beside=(NoBias(heads, call.tokens, memory, b, config.decoder_layers > 1),) if first else (),
     )
     mlp = Mlp(width, sym("text_intermediate"), config.activation, gated=config.gated, bias=False)
-    layer = TransformerLayer(width, block, mlp, added_apart=True, cross=cross if decodes else None)
-    table = ModulePart(f"{stack}.layer.attention.bias", (Embedding(call.tokens * keys, sym("text_buckets"), heads, b),))
-    return (*layer.parts(f"{stack}.layer", call), *((table,) if first else ()))
+    return TransformerLayer(width, block, mlp, added_apart=True, cross=cross if decodes else None)
+
+
+@dataclass(slots=True)
+class _BiasedTape(LayerTape):
+    """Memory tape of one call of the encoder or the decoder."""
+
+    biases: Piece | None = None
+    """Position biases, which the first layer makes for all."""
+    zeros: Piece | None = None
+    """Zeros in their place in cross attention."""
+
+    def record(self, config: T5Config, stack: str) -> None:
+        """Record a call of the encoder, or of the decoder up to logits.
+
+        Layers between the first and the last hold the same, but for the cache: in each it is as much more, or less, as
+        in the layer before. So the highest moment is in the first of them, or the last; of the others only the cache
+        is recorded.
+
+        Source: ``T5Stack.forward``, ``T5ForConditionalGeneration.forward`` (transformers).
+        """
+        tape, call, width = self.tape, self.call, sym("text_hidden")
+        rows, decodes = call.rows, stack == "decoder"
+        states = call.batch * (call.memory + call.memory_past) * width * call.item_bytes
+        memory: tuple[Piece, ...] = (tape.give(states),) if decodes else ()
+        tape.keep(*memory)
+        x = self._make(rows * width, tape.give(INT64 * rows))
+        layer, layers = _block(config, stack, call, first=False), config.decoder_layers if decodes else config.layers
+        old, across = ([self._given(n) if n != 0 else () for _ in range(layers)] for n in (call.past, call.memory_past))
+        tape.keep(*(piece for pieces in across for piece in pieces))  # for later steps
+        for i, (own, other) in enumerate(zip(old, across, strict=True)):
+            if i in (0, 1, layers - 2, layers - 1):
+                cross = partial(self._cross, memory, other) if decodes else None
+                x = self.layer(layer, x, partial(self._attend, own, decodes), cross)
+            elif decodes:
+                tape.keep(*self._caches(x, x, call.past + call.tokens, own))
+                tape.read(*other)
+                if not other:
+                    tape.keep(*self._caches(memory[0], memory[0], call.memory))
+        x = self._norm(layer.norm, x, rows, width)
+        if decodes:
+            x = self._make(rows * width, x) if config.scaled else x
+            x = self._make(rows * sym("text_vocab"), x)
+        tape.keep(x)
+
+    def _inner(self, tokens: Size) -> Size:
+        """Return the elements of all heads of tokens of all sequences."""
+        return self.call.batch * tokens * sym("text_heads") * sym("text_head_dim")
+
+    def _given(self, tokens: Size) -> tuple[Piece, ...]:
+        return tuple(self.tape.give(self._inner(tokens) * self.call.item_bytes) for _ in range(2))
+
+    def _caches(self, keys: Piece, values: Piece, tokens: Size, old: tuple[Piece, ...] = ()) -> tuple[Piece, Piece]:
+        """Record the cache after the call, in which keys and values are joined to those before it."""
+        size = self._inner(tokens)
+        return self._make(size, *old[:1], keys), self._make(size, *old[1:], values)
+
+    def _attend(self, old: tuple[Piece, ...], decodes: bool, x: Piece) -> Piece:
+        """Record attention of tokens to each other and to those before.
+
+        Branches: biases of a single head, or of a single pair, lie in order.
+        """
+        call, heads, keys = self.call, sym("text_heads"), self.call.past + self.call.tokens
+        q, k, v = (self._make(self._inner(call.tokens), x) for _ in range(3))
+        if decodes:
+            k, v = self._caches(k, v, keys, old)
+            self.tape.keep(k, v)
+        if self.biases is None:
+            self.biases = self._distances(call.tokens, keys, both_ways=not decodes)
+        biases, single = self.biases, self.branches.one_token and call.past == 0
+        if not (single or self.branches.one_head):
+            biases = self._make(heads * call.tokens * keys, biases)
+        return self._weighed(q, k, v, biases)
+
+    def _cross(self, memory: tuple[Piece, ...], old: tuple[Piece, ...], x: Piece) -> Piece:
+        """Record attention of tokens to those of the encoder."""
+        call, length = self.call, self.call.memory + self.call.memory_past
+        q = self._make(self._inner(call.tokens), x)
+        if old:
+            k, v = old
+        else:
+            k, v = (self._make(self._inner(length), *memory) for _ in range(2))
+            k, v = self._caches(k, v, length)
+            self.tape.keep(k, v)
+        if self.zeros is None:
+            self.zeros = self._make(sym("text_heads") * call.tokens * length)
+        return self._weighed(q, k, v, self.zeros)
+
+    def _weighed(self, *reads: Piece) -> Piece:
+        rows = self.call.rows
+        core = self._fused(self._inner(self.call.tokens), rows * sym("text_heads"), reads)
+        return self._make(rows * sym("text_hidden"), core)
+
+    def _distances(self, queries: Size, keys: Size, *, both_ways: bool) -> Piece:
+        """Record the buckets of distances between queries and keys, and their biases.
+
+        Source: ``T5Attention.compute_bias``, ``T5Attention._relative_position_bucket`` (transformers).
+        """
+        tape, pairs = self.tape, queries * keys
+        positions = tape.make(INT64 * queries, tape.make(INT64 * queries))
+        distance = tape.make(INT64 * pairs, tape.make(INT64 * keys), positions)
+        marks = tape.make(pairs if both_ways else INT64 * pairs, distance)
+        if both_ways:  # buckets of later keys, as int64; the absolute distance
+            for _ in range(3):
+                marks = tape.make(INT64 * pairs, marks)
+            distance = tape.make(INT64 * pairs, distance)
+        else:  # the least of zero and the distance; its negative
+            distance = tape.make(INT64 * pairs, tape.make(INT64 * pairs, distance, marks))
+        near = tape.make(pairs, distance)
+        far = distance
+        for item in (4, 4, 4, 4, 4, INT64, INT64):  # cast, quotient, logarithm, quotient, product; cast, sum
+            far = tape.make(item * pairs, far)
+        far = tape.make(INT64 * pairs, far, tape.make(INT64 * pairs, far))
+        chosen = tape.make(INT64 * pairs, near, distance, far)
+        if both_ways:
+            tape.read(marks, chosen)
+            return self._make(sym("text_heads") * pairs, marks)
+        return self._make(sym("text_heads") * pairs, tape.make(INT64 * pairs, chosen))
+
+    def _norm(self, kind: NormKind, x: Piece, rows: Size, width: Size) -> Piece:
+        """Record a norm, of which the cast to float32 ends with the squares.
+
+        Source: ``T5LayerNorm.forward`` (transformers).
+        """
+        root = self.tape.make(4 * rows * width, self._widen(x, rows * width))
+        for _ in range(3):  # the mean, its sum with epsilon, the reciprocal root
+            root = self.tape.make(4 * rows, root)
+        scaled = self.tape.make(4 * rows * width, x, root)
+        return self._make(rows * width, self._narrow(scaled, rows * width))

@@ -65,7 +65,11 @@ class FirstToken(nn.Module):
 
 
 class CrossStep(nn.Module):
-    """Runs one decode step with cross-attention, and returns the self-attention cache, one token longer."""
+    """Runs one decode step with cross-attention.
+
+    It returns results with the cross-attention cache, which stays alive for later steps, and the self-attention cache,
+    one token longer.
+    """
 
     def __init__(self, part: nn.Module, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -88,7 +92,8 @@ class CrossStep(nn.Module):
             use_cache=True,
         )
         layers = result.past_key_values.self_attention_cache.layers
-        return tensors(result), [t for layer in layers for t in (layer.keys, layer.values)]
+        longer = [t for layer in layers for t in (layer.keys, layer.values)]
+        return [*tensors(result), *cross_keys, *cross_values], longer
 
 
 def two_caches(own: Past, cross: Past) -> EncoderDecoderCache:
