@@ -1,4 +1,4 @@
-"""A cache in blocks: blocks and waste by hand and by simulation, in reports and in what fits."""
+"""Waste of padding: a cache in blocks and padded tokens, by hand and by simulation, in reports and in what fits."""
 
 from __future__ import annotations
 
@@ -155,7 +155,20 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.usefixtures("one_process")
 def test_reports_name_the_waste(config: Path, tmp_path: Path) -> None:
     """20 and 12 tokens in blocks of 8: 24 + 16 tokens held, 8 of them waste, a fifth."""
-    args = ("report", "llama", "--config", str(config), "--rows", "20, 5+7", "--kv-block", "8", "--sources", "analytic")
+    args = (
+        "report",
+        "llama",
+        "--config",
+        str(config),
+        "--rows",
+        "20, 5+7",
+        "--kv-block",
+        "8",
+        "--pad-to",
+        "32,64",
+        "--sources",
+        "analytic",
+    )
     done = costproof(*args, "-o", str(tmp_path), cwd=tmp_path)
     token = 2 * 2 * LLAMA["num_key_value_heads"] * LLAMA["head_dim"]
     said = f"prefill: the cache holds {80 * token:,} B in blocks of 8 tokens; waste {16 * token:,} B, 20.0 % of them"
@@ -166,6 +179,11 @@ def test_reports_name_the_waste(config: Path, tmp_path: Path) -> None:
         "stage": "prefill", "layers": 2, "window": 0, "block": 8, "blocks": 5, "tokens": 32, "token_bytes": token,
         "held_bytes": 80 * token, "used_bytes": 64 * token, "waste_bytes": 16 * token, "waste_share": "1/5",
     }]  # fmt: skip
+    token_flops = 2 * 2 * (2 * 32 * 48 + 2 * 32 * 24 + 3 * 32 * 48)
+    assert "prefill: 25 tokens padded to 32; waste " + f"{7 * token_flops:,} FLOP" in " ".join(done.stdout.split())
+    assert data["padding"]["batch"] == [
+        {"stage": "prefill", "calls": 1, "tokens": 25, "size": 32, "flops": 7 * token_flops}
+    ]
     assert data["totals"]["kv_cache_bytes"] == 2 * 25 * token
     for name in ("static_compute.md", "report.html"):
         text = (folder / name).read_text(encoding="utf-8")
@@ -241,7 +259,41 @@ def test_what_blocks_add_by_simulation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "where"), [({"kv_block": 0}, "--kv-block"), ({"kv_block": 16, "tp": 2}, "--kv-block")]
+    ("run", "rows"),
+    [
+        ({"rows": "7, 3x2+9", "pad_to": "8,16,32"}, [("prefill", 1, 13, 16, 3)]),
+        ({"rows": "7, 3x2+9", "pad_to": "4,13,32"}, [("prefill", 1, 13, 13, 0)]),
+        ({"rows": "7, 3x2+9", "pad_to": "4,8"}, [("prefill", 1, 13, 13, 0)]),
+        (
+            {"text_tokens": 5, "past": 6, "batch": 3, "new_tokens": 7, "pad_to": "1,2,4,8,16"},
+            [("prefill", 1, 15, 16, 1), ("decode", 7, 3, 4, 7)],
+        ),
+        ({"text_tokens": 5, "new_tokens": 0, "pad_to": "8"}, [("prefill", 1, 5, 8, 3)]),
+    ],
+)
+def test_padded_tokens_by_hand(run: dict[str, Any], rows: list[tuple[Any, ...]]) -> None:
+    """A token is multiplied by q, k, v, out, gate, up and down of two layers; logits are not padded.
+
+    q and out have 32 x 4 heads x 12 weights, k and v 32 x 2 x 12, the others 32 x 48.
+    """
+    token = 2 * 2 * (2 * 32 * 48 + 2 * 32 * 24 + 3 * 32 * 48)
+    found = SMALL.token_padding(SMALL.workload(**run))
+    assert [(r.stage, r.calls, r.tokens, r.size, r.flops) for r in found] == [(*r[:4], r[4] * token) for r in rows]
+
+
+def test_padded_tokens_of_experts() -> None:
+    """A padded token has a router of 6 experts, and 3 experts: gate, up and down of 40, in gpt-oss."""
+    target = GptOss(read(GptOssConfig, {**GPT_OSS, **ONE, "layer_types": ["full_attention"]}))
+    (row,) = target.token_padding(target.workload(rows="5x1+9", pad_to="8"))
+    linear = 2 * 32 * 4 * 12 + 2 * 32 * 2 * 12
+    assert (row.tokens, row.size, row.flops) == (5, 8, 3 * 2 * (linear + 32 * 6 + 3 * 3 * 32 * 40))
+
+
+@pytest.mark.parametrize(
+    ("run", "where"), [
+        ({"pad_to": "8,x"}, "--pad-to"), ({"pad_to": "0"}, "--pad-to"), ({"pad_to": "8", "tp": 2}, "--pad-to"),
+        ({"kv_block": 0}, "--kv-block"), ({"kv_block": 16, "tp": 2}, "--kv-block"),
+    ],
 )  # fmt: skip
 def test_blocks_that_are_refused(run: dict[str, Any], where: str) -> None:
     with pytest.raises(Problems) as caught:

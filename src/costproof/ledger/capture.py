@@ -74,11 +74,31 @@ class BlockPadding:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenPadding:
+    """Tokens of a call, padded to the next size for which an engine has captured it.
+
+    Linear layers, routers and experts run for all of them, attention and logits for real tokens. A call with more
+    tokens than the largest size is not padded.
+    """
+
+    stage: str
+    calls: int
+    tokens: int
+    """Real tokens of one call."""
+    size: int
+    """Tokens with padding."""
+    flops: int
+    """Matrix FLOPs of the padding in all calls; vector work is not included."""
+
+
+@dataclass(frozen=True, slots=True)
 class Padding:
     """Waste of a run: what it holds only because sizes are rounded up. No metric includes it."""
 
     cache: tuple[BlockPadding, ...] = ()
     """By stage and kind of layer; empty if the cache is not kept in blocks."""
+    batch: tuple[TokenPadding, ...] = ()
+    """By stage; empty if tokens are not padded."""
 
     def of_stage(self, stage: str) -> tuple[int, int]:
         """Return the bytes that the cache of a stage holds, and those of them that are waste."""
@@ -87,6 +107,9 @@ class Padding:
 
     def problems(self) -> Iterator[BadInput]:
         """Yield an error for each row that contradicts itself."""
+        for k, one in enumerate(self.batch):
+            if not 0 < one.tokens <= one.size or (one.flops > 0) != (one.tokens < one.size):
+                yield BadInput("the padding does not add up", where=f"$.padding.batch[{k}]", got=str(one)[:80])
         for k, row in enumerate(self.cache):
             held = row.layers * row.blocks * row.block * row.token_bytes
             used = row.layers * row.tokens * row.token_bytes

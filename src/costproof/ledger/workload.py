@@ -121,6 +121,12 @@ class Workload:
         text = self.inputs.get(ROWS, "")
         return _stored_rows(cast(str, text)) if text else ()
 
+    @property
+    def padded_sizes(self) -> tuple[int, ...]:
+        """Return the sizes to one of which the tokens of a call are padded; empty without padding."""
+        text = str(self.inputs.get(PAD_TO, ""))
+        return tuple(map(int, text.split(","))) if text else ()
+
     def of_row(self, row: BatchRow) -> Workload:
         """Return the workload of one row as a batch of its own."""
         inputs = {name: value for name, value in self.inputs.items() if name != ROWS}
@@ -198,6 +204,8 @@ class ModuleKind:
 UNREAD: Final = "nothing reads it"
 KV_BLOCK: Final = "kv_block"
 """Input of a workload: tokens of a block of its key/value cache, if that is kept in blocks."""
+PAD_TO: Final = "pad_to"
+"""Input of a workload: sizes to one of which the tokens of a call are padded, separated by commas."""
 KV_DTYPE: Final = "kv_dtype"
 """Input of a workload: the format of its key/value cache, if that is not the run's dtype."""
 SIZE_FROM: Final = "image_size_from"

@@ -17,6 +17,7 @@ from costproof.ledger.files import MAX_BYTES, first_bytes
 from costproof.ledger.mesh import AXES, RANK
 from costproof.ledger.run import RunOptions, parse_integer
 from costproof.ledger.workload import KV_BLOCK as BLOCK_INPUT
+from costproof.ledger.workload import PAD_TO as PAD_INPUT
 from costproof.ledger.workload import PAST as PAST_INPUT
 from costproof.ledger.workload import ROWS as ROWS_INPUT
 from costproof.ledger.workload import AttentionKind, BatchRow, Dtype, ExpertKernel, Logits, Workload
@@ -35,6 +36,12 @@ ROWS: Final = Setting(
 )
 KV_BLOCK: Final = Setting(
     BLOCK_INPUT, "Tokens of a block, if the cache is kept in blocks: memory that no token uses is named as waste."
+)
+PAD_TO: Final = Setting(
+    PAD_INPUT,
+    "Sizes to the next of which the tokens of a call are padded, 1,2,4,8: the work of padding is named as waste.",
+    "text",
+    metavar="SIZES",
 )
 NEW_TOKENS: Final = Setting("new_tokens", "Decode steps; 0 counts only the prefill.")
 BATCH: Final = Setting("batch", "Sequences at once.")
@@ -139,11 +146,17 @@ def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]
 
 
 def block_problems(workload: Workload) -> list[CostproofError]:
-    """Return an error for each reason why the cache of a workload cannot be kept in blocks of the requested size."""
-    size = workload.inputs.get(BLOCK_INPUT)
-    if size is None:
-        return []
+    """Return an error for each reason why cache or tokens cannot be rounded up as a workload requests."""
+    size, sizes = workload.inputs.get(BLOCK_INPUT), str(workload.inputs.get(PAD_INPUT, "1"))
     found: list[CostproofError] = []
+    if not _SIZES.fullmatch(sizes):
+        expected = "numbers of tokens from 1 on, separated by commas"
+        found.append(BadInput("not a list of sizes", where=option(PAD_INPUT), expected=expected, got=sizes[:60]))
+    if PAD_INPUT in workload.inputs and not workload.mesh.one:
+        what = "padded tokens are counted on one device only"
+        found.append(BadInput(what, where=option(PAD_INPUT), expected="one device", got=workload.mesh.text))
+    if size is None:
+        return found
     if not isinstance(size, int) or size < 1:
         found.append(BadInput("not a number of tokens", where=option(BLOCK_INPUT), expected="1 or more", got=size))
     if not workload.mesh.one:
@@ -254,6 +267,7 @@ def collect_problems(problems: list[CostproofError]) -> Iterator[None]:
 
 
 _ROW: Final = re.compile(r"(?:(\d+)\s*x\s*)?(\d+)\s*(?:\+\s*(\d+))?\s*(?:/\s*(\d+|all))?")
+_SIZES: Final = re.compile(r"[1-9][0-9]{0,8}(?:,[1-9][0-9]{0,8})*")
 _FORM: Final = "[COUNTx]NEW[+PAST][/LOGITS], as in 4096, 16x1+8000, 8x5+2000/all"
 _COUNTS: Final = ("count",)
 _NEW: Final = ("new", "new_tokens", "num_scheduled_tokens", "extend_input_len", "extend_seq_lens", "extend_lens")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 
-from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.capture import SymbolDoc, TokenPadding
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import Conventions, Metric
 from costproof.ledger.node import Ledger
@@ -148,6 +148,9 @@ class WithBlocks(WithFormulas, Protocol):
 
     def blocked_cache(self, workload: Workload) -> BlockedCache | None:
         """Return the blocks of the cache; ``None`` if the workload does not request them."""
+
+    def token_padding(self, workload: Workload) -> tuple[TokenPadding, ...]:
+        """Return the padding of the tokens of each stage; empty if the workload requests none."""
 
 
 @runtime_checkable

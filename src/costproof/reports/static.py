@@ -60,6 +60,10 @@ BLOCKS: Final = (
     "Bytes of the call that holds most. A layer with a window gives back whole blocks before it when the next call "
     "begins. No prefix is shared. No other number includes the waste."
 )
+TOKENS: Final = (
+    "Padded tokens run through linear layers, routers and experts, not through attention and lm_head. "
+    "Their vector work is not included."
+)
 _SIDES: Final = {"isolated": "isolated", "dynamic": "extracted"}
 CONVENTION: Final = ("Stage", *(f"{name} {side}" for name in ("MACs", "Activations") for side in _SIDES.values()))
 HELD: Final[tuple[Metric, ...]] = ("params", "weight_bytes")
@@ -221,7 +225,10 @@ def padding_section(found: Padding | None) -> DocumentSection | None:
          exact(row.held_bytes), exact(row.used_bytes), exact(row.waste_bytes), share(row.waste_bytes, row.held_bytes))
         for row in found.cache
     ]  # fmt: skip
-    return DocumentSection(PADDING, [Items(tuple(padding_lines(found))), Table(PADDED, "lr", rows), Note(BLOCKS)])
+    blocks: list[Block] = [Table(PADDED, "lr", rows), Note(BLOCKS)] if rows else []
+    return DocumentSection(
+        PADDING, [Items(tuple(padding_lines(found))), *blocks, *([Note(TOKENS)] if found.batch else [])]
+    )
 
 
 def padding_lines(found: Padding) -> Iterator[str]:
@@ -231,6 +238,10 @@ def padding_lines(found: Padding) -> Iterator[str]:
         size = plural(found.cache[0].block, "token")
         part = f", {share(waste, held)} of them" if waste else ""
         yield f"{stage}: the cache holds {exact(held)} B in blocks of {size}; waste {exact(waste)} B{part}"
+    for row in found.batch:
+        calls = f", in {plural(row.calls, 'call')}" if row.calls > 1 else ""
+        padded = f"{plural(row.tokens, 'token')} padded to {exact(row.size)}"
+        yield f"{row.stage}: {padded}{calls}; waste {exact(row.flops)} FLOP"
 
 
 def whole_title(whole: WholeModel) -> str:

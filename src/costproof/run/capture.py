@@ -193,8 +193,11 @@ def _ranks(target: Target, workload: Workload, ledgers: Mapping[str, Ledger]) ->
 
 def _padding(target: Target, workload: Workload) -> Padding | None:
     """Return what the run holds only because sizes are rounded up; ``None`` if the workload rounds none."""
-    blocked = target.blocked_cache(workload) if isinstance(target, WithBlocks) else None
-    return None if blocked is None else Padding(blocked.rows(workload))
+    if not isinstance(target, WithBlocks):
+        return None
+    blocked = target.blocked_cache(workload)
+    found = Padding(() if blocked is None else blocked.rows(workload), target.token_padding(workload))
+    return None if found == Padding() else found
 
 
 def _headers(target: Target, workload: Workload, missing: dict[str, str], progress: Progress) -> dict[str, Ledger]:

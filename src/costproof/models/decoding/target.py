@@ -8,17 +8,17 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
-from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.capture import SymbolDoc, TokenPadding
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
-from costproof.ledger.workload import KV_BLOCK, PAST, ROWS, ExpertKernel, Invocation, Workload
+from costproof.ledger.workload import KV_BLOCK, PAD_TO, PAST, ROWS, BatchRow, ExpertKernel, Invocation, Workload
 from costproof.models import cache_dtype
 from costproof.models import settings as common
 from costproof.models.decoding import exports, runs
@@ -52,6 +52,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     common.PAST,
     common.ROWS,
     common.KV_BLOCK,
+    common.PAD_TO,
     common.NEW_TOKENS,
     common.BATCH,
     common.DTYPE,
@@ -157,6 +158,36 @@ class CausalTarget(Native[C]):
         return cache_dtype.BlockedCache(
             size, tuple(cache_dtype.CachedLayers(count, *group) for group, count in groups.items())
         )
+
+    def token_padding(self, workload: Workload) -> tuple[TokenPadding, ...]:
+        """Return the padding of the tokens of each stage; empty if the workload requests none.
+
+        The FLOPs are those of a packed call whose linear layers have more tokens, and its attention and logits not.
+        """
+        sizes = workload.padded_sizes
+        if not sizes:
+            return ()
+        steps = (BatchRow(1, workload.context, workload.batch),) if workload.new_tokens else ()
+        prompt = workload.rows or (BatchRow(workload.text_tokens, workload.past, workload.batch),)
+        found = []
+        for stage, calls, rows in ((STAGES[0], 1, prompt), (STAGES[1], workload.new_tokens, steps)):
+            tokens = sum(row.count * row.new for row in rows)
+            size = min((n for n in sizes if n >= tokens), default=tokens)
+            if rows:
+                more = self._packed_flops(workload, rows, size) - self._packed_flops(workload, rows, tokens)
+                found.append(TokenPadding(stage, calls, tokens, size, calls * more))
+        return tuple(found)
+
+    def _packed_flops(self, workload: Workload, rows: Sequence[BatchRow], tokens: int) -> int:
+        """Return the FLOPs of one call with rows whose linear layers process ``tokens`` tokens."""
+        inputs = {k: v for k, v in workload.inputs.items() if k not in (PAST, PAD_TO, KV_BLOCK)}
+        inputs[ROWS] = ",".join(row.text for row in rows)
+        real = sum(row.count * row.new for row in rows)
+        one = replace(workload, text_tokens=real, new_tokens=0, batch=1, logits="last", inputs=inputs)
+        calls = {(call.stage, call.id): {**call.symbols, "S": tokens} for call in self.invocations(one)}
+        found = evaluate_ledger(self.formulas(one), calls, self.config.symbols()).total("flops")
+        assert found is not None
+        return found
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
