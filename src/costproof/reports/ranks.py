@@ -47,8 +47,8 @@ def rank_rows(found: Parallel) -> list[tuple[Cell, ...]]:
         if most:
             name = "" if metric in HELD else stage
             title = EVERY_METRIC[metric].title
-            rows.append((name, title, _amount(least, metric), _named(with_least, found), _amount(most, metric),
-                         _named(with_most, found)))  # fmt: skip
+            rows.append((name, title, _amount(least, metric), ranks_text(with_least, found.mesh.world), _amount(most, metric),
+                         ranks_text(with_most, found.mesh.world)))  # fmt: skip
     return rows
 
 
@@ -88,7 +88,7 @@ def lines(found: Parallel) -> Iterator[str]:
 
 
 def _only(who: Iterable[int], found: Parallel) -> str:
-    named = _named(tuple(who), found)
+    named = ranks_text(tuple(who), found.mesh.world)
     return "" if named == "all" else f" (rank {named})"
 
 
@@ -97,9 +97,9 @@ def _amount(value: int, metric: Metric) -> Number:
     return Number(value, exact(value) + (f" {unit}" if unit else ""))
 
 
-def _named(ranks: tuple[int, ...], found: Parallel) -> str:
-    """Return ranks as text, with runs of neighbours joined: ``0 to 3, 7``."""
-    if len(ranks) == found.mesh.world:
+def ranks_text(ranks: tuple[int, ...], world: int) -> str:
+    """Return some of ``world`` ranks as text, with runs of neighbours joined: ``0 to 3, 7``."""
+    if len(ranks) == world:
         return "all"
     runs: list[list[int]] = []
     for rank in ranks:

@@ -33,9 +33,10 @@ from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import FLOAT_BYTES, KV_DTYPE, PAST, Workload, cache_counted
-from costproof.models.target import Exportable, Target, WithMemory
+from costproof.models.target import Exportable, Sharded, Target, WithMemory
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import SettingCurve, Threshold
+from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.run.count_lock import count_lock
 from costproof.run.operand_files import OperandInput, check_whole
 from costproof.run.operands import Operand, check_counted, read_operand
@@ -134,6 +135,8 @@ def fits(
             *side.notes, *unknown, *why, *_cache_notes(side.workload, live),
             *(() if quantised is None else _stored_notes(quantised)),
         ),
+        rank=None if side.workload.mesh.one else side.workload.rank,
+        binding_ranks=_binding_ranks(read.target, side.workload),
     )  # fmt: skip
     return _with_graph(answer, read)
 
@@ -188,6 +191,18 @@ def _live_memory(target: Target | None, workload: Workload) -> tuple[_LiveMemory
     except Incomplete as error:
         return None, (f"live peak not known: {error.line}",)
     return live, ()
+
+
+def _binding_ranks(target: Target | None, workload: Workload) -> tuple[int, ...]:
+    """Return the ranks of several devices that hold the most weights and cache; none for one device."""
+    if workload.mesh.one or not isinstance(target, Sharded):
+        return ()
+    held: dict[int, list[int]] = {}
+    for row in count_ranks(target, workload, evaluate_formulas(target, workload)).ranks:
+        weights = max(costs["weight_bytes"] for costs in row.stages.values())
+        cache = sum(costs["kv_cache_bytes"] for costs in row.stages.values())
+        held.setdefault(weights + cache, []).extend(row.ranks)
+    return tuple(sorted(held[max(held)]))
 
 
 def _token_bytes(along: Mapping[str, SettingCurve]) -> int | None:
