@@ -200,12 +200,10 @@ def _rank_line(found: Fits) -> str:
         return f"Which of {world} ranks hold the most is not known: {counted}."
     if len(found.binding_ranks) == world:
         return f"All {world} ranks hold the same weights and cache: {counted}."
-    most = (
-        f"of {world} ranks these hold the most weights and cache and decide: {ranks_text(found.binding_ranks, world)}"
-    )
+    deciding = f"of {world} ranks, {ranks_text(found.binding_ranks, world)} hold the most weights and cache and decide"
     if found.rank in found.binding_ranks:
-        return f"{most[0].upper()}{most[1:]}; {counted}."
-    return f"{counted[0].upper()}{counted[1:]}, which holds less: {most}; rank={found.binding_ranks[0]} counts one."
+        return f"O{deciding[1:]}; {counted}."
+    return f"T{counted[1:]}, which holds less: {deciding}; rank={found.binding_ranks[0]} counts one of them."
 
 
 def _most(x: MemoryLimit) -> str | None:

@@ -40,15 +40,15 @@ def section(found: Parallel | None) -> DocumentSection | None:
 
 def rank_rows(found: Parallel) -> list[tuple[Cell, ...]]:
     """Return a row for each cost: the smallest and the largest of a rank, and which ranks have it."""
-    stages = tuple(found.ranks[0].stages)
+    stages, world = tuple(found.ranks[0].stages), found.mesh.world
     rows: list[tuple[Cell, ...]] = []
     for stage, metric in (*((stages[0], m) for m in HELD), *((s, m) for s in stages for m in DONE)):
         (least, with_least), (most, with_most) = found.extremes(stage, metric)
         if most:
             name = "" if metric in HELD else stage
             title = EVERY_METRIC[metric].title
-            rows.append((name, title, _amount(least, metric), ranks_text(with_least, found.mesh.world), _amount(most, metric),
-                         ranks_text(with_most, found.mesh.world)))  # fmt: skip
+            rows.append((name, title, _amount(least, metric), ranks_text(with_least, world), _amount(most, metric),
+                         ranks_text(with_most, world)))  # fmt: skip
     return rows
 
 

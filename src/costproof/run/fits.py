@@ -126,7 +126,7 @@ def fits(
         stages=tuple(stages),
         live_bytes=max(by_stage.values(), default=None),
         last_logits_bytes=None if live is None else live.with_last_logits(),
-        token_bytes=_token_bytes(along),
+        token_bytes=_token_bytes(along, side.workload.own_batch),
         reserve_bytes=kept_free,
         limits=()
         if certain is None or side.workload.rows  # the rows say all lengths
@@ -205,7 +205,7 @@ def _binding_ranks(target: Target | None, workload: Workload) -> tuple[int, ...]
     return tuple(sorted(held[max(held)]))
 
 
-def _token_bytes(along: Mapping[str, SettingCurve]) -> int | None:
+def _token_bytes(along: Mapping[str, SettingCurve], batch: int) -> int | None:
     """Return the cache bytes that one more text token adds to one sequence."""
     of = along.get("text_tokens")
     if of is None:
@@ -214,7 +214,6 @@ def _token_bytes(along: Mapping[str, SettingCurve]) -> int | None:
         more = of.value(of.own + 1, _CACHE) - of.value(of.own, _CACHE)
     except (BadInput, Problems):
         return None
-    batch = along["batch"].own
     return more // batch if more % batch == 0 else None
 
 
