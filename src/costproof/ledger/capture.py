@@ -153,7 +153,7 @@ FAILED: Final = "failed: "
 SECONDS: Final = 60
 """Processor seconds allowed for reading a capture; a model with 61 layers takes three."""
 
-CAPTURE: Final = FileKind(name="costproof/capture", version=(4, 2), type=Capture, left_out=("parallel",))
+CAPTURE: Final = FileKind(name="costproof/capture", version=(4, 3), type=Capture, left_out=("parallel",))
 
 
 def read_capture(path: Path) -> Capture:

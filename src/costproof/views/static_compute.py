@@ -134,7 +134,7 @@ class StaticCompute:
 
 
 STATIC_COMPUTE: Final = FileKind(
-    name="costproof/static_compute", version=(3, 2), type=StaticCompute,
+    name="costproof/static_compute", version=(3, 3), type=StaticCompute,
     left_out=("parallel", "rank", "ranks", "collectives", "duplicates"),
 )  # fmt: skip
 
