@@ -10,7 +10,7 @@ import pytest
 
 from costproof.claims.catalogue import mistake_table
 from costproof.claims.effects import Mistakes
-from costproof.ledger.metrics import METRICS, PEAK_METRICS, Metric
+from costproof.ledger.metrics import PEAK_METRICS, SUMMED, Metric
 from costproof.models.registry import mistakes_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
@@ -34,7 +34,7 @@ def markdown(own: Mapping[str, Mistakes]) -> str:
         metrics: dict[tuple[str, str], set[Metric]] = {}
         for row in table:
             metrics.setdefault((row.cause, row.what), set()).update(
-                m for m in (*METRICS, *PEAK_METRICS) if m in row.metrics
+                m for m in (*SUMMED, *PEAK_METRICS) if m in row.metrics
             )
         items: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for (cause, what), found in metrics.items():  # items that differ only in numbers, or in names, are one
@@ -48,13 +48,13 @@ def markdown(own: Mapping[str, Mistakes]) -> str:
 
 
 def words(metrics: Container[Metric]) -> str:
-    given = [m for m in METRICS if m in metrics]
-    missing = [m for m in METRICS if m not in metrics]
+    given = [m for m in SUMMED if m in metrics]
+    missing = [m for m in SUMMED if m not in metrics]
     if not missing:
         return "all metrics"
     if given and len(missing) <= FEW:
         return "all metrics but " + ", ".join(f"`{m}`" for m in missing)
-    return ", ".join(f"`{m}`" for m in (*METRICS, *PEAK_METRICS) if m in metrics)
+    return ", ".join(f"`{m}`" for m in (*SUMMED, *PEAK_METRICS) if m in metrics)
 
 
 def test_the_list_is_current(request: pytest.FixtureRequest) -> None:

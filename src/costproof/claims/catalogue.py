@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from costproof.claims.attention_mistakes import LATENTS, WINDOWS
 from costproof.claims.effects import ClaimTerms, Effect, Mistake, Mistakes, MistakeTable
-from costproof.claims.memory_mistakes import BYTES_AND_CACHES, PEAKS
+from costproof.claims.memory_mistakes import BYTES_AND_CACHES, PEAKS, RANKS
 from costproof.claims.mistakes import DECODER, REST, RULES_OF_THUMB, TRAINING, VIEWS, units
 from costproof.ledger.metrics import Metric
 
@@ -18,7 +18,7 @@ def mistake_table(own: Mistakes) -> MistakeTable:
     Args:
         own: the mistakes that the target adds.
     """
-    general = (*TRAINING, *RULES_OF_THUMB, *DECODER, *LATENTS, *WINDOWS, *BYTES_AND_CACHES)
+    general = (*RANKS, *TRAINING, *RULES_OF_THUMB, *DECODER, *LATENTS, *WINDOWS, *BYTES_AND_CACHES)
     return (*units(own.written_out), *general, *own.table, *VIEWS, *REST, *PEAKS)
 
 
@@ -74,6 +74,8 @@ STATED: dict[tuple[str, str], str] = {
     ("chunks", "full"): "",
     ("chunks", "width"): "chunk S x C",
     ("chunks", "triangles"): "chunk triangles",
+    ("gather", "counted"): "",
+    ("gather", "left out"): "gather of logits missing",
     ("passes", "forward"): "",
     ("passes", "training"): "6ND",
     ("passes", "training, fused attention"): "6ND, fused attention",
@@ -99,6 +101,7 @@ WIDTHS: frozenset[str] = frozenset({"32-bit cache", "16-bit cache", "8-bit cache
 
 CONVENTIONS: frozenset[str] = READINGS | WIDTHS | {
     "window S x W", "window band", "windows as full attention", "chunk S x C", "chunk triangles", "kept scores",
+    "all-reduce = M", "all-reduce = 2 M", "all-reduce = (n - 1) M", "gather = M", "gather of logits missing",
     "windows cached in full", "window cached with its own token", "cache of windows missing",
 }  # fmt: skip
 """Causes that count the same work or the same cache by another convention. A single one needs no further evidence,

@@ -18,10 +18,10 @@ import sympy
 from costproof.algebra.evaluation import CompiledExpression, compile_expression
 from costproof.algebra.symbols import parse, text
 from costproof.claims.terms import ClaimTerm
-from costproof.ledger.metrics import BYTES, METRICS, STAGE_WIDE, Metric
+from costproof.ledger.metrics import BYTES, STAGE_WIDE, SUMMED, Metric
 
 NOTHING: frozenset[int] = frozenset()
-ANY_METRIC: Final = frozenset(METRICS)
+ANY_METRIC: Final = frozenset(SUMMED)
 """Every metric that is a sum over nodes, thus not the peaks of memory."""
 FLOPS: Final = frozenset[Metric]({"flops"})
 CACHE: Final = frozenset[Metric]({"kv_cache_bytes", "kv_read_bytes"})

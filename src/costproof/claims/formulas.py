@@ -22,6 +22,7 @@ from costproof.algebra.evaluation import ExactNumber, evaluate, shared_values
 from costproof.algebra.identity import at, branches, difference, free_symbols, points, put_in, same_pieces
 from costproof.algebra.piecewise import PIECEWISE, NotDecided, deciding, grid
 from costproof.algebra.symbols import MOST_TERMS, parse, sym, term_count, text
+from costproof.claims.terms import MESH
 from costproof.claims.truth import TIED, ClaimCase, TargetRuns
 from costproof.claims.types import TOTAL, Formula, FormulaCounterexample, PublishedClaim
 from costproof.ledger.capture import Capture
@@ -69,7 +70,7 @@ class Comparison:
         used = {by[s] for source, by in (*self.given, *self.truth) for s in free_symbols(source) if s in by}
         base = {self.names(c)[n]: v for c in calls for n, v in c.symbols.items()}
         self.tied = {n: s for n, s in TIED.items() if n in base and s in base and base[n] == base[s]}
-        held = {self.names(c)[n] for c in calls for n in c.symbols if n in claim.at}
+        held = {self.names(c)[n] for c in calls for n in c.symbols if n in claim.at or n in MESH}
         self.fixed = {n: v for n, v in base.items() if n in held}
         self.free = {n: base[n] for n in sorted({self.tied.get(n, n) for n in used} - held) if n in base}
 

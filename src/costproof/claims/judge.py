@@ -13,7 +13,7 @@ from costproof.claims.formulas import formula_value
 from costproof.claims.lengths import hold
 from costproof.claims.memory_mistakes import peak_of
 from costproof.claims.reading import MOST_PROBLEMS, NO_CALL, key
-from costproof.claims.terms import in_scope
+from costproof.claims.terms import MESH, in_scope
 from costproof.claims.truth import ClaimCase, TargetRuns
 from costproof.claims.types import (
     TOTAL,
@@ -29,7 +29,8 @@ from costproof.claims.types import (
 from costproof.compare.patterns import matches
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Incomplete, Problems, no_such
-from costproof.ledger.metrics import METRICS, PEAK_METRICS
+from costproof.ledger.mesh import one_device
+from costproof.ledger.metrics import COMM, PEAK_METRICS, SUMMED
 from costproof.ledger.node import total
 from costproof.ledger.time_limits import check_time, time_limit
 
@@ -64,7 +65,7 @@ def judge_claims(
         raise BadInput("the capture has no ledger to check claims against", where="$.ledgers", expected=expected)
 
     said = {name.replace("-", "_") for name in claims.workload}
-    fixed = frozenset(symbol for symbol, settings in _STATES.items() if said & set(settings.split()))
+    fixed = frozenset(symbol for symbol, settings in _STATES.items() if said & set(settings.split())) | {*MESH}
 
     def case(claim: PublishedClaim) -> ClaimCase:
         return ClaimCase(claim, capture, ledger, mistakes, fixed, runs)
@@ -153,8 +154,10 @@ def _problems(case: ClaimCase) -> Iterator[BadInput]:
         return
     if claim.metric in PEAK_METRICS:
         yield from _about_peaks(claim)
-    elif claim.metric not in METRICS or claim.metric not in ledger.metrics:
-        yield no_such("metric", claim.metric, (*METRICS, *PEAK_METRICS), where=claim.where)
+    elif claim.metric in COMM and claim.metric not in ledger.metrics:
+        yield one_device(claim.metric, where=key(claim.where, claim.metric))
+    elif claim.metric not in SUMMED or claim.metric not in ledger.metrics:
+        yield no_such("metric", claim.metric, (*SUMMED, *PEAK_METRICS), where=claim.where)
     if claim.module and not any(matches(n.module, claim.module) for n in ledger.nodes):
         expected = "a module path of the capture, or a pattern such as layers.[0-3].mlp"
         yield BadInput("no module has this path", where=key(claim.where, "module"), expected=expected, got=claim.module)

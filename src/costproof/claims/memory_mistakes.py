@@ -1,4 +1,4 @@
-"""Define the known mistakes in bytes, caches and memory peaks, and the terms of a claim about a peak."""
+"""Define the known mistakes in bytes, caches, ranks and memory peaks, and the terms of a claim about a peak."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
+from costproof.algebra.identity import free_symbols
 from costproof.claims.effects import (
     CACHE,
     IN_BYTES,
@@ -18,6 +19,7 @@ from costproof.claims.effects import (
     TermChange,
     left_out,
     stands_for,
+    substitute,
     substituted,
     times,
 )
@@ -25,7 +27,7 @@ from costproof.claims.terms import ClaimTerm, nodes_of
 from costproof.claims.types import TOTAL, PublishedClaim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.metrics import METRICS, PEAK_METRICS, Metric
+from costproof.ledger.metrics import COMM, METRICS, PEAK_METRICS, Metric
 from costproof.ledger.node import Ledger, total
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.workload import FLOAT_BYTES, ITEM_BYTES
@@ -101,7 +103,93 @@ BYTES_AND_CACHES: Final[MistakeTable] = (
             metrics=frozenset({"kv_read_bytes"})),
     Mistake("one layer", "depth",
             "of equal layers one is counted, as if its activations took the room of the others'",
-            (TermChange(_layer, lambda t: Fraction(1, t.count)),), metrics=(IN_BYTES & NOT_STAGE_WIDE) - CACHE),
+            (TermChange(_layer, lambda t: Fraction(1, t.count)),),
+            metrics=(IN_BYTES & NOT_STAGE_WIDE) - CACHE - frozenset(COMM)),
+)  # fmt: skip
+
+
+# --- Ranks of several devices ----------------------------------------------------------------------------------------
+
+_HELD_BY_RANKS: Final = frozenset[Metric]({"params", "params_active", "weight_bytes", "weight_read_bytes"})
+_SENT: Final = frozenset[Metric]({"comm_bytes"})
+_OF_COLLECTIVES: Final = frozenset(COMM)
+_ONE_DEVICE: Final = {"tp": "1", "ep": "1", "text_vocab_rank": "text_vocab"}
+_SHARED_HEADS: Final = (".attention", ".attention.k", ".attention.v")
+"""Ends of roles of modules that a rank has one key/value head of, if there are more ranks than heads."""
+
+
+def _of_one_device(term: ClaimTerm) -> Fraction:
+    """Return the cost of a term on one device relative to that of the rank."""
+    whole = substitute(term, **_ONE_DEVICE)
+    return _copied_heads(term) if whole is None else whole
+
+
+def _copied_heads(term: ClaimTerm) -> Fraction:
+    """Return how many key/value heads one device has for each of the rank, if ranks hold copies; else 1."""
+    copied = _several(term) and term.owner in ("attention", "linear") and term.role.endswith(_SHARED_HEADS)
+    heads = f"{term.tower}_kv_heads"
+    named = free_symbols(term.expr) if copied and term.expr else frozenset()
+    return Fraction(term.values[heads] if copied and heads not in named and heads in term.values else 1)
+
+
+def _several(term: ClaimTerm) -> bool:
+    return term.counted and term.values.get("tp", 1) > 1
+
+
+def _latents(term: ClaimTerm) -> bool:
+    return "latent" in term.owner or "absorbed" in term.owner
+
+
+def _share_of_all(term: ClaimTerm) -> Fraction:
+    """Return the cost of one device divided by tp, relative to that of the rank."""
+    return _of_one_device(term) / term.values["tp"]
+
+
+def _collective(kind: str, *parts: str) -> Callable[[ClaimTerm], bool]:
+    return lambda t: t.counted and t.kind == kind and (not parts or t.role.endswith(parts))
+
+
+def _ring(factor: Callable[[int], Fraction]) -> tuple[TermChange, ...]:
+    return (TermChange(_collective("all_reduce"), lambda t: factor(t.values["tp"])),)
+
+
+def _payload(kind: str) -> Callable[[ClaimTerm], bool]:
+    of = stands_for("payload")
+    return lambda t: of(t) and t.kind == kind
+
+
+RANKS: Final[MistakeTable] = (
+    Mistake("K/V heads / tp", "ranks", "keys and values are divided by tp, though ranks hold copies of heads",
+            (TermChange(lambda t: _several(t) and not _latents(t) and t.role.endswith(_SHARED_HEADS), _share_of_all),),
+            metrics=CACHE | _HELD_BY_RANKS | {"flops"}),
+    Mistake("latents / tp", "ranks", "the cache of latents is divided by tp, though every rank holds it whole",
+            (TermChange(lambda t: _several(t) and _latents(t), _share_of_all),), metrics=CACHE),
+    Mistake("all / tp", "ranks", "all is divided by tp, though norms, routers, latents and copies of heads are whole",
+            (TermChange(_several, _share_of_all),), metrics=_HELD_BY_RANKS | {"flops"}),
+    Mistake("experts not / ep", "ranks", "routed experts are not divided among the ranks",
+            (TermChange(lambda t: _several(t) and t.part == "experts", _of_one_device),), metrics=_HELD_BY_RANKS),
+    Mistake("one device", "ranks", "what one device has is counted in place of a rank's share",
+            (TermChange(_several, _of_one_device),), metrics=CACHE | _HELD_BY_RANKS | {"flops"}),
+    Mistake("all-reduce = M", "all-reduce", "an all-reduce is counted as its payload M, not as 2 (n - 1) / n of it",
+            (left_out(_collective("all_reduce")),), adds=_payload("all_reduce"), metrics=_SENT),
+    Mistake("all-reduce = (n - 1) / n M", "all-reduce", "of an all-reduce the sums are counted, not their spreading",
+            _ring(lambda n: Fraction(1, 2)), metrics=_SENT),
+    Mistake("all-reduce = 2 M", "all-reduce", "an all-reduce is counted as twice its payload M",
+            _ring(lambda n: Fraction(n, n - 1)), metrics=_SENT),
+    Mistake("all-reduce = (n - 1) M", "all-reduce", "in an all-reduce each rank sends all it has to every other",
+            _ring(lambda n: Fraction(n, 2)), metrics=_SENT),
+    Mistake("gather = M", "gather", "an all-gather is counted as its payload M, not as (n - 1) / n of it",
+            (left_out(_collective("all_gather")),), adds=_payload("all_gather"), metrics=_SENT),
+    Mistake("gather of logits missing", "gather", "the gather of the logits is left out",
+            (left_out(_collective("all_gather", "lm_head")),), metrics=_OF_COLLECTIVES),
+    Mistake("one all-reduce a layer", "all-reduces", "attention has no all-reduce: one a layer, not two",
+            (left_out(_collective("all_reduce", ".attention.out")),), metrics=_OF_COLLECTIVES),
+    Mistake("embedding's all-reduce missing", "all-reduce of the embedding",
+            "the all-reduce of the embedding, split by vocabulary, is left out",
+            (left_out(_collective("all_reduce", ".embedding")),), metrics=_OF_COLLECTIVES),
+    Mistake("shared experts' all-reduce missing", "all-reduce of shared experts",
+            "shared and routed experts have one all-reduce, not two",
+            (left_out(_collective("all_reduce", ".shared.down")),), metrics=_OF_COLLECTIVES),
 )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from costproof.claims.terms import BIASED, RULES, ClaimTerm, bias_of, causal, de
 from costproof.claims.types import PublishedClaim
 from costproof.compare.patterns import template
 from costproof.ledger.capture import Capture
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import COMM, Metric
 from costproof.ledger.node import CostNode, Ledger, total
 from costproof.ledger.workload import FLOAT_BYTES
 
@@ -225,7 +225,7 @@ DECODER: Final[MistakeTable] = (
     Mistake("lm_head only", "only", "nothing but the output projection is counted",
             (left_out(lambda t: t.counted and not _head(t)),), if_any=_head),
     Mistake("lm_head halved", "lm_head", "the output projection is counted as multiply-accumulates",
-            (times(_head, Fraction(1, 2)),), metrics=NOT_STAGE_WIDE),
+            (times(_head, Fraction(1, 2)),), metrics=NOT_STAGE_WIDE - frozenset(COMM)),
     Mistake("lm_head last token", "lm_head", "the output projection maps only the last position",
             (TermChange(_of_prompt, lambda t: Fraction(1, t.values["L"])),), metrics=NOT_STAGE_WIDE),
     Mistake("lm_head all tokens", "lm_head", "the output projection maps every position",

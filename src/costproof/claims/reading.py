@@ -14,7 +14,7 @@ from costproof.claims.catalogue import STATED
 from costproof.claims.types import TOTAL, Amount, ClaimsFile, Formula, PublishedClaim
 from costproof.ledger.document import YamlValue, read_document, read_source
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems, no_such
-from costproof.ledger.metrics import METRICS, PEAK_METRICS, Metric
+from costproof.ledger.metrics import PEAK_METRICS, SUMMED, Metric
 from costproof.ledger.schema import MAP, SCALAR, form_schema
 from costproof.ledger.time_limits import time_limit
 
@@ -33,7 +33,7 @@ TOP: Final = (
 )
 PLACE: Final = ("id", "stage", "invocation", "module", "conventions", "at")
 TABLE: Final = ("file", "columns", "units", "stages", "conventions")
-_METRICS: Final = (*METRICS, *PEAK_METRICS)
+_METRICS: Final = (*SUMMED, *PEAK_METRICS)
 SECONDS: Final = 60
 """Limit of processor time to read a claims file and its tables."""
 _MOST_CLAIMS: Final = 2_000
@@ -290,7 +290,7 @@ def claims_schema() -> dict[str, Any]:
         "conventions": _closed({name: {"enum": values} for name, values in words.items()}),
         "at": MAP | {"additionalProperties": {"type": ["integer", "string"], "pattern": "^[0-9]{1,18}$", "minimum": 0}},
     }
-    metrics = {name: SCALAR | {"description": info.meaning} for name, info in (METRICS | PEAK_METRICS).items()}
+    metrics = {name: SCALAR | {"description": info.meaning} for name, info in (SUMMED | PEAK_METRICS).items()}
     claim = _closed({name: shared.get(name, SCALAR) for name in PLACE} | metrics)
     claim |= {"required": ["stage"], "anyOf": [{"required": [name]} for name in metrics]}
     table = _closed({name: shared.get(name, SCALAR if name == "file" else MAP) for name in TABLE})

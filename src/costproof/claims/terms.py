@@ -30,6 +30,8 @@ from costproof.ledger.workload import FLOAT_BYTES
 BIASED = frozenset({"linear", "conv2d", "patch_embedding"})
 """Names of the formulas for layers that may have a bias."""
 
+MESH = ("tp", "ep", "text_vocab_rank")
+"""Symbols of a rank of several devices, which have one value in all calls."""
 _ATTENTION = frozenset({"attention", "latent_attention"})
 """Names of the formulas for scores and weighted sum of attention over full keys and values."""
 
@@ -178,6 +180,9 @@ def terms_of(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> tuple[C
     extras += _in_place((i for i in real if i.mixture), dense_terms(real), "mixture for dense")
     if claim.metric == "kv_cache_bytes":
         extras += _beyond(ledger, claim, values, windows)
+    if claim.metric == "comm_bytes":
+        payloads = nodes_of(ledger, claim, "comm_payload_bytes")
+        extras += _off(_grouped(payloads, "comm_payload_bytes", values), "payload")
     if claim.metric == "params":
         extras += _unexecuted(capture, ledger, claim)
     return (*real, *extras)
@@ -197,7 +202,7 @@ def shared_symbols(capture: Capture) -> dict[str, int]:
 
 def _values(capture: Capture) -> CallValues:
     everywhere = shared_symbols(capture)
-    common = {n: everywhere[n] for n in (*capture.target.symbols, "B", "b") if n in everywhere}
+    common = {n: everywhere[n] for n in (*capture.target.symbols, "B", "b", *MESH) if n in everywhere}
     return {("", ""): common, **{(i.stage, i.id): capture.values(i) for i in capture.invocations}}
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import click
 
 from costproof import api
-from costproof.cli.options import device_option, options, report_command
+from costproof.cli.options import device_option, mesh_options, options, report_command
 from costproof.cli.output import emit, terminal_width
 from costproof.cli.params import DEVICE, OPERAND, ChoiceParam
 from costproof.ledger.errors import BadInput
@@ -20,6 +20,7 @@ from costproof.reports.listing import devices_text
 @click.command()
 @click.argument("target", type=OPERAND)
 @device_option("Device", required=True)
+@mesh_options
 @options("math")
 @click.option(
     "--source", type=ChoiceParam(*ALL_SOURCES),
@@ -48,6 +49,7 @@ def roofline(target: str, device: str, **choices: Any) -> object:
 @click.command()
 @click.argument("target", type=OPERAND)
 @device_option("Device whose memory is the limit")
+@mesh_options
 @click.option("--memory", metavar="SIZE", help="Limit instead of a device: 80GB, 80GiB, or bytes.")
 @click.option("--reserve", metavar="SIZE", help="Memory left to the runtime: 2GB, 2GiB, bytes, or a fraction: 0.1.")
 @options("config")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_args
 
 import click
 
@@ -116,6 +116,25 @@ def options(*names: str) -> Callable[[F], F]:
         return command
 
     return add
+
+
+def mesh_options(command: F) -> F:
+    """Add an option for each axis of a mesh and the rank, which become settings of the operand ``target``."""
+
+    @wraps(command)
+    def with_settings(*args: Any, target: str, **choices: Any) -> Any:
+        given = {name: choices.pop(name) for name in (*_MESH, "rank")}
+        settings = [f"{name}={value}" for name, value in given.items() if value is not None]
+        return command(*args, target=",".join((target, *settings)), **choices)
+
+    add: Any = with_settings
+    add = click.option("--rank", type=IntParam(), metavar="N", help="Rank of these devices to count.")(add)
+    for name, what in reversed(_MESH.items()):
+        add = click.option(f"--{name}", type=IntParam(), metavar="N", help=f"Devices that share {what}.")(add)
+    return cast(F, add)
+
+
+_MESH: Final = {"tp": "the weights of each layer", "ep": "the experts of each layer", "dp": "the batch"}
 
 
 def device_option(text: str, *, required: bool = False) -> Callable[[F], F]:

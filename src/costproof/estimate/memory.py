@@ -154,6 +154,10 @@ class Fits:
     """Part of the memory that is left to the runtime, as the caller asked; :attr:`memory_bytes` is without it."""
     notes: tuple[str, ...] = ()
     """Notes of the sources on how they counted and on work that they omitted."""
+    rank: int | None = None
+    """The rank of several devices that all bytes and limits are of; ``None``: the run is on one device."""
+    binding_ranks: tuple[int, ...] = ()
+    """The ranks that hold the most weights and cache, by the formulas; empty on one device or without formulas."""
 
     @property
     def name(self) -> str:
@@ -242,7 +246,7 @@ class Fits:
         return _EXIT[self.verdict]
 
 
-FITS: Final = FileKind(name="costproof/fits", version=(3, 4), type=Fits)
+FITS: Final = FileKind(name="costproof/fits", version=(3, 5), type=Fits)
 
 
 def parse_size(text: str, where: str) -> int:

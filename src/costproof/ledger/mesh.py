@@ -109,7 +109,8 @@ class Mesh:
             expected = f"a multiple of tp {self.tp} that divides tp x cp x dp = {self.tp * self.cp * self.dp}"
             found.append(BadInput(what, where="--ep", expected=expected, got=self.ep))
         if not 0 <= rank < self.world:
-            found.append(BadInput("no such rank", where="--rank", expected=f"0 to {self.world - 1}", got=rank))
+            expected = f"0 to {self.world - 1}" if self.world > 1 else "0, since there is one device"
+            found.append(BadInput("no such rank", where="--rank", expected=expected, got=rank))
         return found
 
 
@@ -146,6 +147,11 @@ def sent_bytes(kind: str, elements: int, ranks: int, item_bytes: int) -> int:
         return elements * item_bytes
     rounds = (ranks - 1) * (2 if kind == "all_reduce" else 1)
     return rounds * -(-elements // ranks) * item_bytes
+
+
+def one_device(metric: str, *, where: str) -> BadInput:
+    """Return the error that a run on one device has no collectives, so it lacks a metric of them."""
+    return BadInput("one device has no collectives", where=where, got=metric, fix="name a mesh, such as tp 8")
 
 
 @dataclass(frozen=True, slots=True)

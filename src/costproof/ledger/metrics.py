@@ -199,6 +199,8 @@ METRICS: Final[dict[Metric, MetricInfo]] = {
 """Our metrics of every run that are sums over nodes."""
 COMM: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.parallel}
 """Metrics of a rank of a run on several devices."""
+SUMMED: Final[dict[Metric, MetricInfo]] = {**METRICS, **COMM}
+"""All our metrics that are sums over nodes."""
 PEAK_METRICS: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.largest}
 FVCORE: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.convention == "fvcore-macs"}
 STAGE_WIDE: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.stage_wide)

@@ -19,6 +19,7 @@ from costproof.estimate.roofline import ThresholdOutcome
 from costproof.estimate.sums import CallTerm, FormulaSum, Take, distinct_layers
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import Bug, CostproofError, Problems
+from costproof.ledger.mesh import AXES, RANK
 from costproof.ledger.workload import Invocation
 from costproof.models.target import WithKeys
 from costproof.parametric.concolic import SizeExpr, evaluate_size, variables_of
@@ -306,7 +307,9 @@ class WorkloadFamily(_RunFamily):
 
     def __init__(self, side: Baseline, target: WithKeys) -> None:
         _RunFamily.__init__(self, side, target)
-        self.own: Mapping[str, int] = {k.removeprefix(WORKLOAD): v for k, v in self.given.items() if type(v) is int}
+        sizes = {k.removeprefix(WORKLOAD): v for k, v in self.given.items() if type(v) is int}
+        # A formula of a rank is one for its mesh: on one device it has other symbols.
+        self.own: Mapping[str, int] = {k: v for k, v in sizes.items() if k not in (*AXES, RANK)}
         self._config = target.config.symbols().keys()
         self._sizes: dict[str, tuple[int, int]] = {}
         self._boundaries: dict[str, tuple[int, ...]] = {}

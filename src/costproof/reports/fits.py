@@ -8,6 +8,7 @@ from typing import Final
 from costproof.estimate.memory import Fits, HeldKind, MemoryLimit
 from costproof.ledger.workload import KV_BLOCK, TargetInfo, counted_line, quantised_clause
 from costproof.reports.document import Block, Code, Document, DocumentSection, Form, Items, Prose, Table, plain_text
+from costproof.reports.static import ranks_text
 from costproof.views.describe import note_lines
 from costproof.views.numbers import exact, human
 
@@ -178,12 +179,12 @@ def _stages(found: Fits) -> list[tuple[str, ...]]:
 
 def _plain_lines(found: Fits) -> tuple[str, ...]:
     """Return lines that answer common questions: cache bytes per token, the largest batch, the longest text."""
-    lines = []
+    lines = [] if found.rank is None else [_rank_line(found)]
     if found.token_bytes:
         lines.append(f"One more token of text takes {exact(found.token_bytes)} B of cache in each sequence.")
-    by_cache, by_peak = (
+    by_cache, by_peak, by_bound = (
         {x.setting: x for x in found.limits if x.held == held}
-        for held in ("weights and cache", "weights and live peak")
+        for held in ("weights and cache", "weights and live peak", "weights, cache and bound")
     )
     for setting, what in (
         ("batch", "The largest batch at this length"),
@@ -192,10 +193,26 @@ def _plain_lines(found: Fits) -> tuple[str, ...]:
         if setting in by_peak and (most := _most(by_peak[setting])) is not None:
             alone = _most(by_cache[setting]) if setting in by_cache else None
             lines.append(f"{what}: {most}" + (f" (by the cache alone {alone})." if alone not in (None, most) else "."))
+        elif found.rank is not None and setting in by_bound and (most := _most(by_bound[setting])) is not None:
+            alone = _most(by_cache[setting]) if setting in by_cache else None
+            lines.append(f"{what}: at least {most}, and by the cache alone {alone or 'not known'}.")
     if found.live_bytes and found.last_logits_bytes and found.last_logits_bytes < found.live_bytes:
         less = exact(found.last_logits_bytes)
         lines.append(f"Logits of all positions decide the live peak: with --logits last it is {less} B.")
     return tuple(lines)
+
+
+def _rank_line(found: Fits) -> str:
+    """Return a sentence on the ranks that hold the most, and the rank that is counted."""
+    world, counted = found.workload.mesh.world, f"these bytes and limits are of rank {found.rank}"
+    if not found.binding_ranks:
+        return f"Which of {world} ranks hold the most is not known: {counted}."
+    if len(found.binding_ranks) == world:
+        return f"All {world} ranks hold the same weights and cache: {counted}."
+    deciding = f"of {world} ranks, {ranks_text(found.binding_ranks, world)} hold the most weights and cache and decide"
+    if found.rank in found.binding_ranks:
+        return f"O{deciding[1:]}; {counted}."
+    return f"T{counted[1:]}, which holds less: {deciding}; rank={found.binding_ranks[0]} counts one of them."
 
 
 def _most(x: MemoryLimit) -> str | None:

@@ -312,15 +312,15 @@ def ranks_section(found: Parallel | None) -> DocumentSection | None:
 
 def rank_rows(found: Parallel) -> list[tuple[Cell, ...]]:
     """Return a row for each cost: the smallest and the largest of a rank, and which ranks have it."""
-    stages = tuple(found.ranks[0].stages)
+    stages, world = tuple(found.ranks[0].stages), found.mesh.world
     rows: list[tuple[Cell, ...]] = []
     for stage, metric in (*((stages[0], m) for m in HELD), *((s, m) for s in stages for m in DONE)):
         (least, with_least), (most, with_most) = found.extremes(stage, metric)
         if most:
             name = "" if metric in HELD else stage
             title = EVERY_METRIC[metric].title
-            rows.append((name, title, _of_metric(least, metric), _named_ranks(with_least, found),
-                         _of_metric(most, metric), _named_ranks(with_most, found)))  # fmt: skip
+            rows.append((name, title, _of_metric(least, metric), ranks_text(with_least, world),
+                         _of_metric(most, metric), ranks_text(with_most, world)))  # fmt: skip
     return rows
 
 
@@ -360,7 +360,7 @@ def ranks_lines(found: Parallel) -> Iterator[str]:
 
 
 def _only_rank(who: Iterable[int], found: Parallel) -> str:
-    named = _named_ranks(tuple(who), found)
+    named = ranks_text(tuple(who), found.mesh.world)
     return "" if named == "all" else f" (rank {named})"
 
 
@@ -369,9 +369,9 @@ def _of_metric(value: int, metric: Metric) -> Number:
     return Number(value, exact(value) + (f" {unit}" if unit else ""))
 
 
-def _named_ranks(ranks: tuple[int, ...], found: Parallel) -> str:
-    """Return ranks as text, with runs of neighbours joined: ``0 to 3, 7``."""
-    if len(ranks) == found.mesh.world:
+def ranks_text(ranks: tuple[int, ...], world: int) -> str:
+    """Return some of ``world`` ranks as text, with runs of neighbours joined: ``0 to 3, 7``."""
+    if len(ranks) == world:
         return "all"
     runs: list[list[int]] = []
     for rank in ranks:

@@ -35,9 +35,10 @@ from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, PAST, Workload, cache_counted
 from costproof.models.cache_dtype import BlockedCache
-from costproof.models.target import Exportable, Target, WithBlocks, WithMemory
+from costproof.models.target import Exportable, Sharded, Target, WithBlocks, WithMemory
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import SettingCurve, Threshold
+from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.run.count_lock import count_lock
 from costproof.run.operand_files import OperandInput, check_whole
 from costproof.run.operands import Operand, check_counted, read_operand
@@ -133,7 +134,7 @@ def fits(
         stages=tuple(stages),
         live_bytes=max(by_stage.values(), default=None),
         last_logits_bytes=None if live is None else live.with_last_logits(),
-        token_bytes=_token_bytes(along),
+        token_bytes=_token_bytes(along, side.workload.own_batch),
         reserve_bytes=kept_free,
         limits=()
         if certain is None or side.workload.rows  # the rows say all lengths
@@ -144,6 +145,8 @@ def fits(
             *side.notes, *unknown, *why, *_cache_notes(side.workload, live), *([] if blocked is None else [BLOCKS]),
             *(() if quantised is None else _stored_notes(quantised)),
         ),
+        rank=None if side.workload.mesh.one else side.workload.rank,
+        binding_ranks=_binding_ranks(read.target, side.workload),
     )  # fmt: skip
     return _with_graph(answer if blocked is None else _in_blocks(answer, blocked, by_stage), read)
 
@@ -239,7 +242,19 @@ def _live_memory(target: Target | None, workload: Workload) -> tuple[_LiveMemory
     return live, ()
 
 
-def _token_bytes(along: Mapping[str, SettingCurve]) -> int | None:
+def _binding_ranks(target: Target | None, workload: Workload) -> tuple[int, ...]:
+    """Return the ranks of several devices that hold the most weights and cache; none for one device."""
+    if workload.mesh.one or not isinstance(target, Sharded):
+        return ()
+    held: dict[int, list[int]] = {}
+    for row in count_ranks(target, workload, evaluate_formulas(target, workload)).ranks:
+        weights = max(costs["weight_bytes"] for costs in row.stages.values())
+        cache = sum(costs["kv_cache_bytes"] for costs in row.stages.values())
+        held.setdefault(weights + cache, []).extend(row.ranks)
+    return tuple(sorted(held[max(held)]))
+
+
+def _token_bytes(along: Mapping[str, SettingCurve], batch: int) -> int | None:
     """Return the cache bytes that one more text token adds to one sequence."""
     of = along.get("text_tokens")
     if of is None:
@@ -248,7 +263,6 @@ def _token_bytes(along: Mapping[str, SettingCurve]) -> int | None:
         more = of.value(of.own + 1, _CACHE) - of.value(of.own, _CACHE)
     except (BadInput, Problems):
         return None
-    batch = along["batch"].own
     return more // batch if more % batch == 0 else None
 
 

@@ -33,6 +33,7 @@ from costproof.run.sweep_parts import (
     PART_POINTS,
     SWEPT_PEAK,
     SweepPoints,
+    counted_cost,
     has_graph_peak,
     largest_graph_peak,
     metric_error,
@@ -397,7 +398,7 @@ def _validate_point(
     def counted(stage: str, metric: Metric) -> int | None:
         if metric == SWEPT_PEAK:
             return largest_graph_peak(calls, stage)
-        return formulas.stage_total(stage, metric) if stage else formulas.total(metric)
+        return counted_cost(formulas, stage, metric)
 
     wrong = [
         f"{title(stage, metric)}: {sure[stage, metric]:,} in the sweep, {exact(found)} in the report"

@@ -10,7 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from costproof.ledger.errors import BadInput, Bug, CostproofError, Incomplete, Problems, no_such
-from costproof.ledger.metrics import METRICS, PEAK_METRICS, Metric
+from costproof.ledger.mesh import AXES
+from costproof.ledger.metrics import COMM, PEAK_METRICS, SUMMED, Metric
+from costproof.ledger.node import Ledger
 from costproof.ledger.peaks import CallPeaks, largest
 from costproof.ledger.workload import Workload, counted_line, unknown_bytes
 from costproof.models.target import WithKeys
@@ -105,7 +107,9 @@ class SweepPoints:
     @property
     def counted(self) -> str:
         """Return the conditions of the count: :func:`~costproof.ledger.workload.counted_line` of the fixed settings."""
-        return counted_line(self.points.target.info(), self._workload)
+        line = counted_line(self.points.target.info(), self._workload)
+        spread = not {*AXES}.isdisjoint(self.names)
+        return f"{line}; one rank of the devices of each point" if spread else line
 
     @property
     def _workload(self) -> Workload:
@@ -255,7 +259,7 @@ class SweepPoints:
         for (stage, metric), column in zip(self.cells, columns, strict=True):
             if metric == SWEPT_PEAK:
                 continue  # compared with graphs that are exported at points
-            expected = ledger.stage_total(stage, metric) if stage else ledger.total(metric)
+            expected = counted_cost(ledger, stage, metric)
             if last_of(column) != expected:
                 got = last_of(column)
                 raise Bug("a compiled formula is wrong", where=f"{stage} {metric}", expected=expected, got=got)
@@ -319,12 +323,19 @@ def last_of(column: ExactColumn) -> int:
 # its symbols are constants, so these peaks are of one configuration, and only symbols of the export can vary.
 
 
+def counted_cost(ledger: Ledger, stage: str, metric: Metric) -> int | None:
+    """Return a cost of a stage, or of the whole run if the stage is empty; one device sends nothing."""
+    if metric in COMM and metric not in ledger.metrics:
+        return 0
+    return ledger.stage_total(stage, metric) if stage else ledger.total(metric)
+
+
 def metric_error(metric: Metric) -> BadInput | None:
     """Return the error if a metric cannot be a column: it is unknown, or neither formulas nor exports give it."""
-    if metric in METRICS or metric == SWEPT_PEAK:
+    if metric in SUMMED or metric == SWEPT_PEAK:
         return None
     if metric not in PEAK_METRICS:
-        return no_such("metric", metric, (*METRICS, SWEPT_PEAK), where="--metric")
+        return no_such("metric", metric, (*SUMMED, SWEPT_PEAK), where="--metric")
     fix = f"costproof peaks TARGET finds that of one workload; {SWEPT_PEAK} is swept"
     return BadInput("this peak cannot be swept, since it is observed in a run", where="--metric", got=metric, fix=fix)
 

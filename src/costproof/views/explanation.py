@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 from costproof.compare.patterns import Mask, patterns, template
 from costproof.ledger.capture import Capture, FormulaDoc
 from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, no_such
-from costproof.ledger.metrics import METRICS, PEAK_METRICS, STAGE_WIDE, Metric
+from costproof.ledger.mesh import one_device
+from costproof.ledger.metrics import COMM, METRICS, PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.notebook import ReportRepr
 from costproof.ledger.peaks import Peaks, by_stage
@@ -127,7 +128,9 @@ def explain(
         raise BadInput("no formula gives a peak", where="--metric", got=metric, fix="costproof peaks TARGET finds it")
     if metric not in EXPLAINED:
         raise no_such("metric", metric, (*EXPLAINED, *PEAK_METRICS))
-    if metric not in METRICS:
+    if metric in COMM and metric not in analytic.metrics:
+        raise one_device(metric, where="--metric")
+    if metric not in METRICS | COMM:
         analytic = with_quantity(analytic, metric)
         graph = graph and replace(graph, ledgers=tuple(with_quantity(x, metric) for x in graph.ledgers))
     inside = (n for n in analytic.nodes if stage in (n.stage, TOTAL))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from costproof.ledger.capture import Capture
-from costproof.ledger.metrics import METRICS, STAGE_WIDE, TRAFFIC, Metric, MetricInfo
+from costproof.ledger.metrics import COMM, METRICS, STAGE_WIDE, TRAFFIC, Metric, MetricInfo
 from costproof.ledger.node import CostNode, Ledger, exact_sum, known_part
 from costproof.ledger.run import ALL_SOURCES
 
@@ -68,6 +68,7 @@ def with_derived(found: Mapping[Metric, KnownAmount], executed: int | None) -> d
 
 EXPLAINED: Final[dict[str, MetricInfo]] = {
     **METRICS,
+    **COMM,
     **{
         name: MetricInfo(d.unit, False, d.title or name, " + ".join(d.of) + (" / 2" if d.unit == "MAC" else ""))
         for name, d in _DERIVED.items()

@@ -276,7 +276,8 @@ def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) ->
     for what, size, part in _divided(config):
         if part in plan.split and size % mesh.tp and not (part == "experts" and mesh.ep > 1):
             expected = f"a divisor of the {size} {what}"
-            found.append(BadInput("tensor parallelism must divide them", where="--tp", expected=expected, got=mesh.tp))
+            why = f"tensor parallelism must divide the {what}"
+            found.append(BadInput(why, where="--tp", expected=expected, got=mesh.tp))
     if "attention" in plan.split and config.kv_heads % mesh.tp and mesh.tp % config.kv_heads:
         expected = f"a divisor or a multiple of the {config.kv_heads} key/value heads"
         found.append(BadInput("ranks would share key/value heads", where="--tp", expected=expected, got=mesh.tp))

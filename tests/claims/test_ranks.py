@@ -1,0 +1,161 @@
+"""Published numbers about one rank of several devices, and the mistakes that the field makes in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import costproof
+from costproof.claims.types import Judgement
+from costproof.ledger.errors import BadInput
+
+TOKEN: Final = "text_tokens: '1', new_tokens: '0'"
+LLAMA, QWEN, V3 = "llama-3.1-70b", "qwen3-235b-a22b", "deepseek-v3"
+MESSAGE: Final = 28_672
+"""Bytes that a rank of 8 sends of 8,192 elements of 2 bytes: 2 x 7 / 8 x 16,384."""
+GATHER: Final = 7 * 16_032 * 2
+"""Bytes of a rank's 128,256 / 8 logits, sent to 7 others."""
+
+
+def judged(folder: Path, target: str, claim: str, mesh: str = "tp: '8'", workload: str = TOKEN) -> Judgement:
+    file = folder / "claims.yaml"
+    lines = ["costproof_claims: 1", f"target: {target}", f"workload: {{{workload}, {mesh}}}", f"claims: [{{{claim}}}]"]
+    file.write_text("\n".join(lines))
+    (found,) = costproof.check(file).judgements
+    return found
+
+
+def named(found: Judgement) -> list[set[str]]:
+    """Return the causes of each explanation."""
+    assert (found.status, found.residual) == ("explained", 0), found
+    return [{step.cause for step in e.steps} for e in found.explanations]
+
+
+def sent(number: int, more: str = "") -> str:
+    return f"stage: prefill, comm_bytes: {number}{more}"
+
+
+MODEL: Final = ", module: 'model.*'"
+"""All but the gather of the logits, which is in ``lm_head``."""
+WHOLE: Final = "text_tokens: '512', new_tokens: '1'"
+
+
+def test_llama_70b_sends_161_messages_a_token(tmp_path: Path) -> None:
+    """80 layers of two all-reduces and the embedding's, of the published 4,616,192 bytes; then the logits' gather."""
+    assert judged(tmp_path, LLAMA, sent(161 * MESSAGE + GATHER)).status == "right"
+    assert 161 * MESSAGE == 4_616_192
+    assert judged(tmp_path, LLAMA, sent(4_616_192, MODEL)).status == "right"
+    assert named(judged(tmp_path, LLAMA, sent(4_616_192))) == [{"gather of logits missing"}]
+    stated = judged(tmp_path, LLAMA, sent(4_616_192, ", conventions: {gather: left out}"))
+    assert [s.stated for e in stated.explanations for s in e.steps] == [True]
+
+
+@pytest.mark.parametrize(
+    ("each", "cause"),
+    [
+        (160 * MESSAGE, "embedding's all-reduce missing"),
+        (81 * MESSAGE, "one all-reduce a layer"),
+        (161 * 16_384, "all-reduce = M"),
+        (161 * MESSAGE // 2, "all-reduce = (n - 1) / n M"),
+        (161 * 2 * 16_384, "all-reduce = 2 M"),
+        (161 * 7 * 16_384, "all-reduce = (n - 1) M"),
+    ],
+)
+def test_wrong_counts_of_all_reduces(each: int, cause: str, tmp_path: Path) -> None:
+    """Of M = 16,384 bytes a token 2 x 7 / 8 are sent in each of 161; a prompt of 512 tokens and one step."""
+    claim = f"stage: total, comm_bytes: {513 * each}{MODEL}"
+    assert named(judged(tmp_path, LLAMA, claim, workload=WHOLE)) == [{cause}]
+
+
+def test_an_all_reduce_that_is_missing_for_a_token(tmp_path: Path) -> None:
+    """One of 161 is the only cause that fits, but a product of so few sizes may be anything: no evidence."""
+    found = judged(tmp_path, LLAMA, sent(160 * MESSAGE, MODEL))
+    assert (found.status, found.delta) == ("undetermined", -MESSAGE)
+    assert [s.cause for e in found.explanations for s in e.steps] == ["embedding's all-reduce missing"]
+
+
+def test_a_gather_as_its_payload(tmp_path: Path) -> None:
+    """All 128,256 logits of 2 bytes, where 7 of 8 parts are sent."""
+    assert named(judged(tmp_path, LLAMA, sent(161 * MESSAGE + 256_512))) == [{"gather = M"}]
+
+
+def test_the_messages_of_a_step(tmp_path: Path) -> None:
+    """Two of 80 layers, the embedding's and the gather."""
+    assert judged(tmp_path, LLAMA, "stage: prefill, messages: 162").status == "right"
+    assert judged(tmp_path, LLAMA, "stage: prefill, messages: 161, module: 'model.*'").status == "right"
+
+
+@pytest.mark.parametrize(
+    ("target", "right", "wrong", "cause"),
+    [
+        # 94 layers x 1 head x 128 elements x 2 bytes, of keys and values; 4 heads / 8 ranks would be a half.
+        (QWEN, 94 * 128 * 2 * 2, 24_064, "K/V heads / tp"),
+        # 61 layers x (512 + 64) elements x 2 bytes on every rank.
+        (V3, 61 * 576 * 2, 70_272 // 8, "latents / tp"),
+    ],
+)
+def test_caches_of_a_rank(target: str, right: int, wrong: int, cause: str, tmp_path: Path) -> None:
+    assert right == {QWEN: 48_128, V3: 70_272}[target]
+    assert judged(tmp_path, target, f"stage: prefill, kv_cache_bytes: {right}").status == "right"
+    assert named(judged(tmp_path, target, f"stage: prefill, kv_cache_bytes: {wrong}")) == [{cause}]
+
+
+def test_weights_of_all_ranks_by_tp(tmp_path: Path) -> None:
+    """Each of 8 ranks has all 161 norms of 8,192 elements: 7 / 8 of their bytes are missing in the wrong number."""
+    layer = 8192 * (8 + 8 + 1 + 1) * 128 + 3 * 8192 * 3584
+    right = 2 * (80 * layer + 2 * 16_032 * 8192 + 161 * 8192)
+    assert judged(tmp_path, LLAMA, f"stage: prefill, weight_bytes: {right}").status == "right"
+    wrong = right - 2 * 161 * 8192 * 7 // 8
+    assert wrong * 8 == 2 * 70_553_706_496  # the parameters of the model
+    assert named(judged(tmp_path, LLAMA, f"stage: prefill, weight_bytes: {wrong}")) == [{"all / tp"}]
+
+
+def test_weights_by_tp_where_heads_have_copies(tmp_path: Path) -> None:
+    """Qwen3-235B at tp 8: all parameters by 8, though routers, norms and half a key/value head are there twice."""
+    wrong = 235_093_634_560 * 2 // 8
+    assert named(judged(tmp_path, QWEN, f"stage: prefill, weight_bytes: {wrong}")) == [{"all / tp"}]
+
+
+def test_experts_that_are_not_divided(tmp_path: Path) -> None:
+    """94 layers of 128 experts of 3 x 4096 x 1536 elements, of which a rank of 8 has 16."""
+    expert, others = 3 * 4096 * 1536, 94 * (4096 * (8 + 8 + 1 + 1) * 128 + 2 * 128 + 2 * 4096 + 128 * 4096)
+    others += 2 * 151_936 // 8 * 4096 + 4096
+    mesh = "tp: '8', ep: '8'"
+    right, wrong = (2 * (94 * held * expert + others) for held in (16, 128))
+    assert judged(tmp_path, QWEN, f"stage: prefill, weight_bytes: {right}", mesh).status == "right"
+    assert named(judged(tmp_path, QWEN, f"stage: prefill, weight_bytes: {wrong}", mesh)) == [{"experts not / ep"}]
+
+
+def test_shared_experts_are_reduced_apart(tmp_path: Path) -> None:
+    """DeepSeek-V3 at tp 8 reduces in 3 dense layers once and in 58 layers twice, and once for the embedding."""
+    right = 3 + 58 * 2 + 1 + 1
+    assert judged(tmp_path, V3, f"stage: prefill, messages: {right}").status == "right"
+    found = judged(tmp_path, V3, f"stage: prefill, messages: {right - 58}")
+    assert ["shared experts' all-reduce missing"] in [[s.cause for s in e.steps] for e in found.explanations]
+
+
+def test_a_formula_of_a_rank(tmp_path: Path) -> None:
+    """2 (n - 1) / n of 161 tensors [B, S, 8192] of 2 bytes, and 7 / 8 of the logits, at every length."""
+    formula = "b*(tp - 1)*(2*161*B*S*8192/tp + B*L*128256/tp)"
+    assert judged(tmp_path, LLAMA, f"stage: prefill, comm_bytes: {formula!r}").status == "right"
+
+
+def test_one_device_sends_nothing(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="one device has no collectives"):
+        judged(tmp_path, LLAMA, sent(1), mesh="batch: '1'")
+
+
+def test_collectives_of_several_calls_are_explained() -> None:
+    """``explain`` has the formula of each collective; a decode step at tp 8 sends what a prompt of one token does."""
+    found: Any = costproof.explain(costproof.capture(LLAMA, tp=8, sources=["analytic"], text_tokens=1), "decode",
+                                   metric="comm_bytes")  # fmt: skip
+    (call,) = found.calls
+    assert call.total == 161 * MESSAGE + GATHER
+    assert [(p.modules, p.count, p.each) for p in call.parts] == [
+        ("model.embed_tokens", 1, MESSAGE),
+        ("model.layers.[0-79].self_attn.o_proj", 80, MESSAGE),
+        ("model.layers.[0-79].mlp.down_proj", 80, MESSAGE),
+        ("lm_head", 1, GATHER),
+    ]

@@ -1,0 +1,114 @@
+"""Every command with a mesh, as a new user types it: numbers by hand, and errors that say what to do."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.running import costproof
+
+LLAMA = "llama-3.1-70b"
+
+
+def test_a_sweep_over_tp(tmp_path: Path) -> None:
+    """A step of a token sends 2 (n - 1) / n of 161 x 16,384 bytes and (n - 1) / n of 256,512; one device nothing."""
+    found = costproof("sweep", LLAMA, "--text-tokens", "1", "--new-tokens", "0", "--over", "tp=1,2,3,4,8",
+                      "--metric", "comm_bytes", "--metric", "messages", cwd=tmp_path)  # fmt: skip
+    rows = list(csv.DictReader(io.StringIO(found.stdout[found.stdout.index("tp,") :])))
+    sent = {int(r["tp"]): (int(r["comm_bytes"]), int(r["messages"])) for r in rows}
+    assert sent == {n: ((n - 1) * (2 * 161 * 16_384 + 256_512) // n, 162 if n > 1 else 0) for n in (1, 2, 4, 8)}
+    assert "one rank of the devices of each point" in rows[0]["counted"]
+    assert "tensor parallelism must divide the attention heads" in found.stderr + found.stdout
+
+
+def test_a_sweep_of_one_device_sends_nothing(tmp_path: Path) -> None:
+    found = costproof("-q", "sweep", "bert", "--over", "batch=1,2", "--metric", "comm_bytes", cwd=tmp_path)
+    assert [line.split(",")[:2] for line in found.stdout.splitlines() if line[:1] in "12"] == [["1", "0"], ["2", "0"]]
+
+
+def test_explain_has_the_formula_of_each_collective(tmp_path: Path) -> None:
+    line = ("-q", "explain", LLAMA, "decode", "--metric", "comm_bytes")
+    text = costproof(*line, "--tp", "8", cwd=tmp_path).stdout
+    assert "formula  N*b*(2*tp - 2)*ceiling(B*text_hidden/tp)" in text
+    assert "result   28,672 x 80 modules = 2,293,760 bytes" in text
+    refused = costproof(*line, cwd=tmp_path)
+    assert (refused.code, "one device has no collectives" in refused.stderr) == (2, True)
+
+
+LAYER = 8192 * (8 + 8 + 1 + 1) * 128 + 3 * 8192 * 3584 + 2 * 8192
+"""A rank's parameters of a layer: 8 of 64 heads, 1 of 8 key/value heads, 3,584 of 28,672 columns, two whole norms."""
+WEIGHTS = 2 * (80 * LAYER + 2 * 16_032 * 8192 + 8192)
+TOKEN = 80 * 128 * 2 * 2
+"""Keys and values of one head in 80 layers."""
+BUFFERS = 2 * 64 * 4
+"""Two tables of 64 frequencies, in float32."""
+
+
+def test_a_rank_of_llama_70b_fits_an_h100(tmp_path: Path) -> None:
+    found = json.loads(costproof("fits", LLAMA, "--tp", "8", "--on", "h100-sxm", "-f", "json", cwd=tmp_path).stdout)
+    assert found["weights_bytes"] == WEIGHTS == 17_640_734_720
+    assert (found["token_bytes"], found["cache_bytes"]) == (TOKEN, 513 * TOKEN)
+    assert (found["rank"], found["binding_ranks"]) == (0, list(range(8)))
+
+
+def test_the_longest_text_and_the_largest_batch_of_a_rank(tmp_path: Path) -> None:
+    """A run of 512 + 1 tokens a sequence; all that 20 GB leave to the cache is 57,599 tokens, or 112 sequences."""
+    line = ("fits", LLAMA, "--tp", "8", "--memory", "20GB")
+    left = 20 * 10**9 - WEIGHTS - BUFFERS
+    assert (left // TOKEN, left // (513 * TOKEN)) == (57_599, 112)
+    solved = json.loads(costproof(*line, "-f", "json", cwd=tmp_path).stdout)["limits"]
+    limits = {x["setting"]: x["at"] for x in solved if x["held"] == "weights and cache"}
+    assert limits == {"text_tokens": 57_599, "batch": 113}  # one token is new
+    text = costproof(*line, cwd=tmp_path).stdout
+    assert "All 8 ranks hold the same weights and cache: these bytes and limits are of rank 0." in text
+    assert "and by the cache alone 112." in text
+    assert "and by the cache alone 57,598." in text
+
+
+def test_the_ranks_that_bind(tmp_path: Path) -> None:
+    """102 entries on 4 ranks are 26, 26, 26 and 24, of 2 tables of 4,096 elements of 2 bytes."""
+    line = ("fits", "llama-3.1-8b,vocab=102", "--tp", "4", "--memory", "80GB")
+    first, last = (json.loads(costproof(*line, "--rank", r, "-f", "json", cwd=tmp_path).stdout) for r in "03")
+    assert first["weights_bytes"] - last["weights_bytes"] == 2 * 2 * 4096 * 2
+    assert (first["rank"], last["rank"]) == (0, 3)
+    assert first["binding_ranks"] == last["binding_ranks"] == [0, 1, 2]
+    text = costproof(*line, "--rank", "3", cwd=tmp_path).stdout
+    assert "of rank 3, which holds less: of 4 ranks, 0 to 2 hold the most" in text
+
+
+def test_a_token_of_a_data_parallel_rank(tmp_path: Path) -> None:
+    """4 of 8 key/value heads of 128 elements in 32 layers, in each of the rank's sequences."""
+    line = ("fits", "llama-3.1-8b,batch=4", "--tp", "2", "--dp", "2", "--memory", "80GB", "-f", "json")
+    assert json.loads(costproof(*line, cwd=tmp_path).stdout)["token_bytes"] == 32 * 4 * 128 * 2 * 2
+
+
+def test_roofline_takes_a_mesh(tmp_path: Path) -> None:
+    line = ("-f", "json", "--on", "h100-sxm")
+    option = costproof("roofline", LLAMA, "--tp", "8", *line, cwd=tmp_path).stdout
+    assert option == costproof("roofline", f"{LLAMA},tp=8", *line, cwd=tmp_path).stdout
+    assert json.loads(option)["workload"]["inputs"]["tp"] == 8
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("llama --tp 5", "tensor parallelism must divide the attention heads"),
+        ("llama --tp 0", "at least 1"),
+        ("llama --tp 4 --ep 4", "1, since no layer has experts"),
+        ("llama --ep 2", "a multiple of tp 1 that divides tp x cp x dp = 1"),
+        ("llama --tp 4 --rank 4", "0 to 3"),
+        ("llama --rank 1", "0, since there is one device"),
+        ("llama --tp 2 --rows 3,4", "one device, or equal sequences"),
+        ("llama --pp 2", "this axis is not counted yet"),
+        ("llama --dp 4", "fewer sequences than data-parallel ranks"),
+        ("gpt2 --tp 2", "of gpt2: --text-tokens"),
+        ("bert --tp 2", "of bert: --seq-len"),
+    ],
+)
+def test_meshes_that_cannot_be(line: str, said: str, tmp_path: Path) -> None:
+    found = costproof("-q", "capture", *line.split(), "--sources", "analytic", "-o", "x.json", cwd=tmp_path)
+    assert (found.code, said in found.stderr, list(tmp_path.iterdir())) == (2, True, []), found.stderr
