@@ -12,8 +12,8 @@ from costproof.compare.compare import compare
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import OF_BOUNDS
 from costproof.ledger.node import CostNode
+from costproof.models.native import stored_formulas
 from costproof.models.registry import load_target
-from costproof.models.stored_formulas import stored_formulas
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.run.proof_pieces import count_piece

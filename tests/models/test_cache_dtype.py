@@ -12,11 +12,11 @@ import pytest
 
 from costproof.ledger.errors import Problems
 from costproof.ledger.workload import counted_line
+from costproof.models.cache_dtype import CACHE_FORMATS, cache_tensors, latent_bytes
 from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
-from costproof.storage.cache_formats import CACHE_FORMATS, cache_tensors, latent_bytes
 
 LAYERS, HEADS, WIDTH = 32, 8, 128
 """Of Llama-3.1-8B: heads are those of keys and values."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from costproof.opgraph.costed import cost_graph
-from costproof.opgraph.dataflow import data_edges, feeding_calls
+from costproof.opgraph.costed import cost_graph, data_edges, feeding_calls
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
 from tests.tracers.realistic import deep_config
 from tests.tracers.small import PAGE

@@ -15,7 +15,7 @@ from tests.oracles.vector_by_hand import Case, cases
 from tests.support.opcalls import call, value
 
 CASES: Final = list(cases())
-FREE: Final = ("movement", "conv", "experts")
+FREE: Final = ("movement", "conv", "experts", "collectives")
 """Files of rules without a word of vector work."""
 NONE: Final = {
     "matmul": "addmm addmv baddbmm _addmm_activation matmul mm bmm mv dot vdot inner _int_mm _scaled_mm linear rmatmul "

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers.distributed.expert_parallel import apply_expert_parallelism
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-from costproof.models.shards import shard
+from costproof.models.decoding.rank_model import shard
 from costproof.patches.sharding import plans_of
 
 SIZES: dict[str, Any] = {

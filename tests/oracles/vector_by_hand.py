@@ -274,6 +274,9 @@ def _attention() -> Iterator[Case]:
     yield Case("_cudnn_attention_forward", _named("_cudnn_attention_forward", q, **heads_first), 6 * (2 * 5 * 7), why)
     triton = {"q": heads_first["query"], "k": heads_first["key"], "v": heads_first["value"]}
     yield Case("_triton_scaled_dot_attention", _named("_triton_scaled_dot_attention", q, **triton), 420, why)
+    flexible = _named("costproof.flex_attention", q, {"kept": 30, "score_flops": 3}, **heads_first)
+    more = f"{why}, and 3 of the function of scores"
+    yield Case("costproof.flex_attention", flexible, 9 * (2 * 5 * 7), more)
     for name in ("torch_attn._varlen_attn", "torch_attn._varlen_attn_out"):
         starts, rows, keys = value(2, dtype="int32"), value(5, 2, 4), value(7, 2, 4)
         packed = {"query": rows, "key": keys, "value": keys, "cu_seq_q": starts, "cu_seq_k": starts}

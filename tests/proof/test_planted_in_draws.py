@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sympy
 
-from costproof.analytic import compose, mlp
+from costproof.analytic import compose, elementwise
 from costproof.analytic.costs import costs_of
 from costproof.analytic.feed_forward import ExpertMixture
 from costproof.models.decoding import formulas as dense
@@ -53,7 +53,7 @@ def test_an_inner_width_that_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("function", ["tanh", "sigmoid", "swish", "gelu_new"])
 def test_what_an_activation_costs(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
     piece = smallest("vit", lambda p: p.target.config.activation == function)
-    monkeypatch.setitem(mlp.ACTIVATION_FLOPS, function, mlp.ACTIVATION_FLOPS[function] + 1)
+    monkeypatch.setitem(elementwise.ACTIVATION_FLOPS, function, elementwise.ACTIVATION_FLOPS[function] + 1)
     found = carry_out_piece(piece).counterexamples
     assert {c.metric for c in found} == {"vector_flops"}
     assert any(c.module.endswith("activation_fn") for c in found)

@@ -70,12 +70,13 @@ def test_a_diff_has_each_sum_once() -> None:
 
 
 def test_fits_has_each_sum_once() -> None:
-    """A model of one stage has no rows of stages, and peaks that nobody looked for have no row."""
+    """A model of one stage has no rows of stages, and a bound has no row where the live peak is known."""
     found = costproof.fits("bert-base@sentence", on="l4")
     assert len(found.stages) == 1
     for kind in ("text", "md"):
         text = variants("fits")[kind].text(found)
-        assert text.count(f"{found.activations_bytes:,}") == 1
+        assert text.count(f"{found.live_bytes:,}") == 1
+        assert f"{found.activations_bytes:,}" not in text
         assert "?" not in text
 
 

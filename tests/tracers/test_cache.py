@@ -23,8 +23,7 @@ from costproof.algebra.symbols import parse
 from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.opgraph.account import account
 from costproof.opgraph.costed import cost_graph
-from costproof.opgraph.graph import OpCall, Value
-from costproof.opgraph.serialization import from_plain, to_plain
+from costproof.opgraph.graph import OpCall, Value, from_plain, to_plain
 from costproof.tracers import cache, fingerprint
 from costproof.tracers.cache import FOLDER, cache_enabled, cached_export
 from costproof.tracers.exported import Exported, export_graph

@@ -28,8 +28,7 @@ import pytest
 import torch
 
 from costproof.ledger.callgraph import CallGraph, PlainAt, TensorAt
-from costproof.opgraph.costed import cost_graph
-from costproof.opgraph.dataflow import data_edges
+from costproof.opgraph.costed import cost_graph, data_edges
 from costproof.tracers.callgraph import call_graph
 from costproof.tracers.dynamic import compare_tracers
 from costproof.tracers.hooks import trace_hooks

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from costproof import api
-from costproof.cli.options import device_option, options, report_command, run_command
+from costproof.cli.options import TargetCommand, device_option, options, report_command, run_command
 from costproof.cli.output import check_apart, emit, note_written, print_note, print_summary
 from costproof.cli.params import FILE, STAGE, TARGET, ChoiceParam, IntParam, ListParam
 from costproof.cli.progress import show_progress
-from costproof.cli.target_command import TargetCommand
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
 from costproof.ledger.node import rule_wanted, unknown_clause
 from costproof.ledger.progress import Progress

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import click
 
 from costproof import api
-from costproof.cli.options import options, run_command, run_request
+from costproof.cli.options import TargetCommand, options, run_command, run_request
 from costproof.cli.output import check_apart, emit, note_written, print_lines, print_note, terminal_width
 from costproof.cli.params import FILE, STAGE, TARGET, ChoiceParam, IntParam, NameParam
 from costproof.cli.progress import show_progress
-from costproof.cli.target_command import TargetCommand
 from costproof.ledger.capture import CAPTURE, Capture
 from costproof.ledger.errors import NOT_GIVEN, BadInput
 from costproof.ledger.files import first_bytes

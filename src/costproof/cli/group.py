@@ -42,12 +42,11 @@ COMMANDS: Final[dict[str, str]] = {
 }
 """Name -> short help, in the order of a typical session."""
 _MODULES: Final = {
-    "compare": "check compare diff gate render",
+    "compare": "check compare diff gate graph plot render",
     "count": "capture counters measure peaks report",
     "estimate": "fits machine machines roofline stored",
     "formula": "derive explain prove",
     "list": "doctor ops schema targets workloads",
-    "picture": "graph plot",
     "sweep": "sweep",
 }
 """``NAME`` of a module ``costproof.cli.NAME_commands`` -> its commands."""

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from costproof import api
-from costproof.cli.options import options
+from costproof.cli.options import TargetCommand, options
 from costproof.cli.output import check_apart, note_written, print_lines, print_note
 from costproof.cli.params import FILE, STAGE, TARGET, AxisParam, IntParam, ListParam
 from costproof.cli.progress import show_progress
-from costproof.cli.target_command import TargetCommand
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
 from costproof.ledger.metrics import EVERY_METRIC

@@ -141,6 +141,15 @@ class Fits:
     """The same with logits of the last position only; ``None``: not known, or the run computes no others."""
     token_bytes: int | None = None
     """Bytes that one more token of text adds to the cache of a sequence; ``None``: not known."""
+    held_cache_bytes: int | None = None
+    """The most that a call holds of a cache in blocks, waste included; ``None``: the cache is not kept in blocks."""
+    cache_waste_bytes: int | None = None
+    """Part of :attr:`held_cache_bytes` that no token uses."""
+    blocked_live_bytes: int | None = None
+    """The largest live peak of a stage with the blocks of its cache: an upper bound. ``None``: not known, or no blocks.
+
+    A layer takes its blocks when it writes.
+    """
     reserve_bytes: int = 0
     """Part of the memory that is left to the runtime, as the caller asked; :attr:`memory_bytes` is without it."""
     notes: tuple[str, ...] = ()
@@ -169,9 +178,14 @@ class Fits:
         return KV_DTYPE not in self.workload.inputs
 
     @property
+    def planned_cache_bytes(self) -> int | None:
+        """Bytes of the cache in memory: in blocks if it is kept in blocks, else at the end of the run."""
+        return self.cache_bytes if self.held_cache_bytes is None else self.held_cache_bytes
+
+    @property
     def certain_bytes(self) -> int | None:
         """Bytes of weights and cache, and of buffers where these are known."""
-        return None if self.lasting_bytes is None or self.cache_bytes is None else self.lasting_bytes + self.cache_bytes
+        return exact_sum((self.lasting_bytes, self.planned_cache_bytes))
 
     @property
     def lasting_bytes(self) -> int | None:
@@ -181,7 +195,7 @@ class Fits:
     @property
     def bound_bytes(self) -> int | None:
         """Weights, buffers, cache, the upper bound of activations, and an unpacked matrix."""
-        parts = (self.held_weights, self.buffers_bytes, self.cache_bytes, self.activations_bytes)
+        parts = (self.held_weights, self.buffers_bytes, self.planned_cache_bytes, self.activations_bytes)
         return exact_sum((*parts, self.unpacked_bytes or 0))
 
     @property
@@ -204,6 +218,8 @@ class Fits:
         If neither is known, :attr:`bound_bytes`.
         """
         peak = self.live_bytes if self.live_bytes is not None else self.peaks_bytes
+        if self.held_cache_bytes is not None:
+            peak = self.blocked_live_bytes
         if peak is None or self.weights_bytes is None:
             return self.bound_bytes
         return exact_sum((self.held_weights, self.buffers_bytes, peak, self.unpacked_bytes or 0))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +41,60 @@ class WholeModel:
     """Metric -> why its cost for the whole model is unknown."""
     not_run: str = ""
     """Why no run of all layers on the meta device was compared with this; empty if one was."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPadding:
+    """Cache of equal layers, kept in blocks of tokens, in the call of a stage that holds most of them.
+
+    A layer with a window gives back the blocks before its window when the next call begins. No prefix is shared.
+    """
+
+    stage: str
+    layers: int
+    """Number of these layers."""
+    window: int
+    """Number of keys that a query of these layers sees; 0 for all."""
+    block: int
+    """Tokens of a block."""
+    blocks: int
+    """Blocks of all sequences in one layer."""
+    tokens: int
+    """Tokens of all sequences that the call reads or writes in one layer."""
+    token_bytes: int
+    """Bytes of a token in one layer."""
+    held_bytes: int
+    """layers x blocks x block x token_bytes."""
+    used_bytes: int
+    """layers x tokens x token_bytes."""
+    waste_bytes: int
+    """Held but not used."""
+    waste_share: str
+    """Exact part of the held bytes that is waste: ``55/15104``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """Waste of a run: what it holds only because sizes are rounded up. No metric includes it."""
+
+    cache: tuple[BlockPadding, ...] = ()
+    """By stage and kind of layer; empty if the cache is not kept in blocks."""
+
+    def of_stage(self, stage: str) -> tuple[int, int]:
+        """Return the bytes that the cache of a stage holds, and those of them that are waste."""
+        rows = [row for row in self.cache if row.stage == stage]
+        return sum(row.held_bytes for row in rows), sum(row.waste_bytes for row in rows)
+
+    def problems(self) -> Iterator[BadInput]:
+        """Yield an error for each row that contradicts itself."""
+        for k, row in enumerate(self.cache):
+            held = row.layers * row.blocks * row.block * row.token_bytes
+            used = row.layers * row.tokens * row.token_bytes
+            expected = (held, used, held - used, str(Fraction(held - used, held or 1)))
+            got = (row.held_bytes, row.used_bytes, row.waste_bytes, row.waste_share)
+            if got != expected or held < used:
+                where = f"$.padding.cache[{k}]"
+                yield BadInput("the padding does not add up", where=where, expected=str(expected), got=str(got)[:80])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +154,8 @@ class Capture:
     """Modules by path, for a target without formulas."""
     parallel: Parallel | None = None
     """Costs of every rank, by the formulas, if the run is spread over several devices; the ledgers are of one rank."""
+    padding: Padding | None = None
+    """What the run holds only because sizes are rounded up; ``None`` unless requested."""
     recorded: dict[str, tuple[Metric, ...]] = field(default_factory=dict)
     """Source -> metrics on record as available for this target in such a run; empty without a record."""
 
@@ -153,7 +211,7 @@ FAILED: Final = "failed: "
 SECONDS: Final = 60
 """Processor seconds allowed for reading a capture; a model with 61 layers takes three."""
 
-CAPTURE: Final = FileKind(name="costproof/capture", version=(4, 2), type=Capture, left_out=("parallel",))
+CAPTURE: Final = FileKind(name="costproof/capture", version=(4, 3), type=Capture, left_out=("parallel", "padding"))
 
 
 def read_capture(path: Path) -> Capture:

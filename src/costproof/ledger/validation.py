@@ -75,6 +75,8 @@ def _problems(capture: Capture) -> Iterator[BadInput]:
         yield from _check_peaks(capture, one, f"$.peaks[{k}]")
     if capture.parallel is not None:
         yield from capture.parallel.problems()
+    if capture.padding is not None:
+        yield from capture.padding.problems()
     if capture.whole is not None:
         yield from _check_whole(capture.whole, capture.target.stages)
 

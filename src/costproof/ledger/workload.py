@@ -196,6 +196,8 @@ class ModuleKind:
 
 
 UNREAD: Final = "nothing reads it"
+KV_BLOCK: Final = "kv_block"
+"""Input of a workload: tokens of a block of its key/value cache, if that is kept in blocks."""
 KV_DTYPE: Final = "kv_dtype"
 """Input of a workload: the format of its key/value cache, if that is not the run's dtype."""
 SIZE_FROM: Final = "image_size_from"

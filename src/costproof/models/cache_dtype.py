@@ -1,8 +1,13 @@
-"""Replace the key/value cache bytes of a ledger, counted in the dtype of the run, by those of another cache format."""
+"""Count a key/value cache as engines keep it: in formats with fewer bits, and in blocks of tokens.
+
+The sources count the cache in the dtype of the run; its bytes are replaced by those of another format. Blocks change no
+metric: what they hold beyond the cache is named waste.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
@@ -10,13 +15,82 @@ import sympy
 
 from costproof.algebra.symbols import parse, sym, text
 from costproof.ledger.attributes import attribute
+from costproof.ledger.capture import BlockPadding
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.metrics import FLOOR, UNFUSED, Metric
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.workload import FLOAT_BYTES, KV_DTYPE, Workload
+from costproof.ledger.workload import FLOAT_BYTES, KV_DTYPE, BatchRow, Workload
+from costproof.models.decoding.names import STAGES
 from costproof.models.target import Setting, Target
-from costproof.storage.cache_formats import CACHE_FORMATS, LATENT_FORMATS, cache_tensors, latent_bytes
-from costproof.storage.tensors import Size
+from costproof.storage.tensors import Size, StoredTensor, ceil_div
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFormat:
+    """Cache format with quantised rows of keys and values, one per token and head, each with its scales."""
+
+    bits: int
+    """Bits of an element."""
+    scales: str
+    """Granularity of the scales, in words."""
+    scale_bytes: int = 0
+    """Bytes of a scale; 0: one scale is for a whole tensor, outside of the cache."""
+    group: int = 0
+    """Elements with one scale; 0: those of a head."""
+
+    def head_bytes(self, width: Size) -> Size:
+        """Return the bytes of one head of a token, keys or values, with ``width`` elements."""
+        groups = ceil_div(width, self.group) if self.group else 1
+        return ceil_div(width * self.bits, 8) + groups * self.scale_bytes
+
+
+CACHE_FORMATS: Final[dict[str, CacheFormat]] = {
+    "fp8": CacheFormat(8, "one scale a tensor"),
+    "int8": CacheFormat(8, "a float32 scale a token and head", 4),
+    "int4": CacheFormat(4, "a float32 scale a token and head", 4),
+    "nvfp4": CacheFormat(4, "an 8-bit scale for 16 elements", 1, 16),
+    "q8_0": CacheFormat(8, "a 16-bit scale for 32 elements", 2, 32),
+    "q4_0": CacheFormat(4, "a 16-bit scale for 32 elements", 2, 32),
+}
+"""Formats by name; sources: vLLM ``v1/kv_cache_interface.py`` (fp8, per token and head, nvfp4), llama.cpp blocks."""
+LATENT_FORMATS: Final[dict[str, str]] = {"fp8": "a float32 scale for 128 elements of a latent, rotated keys in 16 bits"}
+"""Formats of latents (MLA), with their scales in words."""
+
+
+def latent_bytes(rank: Size, rope: Size) -> Size:
+    """Return the fp8 cache bytes of a latent (MLA), per token and layer: 512 + 4 x 4 + 2 x 64 = 656 for DeepSeek-V3."""
+    return rank + 4 * ceil_div(rank, 128) + 2 * rope
+
+
+_HEAD: Final = 0
+_LAYOUTS: Final[dict[str, tuple[tuple[str, int], ...]]] = {
+    "fp8": (("F8_E4M3", 1),),
+    "int8": (("I8", 1), ("F32", _HEAD)),
+    "int4": (("U8", 2), ("F32", _HEAD)),
+    "nvfp4": (("U8", 2), ("F8_E4M3", 16)),
+    "q8_0": (("I8", 1), ("F16", 32)),
+    "q4_0": (("U8", 2), ("F16", 32)),
+}
+"""Format -> dtype of each tensor of a head, and the elements of the head that one number of it is for."""
+
+
+def cache_tensors(name: str, width: int, rope: int = 0) -> tuple[StoredTensor, ...]:
+    """Return the tensors that hold one head of a token in a format, keys or values, or one latent with its rotated key.
+
+    Graph sources count these. They are a second description of the formats, apart from the closed forms above.
+
+    Args:
+        name: the format.
+        width: elements of the head, or of the latent.
+        rope: elements of the rotated key of a latent, which stay in 16 bits; 0 for keys and values.
+    """
+    shapes: tuple[tuple[str, int], ...]
+    if rope:
+        shapes = (("F8_E4M3", width), ("F32", -(-width // 128)), ("BF16", rope))
+    else:
+        shapes = tuple((dtype, -(-width // of) if of else 1) for dtype, of in _LAYOUTS[name])
+    return tuple(StoredTensor(f"cache.{dtype}", dtype, (count,)) for dtype, count in shapes)
+
 
 RUN: Final = "run"
 SETTING: Final = Setting(
@@ -82,6 +156,93 @@ def cache_share(workload: Workload, *, latent: bool) -> Size:
         return latent_bytes(rank, rope) / ((rank + rope) * sym("b"))
     width = sym("text_head_dim")
     return CACHE_FORMATS[str(chosen)].head_bytes(width) / (width * sym("b"))
+
+
+@dataclass(frozen=True, slots=True)
+class CachedLayers:
+    """Layers whose caches are equal."""
+
+    layers: int
+    window: int
+    """Number of keys that a query sees; 0 for all."""
+    token_bytes: int
+    """Bytes of a token in one layer."""
+
+
+def blocks_held(past: int, new: int, window: int, size: int) -> tuple[int, int]:
+    """Return the blocks that a sequence holds in a layer during a call, and the tokens that the call uses there.
+
+    A layer without a window holds ceil((past + new) / size) blocks. One with a window w needs no token before the
+    window of the first new one: max(0, past - w + 1) tokens, whose whole blocks are free. It holds at most
+    ceil((w - 1 + new) / size) + 1 blocks (vLLM ``SlidingWindowSpec``).
+
+    Args:
+        past: tokens before the call.
+        new: tokens that the call adds; 0 for what is kept between calls.
+        window: number of keys that a query sees; 0 for all.
+        size: tokens of a block.
+    """
+    free = max(0, past - window + 1) if window else 0
+    return -(-(past + new) // size) - free // size, past + new - free
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedCache:
+    """Key/value cache that is kept in blocks of tokens."""
+
+    size: int
+    """Tokens of a block."""
+    groups: tuple[CachedLayers, ...]
+
+    def rows(self, workload: Workload) -> tuple[BlockPadding, ...]:
+        """Return what each stage holds, by kind of layer, in the call that holds most."""
+        return tuple(self._row(stage, group, rows) for stage, rows in self._calls(workload) for group in self.groups)
+
+    def held(self, workload: Workload) -> int:
+        """Return the most bytes that a call holds."""
+        return max(self._held(rows) for _, rows in self._calls(workload))
+
+    def surplus(self, workload: Workload) -> dict[str, int]:
+        """Return, for each stage, the most bytes that blocks add to a cache that grows layer by layer.
+
+        A layer that the call has not reached has the blocks and tokens before it, any other those after it.
+        """
+        return {
+            stage: sum(
+                row.count * group.layers * group.token_bytes * max(
+                    self.size * blocks_held(row.past, new, group.window, self.size)[0]
+                    - blocks_held(row.past + new, 0, group.window, self.size)[1]
+                    for new in (0, row.new)
+                )
+                for row in rows
+                for group in self.groups
+            )
+            for stage, rows in self._calls(workload)
+        }  # fmt: skip
+
+    def _calls(self, workload: Workload) -> Iterator[tuple[str, tuple[BatchRow, ...]]]:
+        """Yield each stage with the rows of its call that holds most blocks.
+
+        Of decode steps it is one of the last ``size``: blocks only grow without a window, and repeat after ``size``
+        steps with one.
+        """
+        batch, end = workload.batch, workload.context + workload.new_tokens
+        yield STAGES[0], workload.rows or (BatchRow(workload.text_tokens, workload.past, batch),)
+        if workload.new_tokens:
+            steps = range(end - 1, end - 1 - min(workload.new_tokens, self.size), -1)
+            yield STAGES[1], max(((BatchRow(1, past, batch),) for past in steps), key=self._held)
+
+    def _held(self, rows: tuple[BatchRow, ...]) -> int:
+        return sum(self._row("", group, rows).held_bytes for group in self.groups)
+
+    def _row(self, stage: str, of: CachedLayers, rows: tuple[BatchRow, ...]) -> BlockPadding:
+        each = [(row.count, *blocks_held(row.past, row.new, of.window, self.size)) for row in rows]
+        blocks, tokens = (sum(count * found[i] for count, *found in each) for i in (0, 1))
+        held, used = (of.layers * n * of.token_bytes for n in (blocks * self.size, tokens))
+        return BlockPadding(
+            stage, of.layers, of.window, self.size, blocks, tokens, of.token_bytes, held, used, held - used,
+            str(Fraction(held - used, held or 1)),
+        )  # fmt: skip
 
 
 def _converted(ledger: Ledger, factor: Fraction) -> Ledger:

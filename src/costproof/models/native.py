@@ -1,4 +1,7 @@
-"""Define base classes of targets with one configuration, and of targets that are a class of transformers."""
+"""Define base classes of targets with one configuration, and of targets that are a class of transformers.
+
+The storage metrics of a checkpoint are added to the formulas of a target.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
 
+from costproof.analytic.storage import Storage, with_storage
+from costproof.analytic.symbols import MESH_SYMBOLS
+from costproof.ledger.attributes import attribute
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.files import read_configuration
 from costproof.ledger.metrics import Conventions
+from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import (
@@ -32,7 +39,8 @@ from costproof.models.decoding.decoder import Decoder
 from costproof.models.reader_check import ConfigFile, check_reader
 from costproof.models.specs import Built
 from costproof.models.target import NamedWorkload, Setting
-from costproof.storage.scheme import CheckpointLayout
+from costproof.storage.scheme import PLAIN as NOT_QUANTISED
+from costproof.storage.scheme import CheckpointLayout, UnknownFormat
 from costproof.weights.stored import PLAIN, Stored, stored
 
 if TYPE_CHECKING:
@@ -313,3 +321,32 @@ class Native(Configured[N]):
 
         target: Any = self
         return proof(target, samples, seed)
+
+
+class GivesFormulas(Protocol):
+    """Protocol of targets that have closed formulas."""
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """Return the analytic ledger in symbols."""
+
+
+NOT_KNOWN: Final = "stored bytes are not known"
+"""Beginning of the note on a checkpoint whose format has no layout."""
+
+
+def stored_formulas(target: GivesFormulas, workload: Workload) -> Ledger:
+    """Return the analytic ledger in symbols, with storage metrics if the checkpoint's format is known."""
+    of = attribute(target, "model", target)
+    ledger = target.formulas(workload)
+    if not isinstance(of, Configured):  # as the static source: in the dtype of the run
+        return with_storage(ledger, Storage(NOT_QUANTISED, workload.dtype, CheckpointLayout(), {}))
+    try:
+        scheme = of.stored.scheme(str(attribute(of.config, "model_type", "")))
+    except UnknownFormat as error:
+        return with_storage(ledger, None, f"{NOT_KNOWN}: {error.name}: {error.why}")
+    layout = attribute(of, "checkpoint_layout", CheckpointLayout())
+    sizes = of.config.symbols()
+    if not workload.mesh.one:  # of a rank
+        calls: Any = attribute(of, "invocations")
+        sizes |= {name: size for name, size in calls(workload)[0].symbols.items() if name in MESH_SYMBOLS}
+    return with_storage(ledger, Storage(scheme, of.dtype, layout, sizes))

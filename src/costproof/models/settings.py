@@ -16,6 +16,7 @@ from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_
 from costproof.ledger.files import MAX_BYTES, first_bytes
 from costproof.ledger.mesh import AXES, RANK
 from costproof.ledger.run import RunOptions, parse_integer
+from costproof.ledger.workload import KV_BLOCK as BLOCK_INPUT
 from costproof.ledger.workload import PAST as PAST_INPUT
 from costproof.ledger.workload import ROWS as ROWS_INPUT
 from costproof.ledger.workload import AttentionKind, BatchRow, Dtype, ExpertKernel, Logits, Workload
@@ -31,6 +32,9 @@ ROWS: Final = Setting(
     "5 tokens, all with logits, of 8 sequences; or a file with the new and past tokens of each row.",
     "text",
     metavar="ROWS",
+)
+KV_BLOCK: Final = Setting(
+    BLOCK_INPUT, "Tokens of a block, if the cache is kept in blocks: memory that no token uses is named as waste."
 )
 NEW_TOKENS: Final = Setting("new_tokens", "Decode steps; 0 counts only the prefill.")
 BATCH: Final = Setting("batch", "Sequences at once.")
@@ -132,6 +136,20 @@ def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]
         got=f"{cached}{length} in the prompt + {workload.new_tokens} new = {total}",
     )
     return [problem] if total > most else []
+
+
+def block_problems(workload: Workload) -> list[CostproofError]:
+    """Return an error for each reason why the cache of a workload cannot be kept in blocks of the requested size."""
+    size = workload.inputs.get(BLOCK_INPUT)
+    if size is None:
+        return []
+    found: list[CostproofError] = []
+    if not isinstance(size, int) or size < 1:
+        found.append(BadInput("not a number of tokens", where=option(BLOCK_INPUT), expected="1 or more", got=size))
+    if not workload.mesh.one:
+        what = "blocks of the cache are counted on one device only"
+        found.append(BadInput(what, where=option(BLOCK_INPUT), expected="one device", got=workload.mesh.text))
+    return found
 
 
 def row_problems(workload: Workload, most: int) -> list[CostproofError]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from costproof.analytic.memory_tape import MemoryTape
+    from costproof.models.cache_dtype import BlockedCache
     from costproof.weights.stored import Stored
 
 
@@ -139,6 +140,14 @@ class WithMemory(WithFormulas, Protocol):
         Raises:
             Incomplete: values of the input decide what the run allocates.
         """
+
+
+@runtime_checkable
+class WithBlocks(WithFormulas, Protocol):
+    """Target whose key/value cache can be kept in blocks of tokens."""
+
+    def blocked_cache(self, workload: Workload) -> BlockedCache | None:
+        """Return the blocks of the cache; ``None`` if the workload does not request them."""
 
 
 @runtime_checkable

@@ -17,9 +17,9 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Workload
 from costproof.models.config import key_named, keys_of
+from costproof.models.native import stored_formulas
 from costproof.models.registry import load_target
 from costproof.models.settings import option, typed_settings
-from costproof.models.stored_formulas import stored_formulas
 from costproof.models.target import WithKeys
 from costproof.parametric.concolic import BranchCondition, PathRecorder, PointValues, SizeExpr, expression_of
 from costproof.parametric.exact_arrays import ExactColumn, ExactEvaluator, Int128Array, PointBatch

@@ -16,7 +16,7 @@ from costproof.ledger.mesh import AXES, RANK, Collectives, Duplicate, Parallel, 
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, TargetInfo, Workload, folded_path
-from costproof.models.stored_formulas import GivesFormulas, stored_formulas
+from costproof.models.native import GivesFormulas, stored_formulas
 from costproof.models.target import Sharded, Sharing, WithKeys
 
 

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.patches import flash_attention, flex_attention
+from costproof.patches import flash_attention
 from costproof.patches.patch import LoadedPatch, Patch, is_complete, is_installed, patched
 from costproof.patches.state_snapshot import StateSnapshot
 
@@ -57,6 +57,7 @@ def inference_context(model: nn.Module) -> Iterator[Assumptions]:
     """
     import torch
 
+    from costproof.patches import flex_attention  # its rules need sympy, which lists of targets do not load
     from costproof.patches.input_values import precomputed, without_padding
 
     with ExitStack() as undo:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from costproof.estimate.memory import Fits, HeldKind, MemoryLimit
-from costproof.ledger.workload import TargetInfo, counted_line, quantised_clause
+from costproof.ledger.workload import KV_BLOCK, TargetInfo, counted_line, quantised_clause
 from costproof.reports.document import Block, Code, Document, DocumentSection, Form, Items, Prose, Table, plain_text
 from costproof.views.describe import note_lines
 from costproof.views.numbers import exact, human
@@ -94,6 +94,8 @@ def fit_sentence(found: Fits) -> str:
         return f"Not known whether it fits into {room}: weights and cache do, and nothing bounds the activations."
     if found.most_bytes is None:
         return f"Not known whether it fits into {room}: not all of it is counted."
+    if found.blocked_live_bytes is not None:
+        return f"Not known whether it fits into {room}: not if the blocks of the cache are added to the live peak."
     if found.live_bytes is not None:
         why = "a kernel unpacks the largest matrix" if found.is_live_exact else "it computes with a cache of its dtype"
         return f"Not known whether it fits into {room}: not if {why}."
@@ -119,12 +121,19 @@ def _held_rows(found: Fits) -> list[tuple[str, ...]]:
         ("weights, buffers and all peaks", found.most_bytes),
     )
     bounds = (("activations, at most", found.activations_bytes),)
+    blocks = (
+        (f"cache in blocks of {found.workload.inputs.get(KV_BLOCK)} tokens", found.held_cache_bytes),
+        ("waste, in these blocks", found.cache_waste_bytes),
+    )
+    blocked_peak = (("live peak, its cache in blocks, at most", found.blocked_live_bytes),)
     named = (
         ("weights" if found.stored_bytes is None else f"weights, stored as {found.stored_format}", found.held_weights),
         ("buffers", found.buffers_bytes),
         ("cache when the run ends", found.cache_bytes),
+        *(blocks if found.held_cache_bytes is not None else ()),
         ("weights, buffers and cache", found.certain_bytes),
         *(bounds if found.live_bytes is None else (("live peak, cache included", found.live_bytes),)),
+        *(blocked_peak if found.blocked_live_bytes is not None else ()),
         *(() if found.unpacked_bytes is None else (("the largest matrix, unpacked", found.unpacked_bytes),)),
         *(
             (("all of these", found.bound_bytes),)

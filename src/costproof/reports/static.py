@@ -1,12 +1,18 @@
-"""Report the cost of each stage: sums, calls, sources and formulas; for a truncated model, also of all layers."""
+"""Report the cost of each stage: sums, calls, sources and formulas; for a truncated model, also of all layers.
+
+For a run on several devices, report the ranks too: their costs, their collectives, and what they hold copies of.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from costproof.ledger.capture import WholeModel
-from costproof.ledger.metrics import FVCORE, METRICS, PEAK_METRICS
+from costproof.ledger.capture import Padding, WholeModel
+from costproof.ledger.mesh import Parallel
+from costproof.ledger.metrics import EVERY_METRIC, FVCORE, METRICS, PEAK_METRICS, Metric
 from costproof.ledger.peaks import largest
+from costproof.ledger.plural import plural
 from costproof.reports.document import (
     Block,
     Cell,
@@ -18,6 +24,8 @@ from costproof.reports.document import (
     Form,
     Items,
     Markdown,
+    Note,
+    Number,
     Prose,
     Strong,
     Table,
@@ -25,7 +33,6 @@ from costproof.reports.document import (
     conventions_foot,
     subject_lines,
 )
-from costproof.reports.ranks import section
 from costproof.views.formulas import FormulaText
 from costproof.views.numbers import exact, human, human_or_bound, share
 from costproof.views.quantities import SHOWN, UNITS
@@ -47,8 +54,21 @@ LOUD: Final = (
     "These are MACs in the convention of fvcore 0.1.5.post20221221, which calls them flops. They are not FLOPs: a"
     " multiply-accumulate is 1, a norm is 5 per element, fused attention and grouped experts are 0."
 )
+PADDING: Final = "Waste of padding, by the formulas"
+PADDED: Final = ("Stage", "Layers", "Window", "Blocks a layer", "Tokens a layer", "Held", "Used", "Waste", "Of held")
+BLOCKS: Final = (
+    "Bytes of the call that holds most. A layer with a window gives back whole blocks before it when the next call "
+    "begins. No prefix is shared. No other number includes the waste."
+)
 _SIDES: Final = {"isolated": "isolated", "dynamic": "extracted"}
 CONVENTION: Final = ("Stage", *(f"{name} {side}" for name in ("MACs", "Activations") for side in _SIDES.values()))
+HELD: Final[tuple[Metric, ...]] = ("params", "weight_bytes")
+DONE: Final[tuple[Metric, ...]] = ("flops", "kv_cache_bytes", "comm_bytes", "comm_payload_bytes", "messages")
+RING: Final = (
+    "A rank sends 2 (n - 1) chunks of an all-reduce over n ranks, and n - 1 of the others: the ring algorithm. A chunk"
+    " has ceil(elements / n) elements. The payload is the full tensor, whatever the algorithm."
+)
+SUMS: Final = "All ranks together have what one device has for the same batch, and these copies; nothing is left over."
 
 
 def document(found: Results, form: Form) -> Document:
@@ -59,8 +79,10 @@ def document(found: Results, form: Form) -> Document:
         head, rows = whole_rows(static.whole, digits=True)
         said = tuple(f"{line}." for line in (*stack_sentences(static.whole), *unknown_sentences(static.whole)))
         body.append(DocumentSection(whole_title(static.whole), [Items(said), Table(head, "lr", rows)]))
-    if (of_ranks := section(found.capture.parallel)) is not None:
+    if (of_ranks := ranks_section(found.capture.parallel)) is not None:
         body.append(of_ranks)
+    if (padding := padding_section(static.padding)) is not None:
+        body.append(padding)
     body += [
         Details("Exact numbers", [_exact(static)]),
         Details("Calls, shapes and operator kinds", _calls(static)),
@@ -190,6 +212,27 @@ def _put_in(call: InvocationCompute, formula: FormulaText, metric: str) -> Prose
     return ("With ", *values[1:], f": {exact(result)}" + (f" ({human(result)})." if result >= 1000 else "."))
 
 
+def padding_section(found: Padding | None) -> DocumentSection | None:
+    """Return the section on what a run holds only because sizes are rounded up; ``None`` if it rounds none."""
+    if found is None:
+        return None
+    rows: list[tuple[Cell, ...]] = [
+        (row.stage, exact(row.layers), exact(row.window) if row.window else "", exact(row.blocks), exact(row.tokens),
+         exact(row.held_bytes), exact(row.used_bytes), exact(row.waste_bytes), share(row.waste_bytes, row.held_bytes))
+        for row in found.cache
+    ]  # fmt: skip
+    return DocumentSection(PADDING, [Items(tuple(padding_lines(found))), Table(PADDED, "lr", rows), Note(BLOCKS)])
+
+
+def padding_lines(found: Padding) -> Iterator[str]:
+    """Yield a line for each stage: what its cache holds, and how much of it is waste."""
+    for stage in dict.fromkeys(row.stage for row in found.cache):
+        held, waste = found.of_stage(stage)
+        size = plural(found.cache[0].block, "token")
+        part = f", {share(waste, held)} of them" if waste else ""
+        yield f"{stage}: the cache holds {exact(held)} B in blocks of {size}; waste {exact(waste)} B{part}"
+
+
 def whole_title(whole: WholeModel) -> str:
     """Return the title of the section on the whole model, which is extrapolated or computed by formulas."""
     return WORKED_OUT if whole.times else EVALUATED
@@ -237,3 +280,92 @@ def unknown_sentences(whole: WholeModel) -> list[str]:
         if metric in whole.left_out:
             reasons.setdefault(whole.left_out[metric], []).append(METRICS[metric].title)
     return [f"not known: {', '.join(titles)}: {why}" for why, titles in reasons.items()]
+
+
+def ranks_section(found: Parallel | None) -> DocumentSection | None:
+    """Return the section on ranks, collectives and copies; ``None`` for a run on one device."""
+    if found is None:
+        return None
+    body: list[Block] = [
+        Note(f"By the formulas, split as in {found.plan}. Other sections are of rank {found.rank}."),
+        Table(("Stage", "Of each rank", "Smallest", "Ranks", "Largest", "Ranks"), "llrlrl", rank_rows(found)),
+    ]
+    if found.collectives:
+        rows = collective_rows(found)
+        head = ("Stage", "Call", "Module", "Collective", "Group", "Dtype", "Times", "Payload", "Sent")
+        body += [Table(head, "llllllr", rows, title=f"Collectives of rank {found.rank}"), Note(RING)]
+    if found.duplicates:
+        body += [Table(("Copies", "Stage", "Of", "Amount"), "lllr", copy_rows(found), title="Copies"), Note(SUMS)]
+    return DocumentSection(f"Ranks: {plural(found.mesh.world, 'device')}, {found.mesh.text}", body, id="ranks")
+
+
+def rank_rows(found: Parallel) -> list[tuple[Cell, ...]]:
+    """Return a row for each cost: the smallest and the largest of a rank, and which ranks have it."""
+    stages = tuple(found.ranks[0].stages)
+    rows: list[tuple[Cell, ...]] = []
+    for stage, metric in (*((stages[0], m) for m in HELD), *((s, m) for s in stages for m in DONE)):
+        (least, with_least), (most, with_most) = found.extremes(stage, metric)
+        if most:
+            name = "" if metric in HELD else stage
+            title = EVERY_METRIC[metric].title
+            rows.append((name, title, _of_metric(least, metric), _named_ranks(with_least, found),
+                         _of_metric(most, metric), _named_ranks(with_most, found)))  # fmt: skip
+    return rows
+
+
+def collective_rows(found: Parallel) -> list[tuple[Cell, ...]]:
+    """Return a row for equal collectives of the counted rank."""
+    return [
+        (c.stage, c.invocation, Code(c.module), Code(c.kind), f"{c.group}, {plural(len(c.ranks), 'rank')}", c.dtype,
+         exact(c.count), _of_metric(c.bytes, "comm_payload_bytes"), _of_metric(c.sent_bytes, "comm_bytes"))
+        for c in found.collectives
+    ]  # fmt: skip
+
+
+def copy_rows(found: Parallel) -> list[tuple[Cell, ...]]:
+    """Return a row for each kind of copy."""
+    return [
+        (d.what, d.stage, EVERY_METRIC[d.metric].title, _of_metric(d.amount, d.metric))
+        for d in found.duplicates
+    ]  # fmt: skip
+
+
+def ranks_lines(found: Parallel) -> Iterator[str]:
+    """Yield short lines for the summary on a terminal."""
+    for stage in found.ranks[0].stages:
+        sent = {c.kind: 0 for c in found.collectives if c.stage == stage}
+        for c in found.collectives:
+            if c.stage == stage:
+                sent[c.kind] += c.count
+        _, (most, who) = found.extremes(stage, "comm_bytes")
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sent.items()) or "no collectives"
+        yield f"{stage}: {kinds}; a rank sends {human(most, 'B')}{_only_rank(who, found)}"
+    (least, _), (most, who) = found.extremes(next(iter(found.ranks[0].stages)), "weight_bytes")
+    at_most = f"{human(least, 'B')} to " if least != most else ""
+    yield f"weights of a rank: {at_most}{human(most, 'B')}{_only_rank(who, found)}"
+    held = sum(d.bytes for d in found.duplicates if not d.stage and d.metric == "weight_bytes")
+    whole = found.one_device.get("", {}).get("weight_bytes", 0)
+    yield f"weights of all ranks: {human(whole, 'B')} of one device and {human(held, 'B')} of copies"
+
+
+def _only_rank(who: Iterable[int], found: Parallel) -> str:
+    named = _named_ranks(tuple(who), found)
+    return "" if named == "all" else f" (rank {named})"
+
+
+def _of_metric(value: int, metric: Metric) -> Number:
+    unit = UNITS.get(EVERY_METRIC[metric].unit, "")
+    return Number(value, exact(value) + (f" {unit}" if unit else ""))
+
+
+def _named_ranks(ranks: tuple[int, ...], found: Parallel) -> str:
+    """Return ranks as text, with runs of neighbours joined: ``0 to 3, 7``."""
+    if len(ranks) == found.mesh.world:
+        return "all"
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs)

@@ -9,7 +9,6 @@ from costproof.ledger.metrics import METRICS, Metric
 from costproof.ledger.plural import plural
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import counted_line
-from costproof.reports import ranks
 from costproof.reports.document import (
     Block,
     Cell,
@@ -26,7 +25,10 @@ from costproof.reports.screen import align_table, fill_lines, table_fits
 from costproof.reports.static import (
     CONVENTION,
     LOUD,
+    PADDING,
     convention_rows,
+    padding_lines,
+    ranks_lines,
     stack_sentences,
     unknown_sentences,
     whole_rows,
@@ -73,7 +75,9 @@ def _document(report: Results, *, digits: bool, width: int) -> Document:
         body.append(DocumentSection(f"{whole_title(whole)}:", [Table(columns, "lr", sums), *said]))
     if (parallel := report.capture.parallel) is not None:
         title_of_ranks = f"All {plural(parallel.mesh.world, 'device')} ({parallel.mesh.text}), by the formulas:"
-        body.append(DocumentSection(title_of_ranks, [Items(tuple(ranks.lines(parallel)))]))
+        body.append(DocumentSection(title_of_ranks, [Items(tuple(ranks_lines(parallel)))]))
+    if (padding := report.capture.padding) is not None:
+        body.append(DocumentSection(f"{PADDING}:", [Items(tuple(padding_lines(padding)))]))
     if counted := convention_rows(static):
         body.append(DocumentSection(f"Convention fvcore-macs: {LOUD}", [Table(CONVENTION, "lr", counted)]))
     return Document(title, body, about=[model_line(static.target), counted_line(static.target, static.workload)])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from costproof.analytic.costs import formula_docs
 from costproof.analytic.symbols import MESH_SYMBOLS, PAST_SYMBOLS, row_symbols
-from costproof.ledger.capture import FAILED, Capture
+from costproof.ledger.capture import FAILED, Capture, Padding
 from costproof.ledger.environment import advice, environment, require
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
 from costproof.ledger.mesh import Parallel
@@ -27,6 +27,7 @@ from costproof.models.target import (
     Runnable,
     Sharded,
     Target,
+    WithBlocks,
     WithCheckpoint,
     WithFormulas,
     WithModules,
@@ -166,6 +167,7 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
         lacking=missing,
         modules=target.module_kinds() if isinstance(target, WithModules) else {},
         parallel=_ranks(target, workload, ledgers),
+        padding=_padding(target, workload),
         recorded={s: metrics for s, metrics in recorded(target, workload).items() if s in ledgers},
     )
     if dynamic is None or dynamic.measured is None:
@@ -187,6 +189,12 @@ def _ranks(target: Target, workload: Workload, ledgers: Mapping[str, Ledger]) ->
     if workload.mesh.one or not isinstance(target, Sharded) or "analytic" not in ledgers:
         return None
     return count_ranks(target, workload, ledgers["analytic"])
+
+
+def _padding(target: Target, workload: Workload) -> Padding | None:
+    """Return what the run holds only because sizes are rounded up; ``None`` if the workload rounds none."""
+    blocked = target.blocked_cache(workload) if isinstance(target, WithBlocks) else None
+    return None if blocked is None else Padding(blocked.rows(workload))
 
 
 def _headers(target: Target, workload: Workload, missing: dict[str, str], progress: Progress) -> dict[str, Ledger]:
@@ -222,7 +230,7 @@ def _input_error(run: Prepared) -> Incomplete | None:
     """Return the error with which the model rejects its inputs, if that is why every source failed."""
     with suppress(Exception):  # code of other packages; the reasons of the sources are there already
         if isinstance(run.target, Runnable):
-            from costproof.tracers.input_errors import explain_failure
+            from costproof.tracers.cpu_fallback import explain_failure
 
             model = run.target.build_run(run.workload, silent).model
             return next(

@@ -28,12 +28,14 @@ from costproof.estimate.memory import (
 from costproof.estimate.roofline import choose_source
 from costproof.estimate.sums import CallTerm, FormulaSum, MetricTerm
 from costproof.ledger.baseline import Baseline, Folded
+from costproof.ledger.capture import Padding
 from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
-from costproof.ledger.workload import FLOAT_BYTES, KV_DTYPE, PAST, Workload, cache_counted
-from costproof.models.target import Exportable, Target, WithMemory
+from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, PAST, Workload, cache_counted
+from costproof.models.cache_dtype import BlockedCache
+from costproof.models.target import Exportable, Target, WithBlocks, WithMemory
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import SettingCurve, Threshold
 from costproof.run.count_lock import count_lock
@@ -43,6 +45,10 @@ from costproof.run.peaks import graph_peaks
 from costproof.run.stored import stored_checkpoint
 from costproof.storage.checkpoint import StoredCheckpoint
 
+BLOCKS: Final = (
+    "the cache is kept in blocks, no prefix is shared: the most that a call holds counts, and with the live peak, to "
+    "which a layer adds its blocks when it writes, it is an upper bound"
+)
 SETTINGS: Final = ("batch", "text_tokens")
 """Settings that are varied."""
 _FRACTION: Final = re.compile(r"[0-9]*\.[0-9]+")
@@ -95,7 +101,9 @@ def fits(
     sizes = along["batch"].sizes(along["batch"].own) if along else {}
     element = FLOAT_BYTES[side.workload.dtype]
     rows = max(map(row_kinds_in, sizes.values()), default=0)
+    blocked = _blocked_cache(read.target, side.workload)
     live, why = _live_memory(read.target, side.workload)
+    live = live if live is None or blocked is None else replace(live, blocked=blocked)
     by_stage = {} if live is None else live.stages()
     stages = []
     for stage in folded.stages:
@@ -129,13 +137,15 @@ def fits(
         reserve_bytes=kept_free,
         limits=()
         if certain is None or side.workload.rows  # the rows say all lengths
+        else tuple(_block_limits(along, certain, room, live, blocked, side.workload, unpacked or 0))
+        if blocked is not None
         else (*_limits(along, certain, room, kept, live, read.peaks, unpacked or 0), *_of_graph(read, certain, room)),
         notes=(
-            *side.notes, *unknown, *why, *_cache_notes(side.workload, live),
+            *side.notes, *unknown, *why, *_cache_notes(side.workload, live), *([] if blocked is None else [BLOCKS]),
             *(() if quantised is None else _stored_notes(quantised)),
         ),
     )  # fmt: skip
-    return _with_graph(answer, read)
+    return _with_graph(answer if blocked is None else _in_blocks(answer, blocked, by_stage), read)
 
 
 def _with_graph(found: Fits, read: Operand) -> Fits:
@@ -153,6 +163,8 @@ def _with_graph(found: Fits, read: Operand) -> Fits:
     except Incomplete as error:
         return replace(found, notes=(*found.notes, f"graph peak not known: {error.line}"))
     stages = tuple(replace(stage, live_bytes=peaks.get(stage.id)) for stage in found.stages)
+    if (blocked := _blocked_cache(read.target, found.workload)) is not None:
+        found = _in_blocks(found, blocked, peaks)
     known = [stage.live_bytes for stage in stages]
     live = max((n for n in known if n is not None), default=None) if None not in known else None
     return replace(found, stages=stages, live_bytes=live, live_source="graph")
@@ -164,6 +176,12 @@ class _LiveMemory:
 
     target: WithMemory
     workload: Workload
+    blocked: BlockedCache | None = None
+
+    def in_blocks(self, **changed: Any) -> int:
+        """Return the largest peak of a stage with the blocks of its cache; without blocks, the largest peak."""
+        more = {} if self.blocked is None else self.blocked.surplus(replace(self.workload, **changed))
+        return max(peak + more.get(stage, 0) for stage, peak in self.stages(**changed).items())
 
     def stages(self, **changed: Any) -> dict[str, int]:
         """Return the peak of live activations of each stage: of its largest call, or of the last decode step."""
@@ -176,6 +194,37 @@ class _LiveMemory:
     def with_last_logits(self) -> int | None:
         """Return the largest live peak if only the last position gets logits; ``None`` if that is so already."""
         return None if self.workload.logits == "last" else max(self.stages(logits="last").values())
+
+
+def _blocked_cache(target: Target | None, workload: Workload) -> BlockedCache | None:
+    """Return the blocks of the cache, if the workload requests them.
+
+    Raises:
+        BadInput: it does, and there is no target that gives them.
+    """
+    if KV_BLOCK not in workload.inputs:
+        return None
+    found = target.blocked_cache(workload) if isinstance(target, WithBlocks) else None
+    if found is None:
+        raise BadInput("only formulas of a decoder give the blocks of its cache", where="--kv-block")
+    return found
+
+
+def _in_blocks(found: Fits, blocked: BlockedCache, live: Mapping[str, int | None]) -> Fits:
+    """Return the answer with a cache in blocks.
+
+    Args:
+        live: live peak of each stage; empty if unknown.
+    """
+    rows = Padding(blocked.rows(found.workload))
+    held, waste = max(rows.of_stage(row.stage) for row in rows.cache)
+    more = blocked.surplus(found.workload)
+    peaks = [None if (peak := live.get(stage)) is None else peak + more[stage] for stage in more]
+    known = [peak for peak in peaks if peak is not None]
+    return replace(
+        found, held_cache_bytes=held, cache_waste_bytes=waste,
+        blocked_live_bytes=max(known) if len(known) == len(peaks) else None,
+    )  # fmt: skip
 
 
 def _live_memory(target: Target | None, workload: Workload) -> tuple[_LiveMemory | None, tuple[str, ...]]:
@@ -350,12 +399,35 @@ def _limits(
                 yield MemoryLimit(setting, what, found.outcome, found.at, points, found.why)
 
 
+def _block_limits(
+    along: Mapping[str, SettingCurve],
+    lasting: int,
+    room: int,
+    live: _LiveMemory | None,
+    blocked: BlockedCache,
+    workload: Workload,
+    unpacked: int,
+) -> Iterator[MemoryLimit]:
+    """Yield the first values of settings at which the blocks of the cache, or the live peak with them, do not fit."""
+    for setting, of in along.items():
+        if live is not None:
+            yield from _live_limit(setting, of, lasting + unpacked, room, live)
+
+        def held(at: int, setting: str = setting) -> int:
+            changed: dict[str, Any] = {setting: at}
+            return lasting + blocked.held(replace(workload, **changed))
+
+        found = of.first_over(lambda at, held=held: held(at) > room)  # type: ignore[misc]
+        points = tuple(MemoryPoint(at, held(at)) for at in found.places(of.own))
+        yield MemoryLimit(setting, "weights and cache", found.outcome, found.at, points, found.why)
+
+
 def _live_limit(setting: str, of: SettingCurve, lasting: int, room: int, live: _LiveMemory) -> Iterator[MemoryLimit]:
     """Yield the first value of a setting at which the live peak does not fit; the peak grows with the setting."""
 
     def held(at: int) -> int:
         changed: dict[str, Any] = {setting: at}
-        return lasting + max(live.stages(**changed).values())
+        return lasting + live.in_blocks(**changed)
 
     if not of.depends(_GROWING):
         return

@@ -32,11 +32,10 @@ from costproof.ledger.metrics import FLOOR, STAGE_WIDE
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import SettingValue, Workload
 from costproof.models.config import keys_of
-from costproof.models.native import Native
+from costproof.models.native import Native, stored_formulas
 from costproof.models.proof import Piece, Proof, Provable
 from costproof.models.reader_check import check_reader, written
 from costproof.models.specs import ExportJob
-from costproof.models.stored_formulas import stored_formulas
 from costproof.models.target import Runnable, WithFormulas, WithMemory
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.processes import Say

@@ -17,7 +17,6 @@ from unittest import mock
 
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import Incomplete, first_line
-from costproof.patches.flex_attention import made_up_values
 from costproof.weights.loading import FEWER, size_of
 
 if TYPE_CHECKING:
@@ -289,6 +288,8 @@ def unchecked(*, made_up: bool = True) -> Iterator[None]:
     Args:
         made_up: whether values are made up, so that masks are not counted by them.
     """
+    from costproof.patches.flex_attention import made_up_values
+
     with (
         mock.patch.dict(os.environ, {"TRANSFORMERS_DISABLE_TORCH_CHECK": "1"}),
         made_up_values() if made_up else nullcontext(),

@@ -39,8 +39,8 @@ from costproof.models.native import Configured, Native
 from costproof.models.reader_check import check_reader
 from costproof.models.specs import ExportJob
 from costproof.models.target import Exportable
+from costproof.opgraph.graph import GraphReader, GraphWriter, StoredGraph, StoredSize, StoredValue, from_plain
 from costproof.opgraph.rules.files import in_force
-from costproof.opgraph.serialization import GraphReader, GraphWriter, StoredGraph, StoredSize, StoredValue, from_plain
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.fingerprint import INSTALLED, OWN, digest, fingerprint, surroundings
 

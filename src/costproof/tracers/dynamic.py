@@ -21,8 +21,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.specs import Built, Run
 from costproof.models.target import Exportable, Runnable, Target, WithFormulas, options_of
 from costproof.opgraph.account import account, cache_growth_nodes, locator, settle_kept
-from costproof.opgraph.costed import CostedGraph, cost_graph
-from costproof.opgraph.dataflow import data_edges
+from costproof.opgraph.costed import CostedGraph, cost_graph, data_edges
 from costproof.opgraph.fvcore_macs import fvcore_nodes
 from costproof.opgraph.kept import PairCounter
 from costproof.opgraph.mask_rows import QueryRowMasks, with_lengths

@@ -14,7 +14,7 @@ from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, StatedDifference
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import Workload
-from costproof.models.stored_formulas import NOT_KNOWN
+from costproof.models.native import NOT_KNOWN
 from costproof.models.stored_module import (
     StoredModule,
     checkpoint_names,

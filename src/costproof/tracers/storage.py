@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.metrics import STORAGE, Metric
 from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
-from costproof.models.native import Configured
-from costproof.models.stored_formulas import NOT_KNOWN
+from costproof.models.native import NOT_KNOWN, Configured
 from costproof.models.stored_module import model_facts, stored_modules
 from costproof.models.target import Target, WithStorage
 from costproof.opgraph.tally import ParameterShapes

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from costproof.ledger.capture import Capture, SymbolDoc, WholeModel
+from costproof.ledger.capture import Capture, Padding, SymbolDoc, WholeModel
 from costproof.ledger.errors import Bug
 from costproof.ledger.mesh import Collectives, Duplicate, Mesh, RankCosts
 from costproof.ledger.metrics import EVERY_METRIC, METRICS, STAGE_WIDE, Conventions, Metric
@@ -121,6 +121,8 @@ class StaticCompute:
     """Collectives of the counted rank by the formulas, equal ones together."""
     duplicates: tuple[Duplicate, ...] = ()
     """What all ranks together have or do more than one device; with these, the sums over ranks are exact."""
+    padding: Padding | None = None
+    """What the run holds only because sizes are rounded up, by the formulas; no cost above includes it."""
 
     @property
     def one_stage(self) -> bool:
@@ -134,8 +136,8 @@ class StaticCompute:
 
 
 STATIC_COMPUTE: Final = FileKind(
-    name="costproof/static_compute", version=(3, 2), type=StaticCompute,
-    left_out=("parallel", "rank", "ranks", "collectives", "duplicates"),
+    name="costproof/static_compute", version=(3, 3), type=StaticCompute,
+    left_out=("parallel", "rank", "ranks", "collectives", "duplicates", "padding"),
 )  # fmt: skip
 
 
@@ -179,6 +181,7 @@ def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> 
         whole=capture.whole,
         formulas_of="" if closed is None else "analytic" if closed.source == "analytic" else "derived",
         **_of_mesh(capture),
+        padding=capture.padding,
     )
     check_sums(result)
     return result

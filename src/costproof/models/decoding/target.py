@@ -6,6 +6,8 @@ A family adds its configuration and a :class:`~costproof.models.decoding.formula
 from __future__ import annotations
 
 import random
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
@@ -13,9 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
+from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
-from costproof.ledger.workload import ROWS, ExpertKernel, Invocation, Workload
+from costproof.ledger.workload import KV_BLOCK, PAST, ROWS, ExpertKernel, Invocation, Workload
 from costproof.models import cache_dtype
 from costproof.models import settings as common
 from costproof.models.decoding import exports, runs
@@ -23,9 +26,9 @@ from costproof.models.decoding.build import build
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
+from costproof.models.decoding.rank_model import distribute_for_run, shard_for_export
 from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards, mesh_problems, mesh_symbols
 from costproof.models.native import Native
-from costproof.models.shards import distribute_for_run, shard_for_export
 from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 from costproof.patches.sharding import NOTE as DISPATCHED
@@ -48,6 +51,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("seq_len", "The same, by the name that it has for any model."),
     common.PAST,
     common.ROWS,
+    common.KV_BLOCK,
     common.NEW_TOKENS,
     common.BATCH,
     common.DTYPE,
@@ -58,6 +62,8 @@ SETTINGS: Final[tuple[Setting, ...]] = (
 
 
 C = TypeVar("C", bound=DecoderConfig)
+_LAYER: Final = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
+"""The index of a layer in the path of its attention."""
 _RANK: Final = "_costproof_rank"
 """Attribute of a distributed model with its rank."""
 
@@ -125,6 +131,33 @@ class CausalTarget(Native[C]):
         stack = decoder_stack(self.config, workload, style)
         return decoder_tapes(self.config, workload, stack, capped=style.logits_capped)
 
+    def blocked_cache(self, workload: Workload) -> cache_dtype.BlockedCache | None:
+        """Return the blocks of the cache; ``None`` if the workload does not request them.
+
+        The bytes of a token in a layer are those that the formulas append for a prompt of one token.
+
+        Raises:
+            Incomplete: the formulas do not give them for every layer.
+        """
+        size = workload.inputs.get(KV_BLOCK)
+        if not isinstance(size, int):
+            return None
+        inputs = {k: v for k, v in workload.inputs.items() if k not in (PAST, ROWS, KV_BLOCK)}
+        one = replace(workload, text_tokens=1, new_tokens=0, batch=1, inputs=inputs)
+        calls = {(call.stage, call.id): call.symbols for call in self.invocations(one)}
+        sizes: Counter[int] = Counter()
+        for node in evaluate_ledger(self.formulas(one), calls, self.config.symbols()).nodes:
+            if appended := node.cost("kv_cache_bytes"):
+                found = _LAYER.search(node.module)
+                sizes[-1 if found is None else int(found[1])] += appended
+        if sizes.keys() != {*range(self.config.layers)}:
+            raise Incomplete("the formulas do not give the cache of each layer", where=f"--{KV_BLOCK}", got=self.name)
+        windows = self.config.windows() or (0,) * self.config.layers
+        groups = Counter((window, sizes[i]) for i, window in enumerate(windows))
+        return cache_dtype.BlockedCache(
+            size, tuple(cache_dtype.CachedLayers(count, *group) for group, count in groups.items())
+        )
+
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
         """Return whether transformers would give a model with this configuration the cache that the formulas assume."""
@@ -180,6 +213,7 @@ class CausalTarget(Native[C]):
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Return an error for each reason why the model cannot run a workload."""
         found = cache_dtype.cache_problems(workload, latent=bool(self.decoder.latent))
+        found += common.block_problems(workload)
         found += common.problems(workload, self.config.head_dim) + common.device_problems(workload, self.options)
         if self.plan is not None:
             found += mesh_problems(self.config, workload, self.plan)

@@ -11,7 +11,7 @@ from costproof.algebra.symbols import FUNCTIONS
 from costproof.ledger.errors import Absent
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.plural import plural, verb
-from costproof.reports import peaks, ranks, roofline
+from costproof.reports import peaks, roofline
 from costproof.reports.document import plain_text
 from costproof.reports.graph.svg import inline
 from costproof.reports.graph.view import GraphChoice, graph_view
@@ -33,7 +33,15 @@ from costproof.reports.html.printer import (
     swatch,
 )
 from costproof.reports.roofline import time_chip, time_metric
-from costproof.reports.static import DERIVED, stack_sentences, unknown_sentences, whole_rows, whole_title
+from costproof.reports.static import (
+    DERIVED,
+    padding_section,
+    ranks_section,
+    stack_sentences,
+    unknown_sentences,
+    whole_rows,
+    whole_title,
+)
 from costproof.views.describe import run_line
 from costproof.views.module_tree import FormulaTable, ModuleRows
 from costproof.views.numbers import exact, human_or_bound, share
@@ -76,7 +84,12 @@ def capture_page(found: Results) -> str:
                 HtmlPrinter().block,
                 filter(
                     None,
-                    (ranks.section(capture.parallel), roofline.section(found.roofline), peaks.section(capture.peaks)),
+                    (
+                        ranks_section(capture.parallel),
+                        padding_section(capture.padding),
+                        roofline.section(found.roofline),
+                        peaks.section(capture.peaks),
+                    ),
                 ),
             ),
             picture,
