@@ -84,12 +84,13 @@ RUNS |= {
     ),
 }
 QUICK = {"llama", "llama, eager", "mistral, window", "gpt-oss", "bert, eager", "dinov2, gated", "siglip-vision"}
-QUICK |= {"t5, one head"}
+QUICK |= {"t5, one head", "t5, long text"}
 STACKS = "hidden=32,head_dim=6,intermediate=48,layers=4,decoder_layers=5,vocab=64,buckets=8,new_tokens=3"
 RUNS |= {
     "t5, one text": f"t5@sentence,seq_len=7,dtype=float32,heads=3,{STACKS}",
+    "t5, long text": f"t5@sentence,seq_len=50,heads=4,{STACKS.replace('=48', '=2000')}",
     "t5, one token": f"t5@sentence,batch=3,seq_len=1,heads=2,{STACKS}",
-    "t5, one head": f"t5@sentence,batch=2,seq_len=5,heads=1,{STACKS}",
+    "t5, one head": f"t5@sentence,batch=2,seq_len=5,heads=1,{STACKS}000",
 }
 
 
@@ -226,6 +227,31 @@ def test_the_live_peak_of_a_tower_with_several_mergers_is_that_by_hand(setting: 
     assert peak == inputs + 2 * 16 * 8 * 4 + elements * item
     ((_, job),) = calls(target, work)
     assert peak == held(job)
+
+
+def test_the_live_peak_of_a_merger_is_that_by_hand() -> None:
+    """4 tokens of 4,000 decide, with the 128 elements that each comes from, and the patches, which are returned too."""
+    target = Qwen3VlVision(Qwen3VlVisionConfig(32, 4, 1, 4, out=4000, patch=4, table=16, deep=()))
+    work = target.workload("image", image_size=16)
+    (peak,) = graph_peaks(target, work).values()
+    assert peak == 16 * (96 * 2 + 4 * 8 + 4 * 4 + 2 * 8) + (16 * 32 + 4 * 128 + 4 * 4000) * 2
+    ((_, job),) = calls(target, work)
+    assert peak == held(job)
+
+
+def test_the_live_peak_of_distances_is_that_by_hand() -> None:
+    """One head of 2, a layer of width 4, 50 tokens; 300 steps. For each pair five int64 and a boolean, four in a step.
+
+    In the encoder with ids, hidden states, queries, keys and values; in a step with what it is given (states, an id,
+    both caches), the cache of 301 tokens, a query and hidden states.
+    """
+    target = T5(T5Config(4, 2, 5, 1, 1, 1, 7, 8))
+    work = target.workload("sentence", batch=1, seq_len=50, new_tokens=300)
+    found = graph_peaks(target, work)
+    assert found["encode", "input", "encode"] == 50 * (8 + 4 * 2 + 3 * 2 * 2) + 50 * 50 * (5 * 8 + 1)
+    given = 50 * 4 * 2 + 8 + (300 + 50) * 2 * 2 * 2
+    assert found["decode", "steps", "step"] == given + 301 * 2 * 2 * 2 + (2 + 4) * 2 + 301 * (4 * 8 + 1)
+    assert found == {(job.stage, call, job.id): held(job) for call, job in calls(target, work)}
 
 
 def test_the_live_peak_of_two_stacks_is_that_by_hand() -> None:

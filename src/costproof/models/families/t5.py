@@ -464,9 +464,8 @@ class _BiasedTape(LayerTape):
     def record(self, config: T5Config, stack: str) -> None:
         """Record a call of the encoder, or of the decoder up to logits.
 
-        Layers between the first and the last hold the same, but for the cache: in each it is as much more, or less, as
-        in the layer before. So the highest moment is in the first of them, or the last; of the others only the cache
-        is recorded.
+        A layer between the first and the last holds what the one before it does, and its cache. So the highest moment
+        is in the first, the last, or the one before; of the others only the cache is recorded.
 
         Source: ``T5Stack.forward``, ``T5ForConditionalGeneration.forward`` (transformers).
         """
@@ -480,7 +479,7 @@ class _BiasedTape(LayerTape):
         old, across = ([self._given(n) if n != 0 else () for _ in range(layers)] for n in (call.past, call.memory_past))
         tape.keep(*(piece for pieces in across for piece in pieces))  # for later steps
         for i, (own, other) in enumerate(zip(old, across, strict=True)):
-            if i in (0, 1, layers - 2, layers - 1):
+            if i in (0, layers - 2, layers - 1):
                 cross = partial(self._cross, memory, other) if decodes else None
                 x = self.layer(layer, x, partial(self._attend, own, decodes), cross)
             elif decodes:
