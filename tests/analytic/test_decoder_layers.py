@@ -7,6 +7,7 @@ import pytest
 from costproof.analytic.attention import Attention
 from costproof.analytic.collectives import AllGather, AllReduce, Joined, MaskedRows
 from costproof.analytic.costs import Layer
+from costproof.analytic.embedding import PickedPositions
 from costproof.analytic.experts import ClampedExperts
 from costproof.analytic.latent_attention import AbsorbedAttention, LatentAttention
 from costproof.analytic.norms import WideRmsNorm
@@ -14,6 +15,12 @@ from costproof.analytic.rotary import RotaryAxes, RotaryComplex, RotaryHalves, R
 from tests.analytic.test_layers import Expected, check
 
 DECODERS: list[tuple[str, Layer, Expected]] = [
+    (
+        "positions of rows that get logits",
+        PickedPositions(rows=3, width=4, item_bytes=2),
+        # 3*4 elements of 2 bytes, in and out
+        Expected(incoming=24, outgoing=24),
+    ),
     (
         "rms norm in float32 to the end",
         WideRmsNorm(rows=3, width=4, item_bytes=2),

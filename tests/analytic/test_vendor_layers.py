@@ -109,6 +109,10 @@ def test_costs_by_hand(layer: Layer, expected: Expected) -> None:
     check(layer, expected)
 
 
+BY_ROWS = {"packed_attention", "packed_latents"}
+"""Sums over rows, whose sizes are symbols of their own: tests/models/test_rows.py counts their pairs one by one."""
+
+
 def test_every_layer_has_a_case() -> None:
     room = import_module("costproof.analytic")
     files = [import_module(f"{room.__name__}.{m.name}") for m in iter_modules(room.__path__)]
@@ -119,4 +123,4 @@ def test_every_layer_has_a_case() -> None:
         for x in vars(f).values()
         if isinstance(x, type) and "name" in vars(x) and hasattr(x, "costs")
     }
-    assert {layer.name for _, layer, _ in (*CASES, *VENDOR, *ENCODERS, *DECODERS)} == layers
+    assert {layer.name for _, layer, _ in (*CASES, *VENDOR, *ENCODERS, *DECODERS)} == layers - BY_ROWS

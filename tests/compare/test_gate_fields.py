@@ -74,6 +74,7 @@ SAME: Final[dict[str, tuple[Change, str]]] = {
     "Capture.lacking": (itself(lacking={"isolated": "not asked for"}), "a source that decides and is gone is seen"),
     "Capture.judge": (itself(judge=None), "it checks a source and is none"),
     "Capture.counters": (itself(counters=None), "others' numbers"),
+    "Capture.padding": (itself(padding=None), "by formulas of the same workload"),
     "Capture.peaks": (itself(peaks=()), "no policy limits them"),
     "Capture.whole": (itself(whole=None), "follows from the counted layers; a cut model is seen"),
     "Capture.modules": (itself(modules={"a": (ModuleKind("Linear", {}, {}, 1),)}), "a change of the model is judged"),

@@ -198,6 +198,8 @@ class PackedAttention:
     symbols: S_1, SS_1, SC_1. Parameters of the layer are read once in all. Unfused, each of the R_1 calls of a kind
     reads them; the results of several rows are joined into one tensor, which is written and read once more: 2 tokens
     heads d_v elements.
+
+    Branches: parameters are those of a row that reads them; not every kind of rows may.
     """
 
     name: ClassVar[str] = "packed_attention"

@@ -70,8 +70,10 @@ class AllGather:
         comm_bytes = (n - 1) rows chunk item_bytes
 
     Out go all n chunks. Unfused: the operator before it writes ``own`` columns. Fewer than a chunk are read and written
-    once more, padded. The collective reads a chunk and writes n of them, with the ranks as the first dimension, which
-    an operator reads and joins. A single row (``one_row``) needs no such operator.
+    once more, padded: min(1, chunk - own) times. The collective reads a chunk and writes n of them, with the ranks as
+    the first dimension, which an operator reads and joins. A single row (``one_row``) needs no such operator.
+
+    Branches: a rank with all columns of a chunk does not pad them.
     """
 
     name: ClassVar[str] = "all_gather"

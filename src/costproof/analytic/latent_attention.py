@@ -282,7 +282,10 @@ class PackedLatentBlock:
     """For each kind, whether absorbing would save work."""
 
     def parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
-        """Return the modules of the block with their formulas; ``call`` has the tokens of all rows."""
+        """Return the modules of the block with their formulas; ``call`` has the tokens of all rows.
+
+        Branches: how many rows expand their latents, and whether one has a past; several are joined for one projection.
+        """
         one, b = self.blocks[0], call.item_bytes
         kinds = tuple(zip(self.blocks, self.calls, self.counts, self.saves, strict=True))
         cores = tuple(block.core(row) for block, row, _, _ in kinds)

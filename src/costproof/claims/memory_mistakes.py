@@ -27,6 +27,7 @@ from costproof.claims.terms import ClaimTerm, nodes_of
 from costproof.claims.types import TOTAL, PublishedClaim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import Incomplete
+from costproof.ledger.mesh import ON_ONE_DEVICE
 from costproof.ledger.metrics import COMM, METRICS, PEAK_METRICS, Metric
 from costproof.ledger.node import Ledger, total
 from costproof.ledger.peaks import CallPeaks, Peak
@@ -113,14 +114,13 @@ BYTES_AND_CACHES: Final[MistakeTable] = (
 _HELD_BY_RANKS: Final = frozenset[Metric]({"params", "params_active", "weight_bytes", "weight_read_bytes"})
 _SENT: Final = frozenset[Metric]({"comm_bytes"})
 _OF_COLLECTIVES: Final = frozenset(COMM)
-_ONE_DEVICE: Final = {"tp": "1", "ep": "1", "text_vocab_rank": "text_vocab"}
 _SHARED_HEADS: Final = (".attention", ".attention.k", ".attention.v")
 """Ends of roles of modules that a rank has one key/value head of, if there are more ranks than heads."""
 
 
 def _of_one_device(term: ClaimTerm) -> Fraction:
     """Return the cost of a term on one device relative to that of the rank."""
-    whole = substitute(term, **_ONE_DEVICE)
+    whole = substitute(term, **ON_ONE_DEVICE)
     return _copied_heads(term) if whole is None else whole
 
 

@@ -23,6 +23,7 @@ from costproof.algebra.symbols import parse
 from costproof.claims.types import TOTAL, PublishedClaim
 from costproof.compare.patterns import Mask, matches, template
 from costproof.ledger.capture import Capture
+from costproof.ledger.mesh import ON_ONE_DEVICE
 from costproof.ledger.metrics import KEPT_FLOPS, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.workload import FLOAT_BYTES
@@ -30,7 +31,7 @@ from costproof.ledger.workload import FLOAT_BYTES
 BIASED = frozenset({"linear", "conv2d", "patch_embedding"})
 """Names of the formulas for layers that may have a bias."""
 
-MESH = ("tp", "ep", "text_vocab_rank")
+MESH = tuple(ON_ONE_DEVICE)
 """Symbols of a rank of several devices, which have one value in all calls."""
 _ATTENTION = frozenset({"attention", "latent_attention"})
 """Names of the formulas for scores and weighted sum of attention over full keys and values."""

@@ -22,6 +22,8 @@ COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"
 """Kinds of collectives, as cost nodes name them."""
 RANK: Final = "rank"
 """Input of a workload: the rank that is counted, 0 by default."""
+ON_ONE_DEVICE: Final = {"tp": "1", "ep": "1", "text_vocab_rank": "text_vocab"}
+"""Symbols of the formulas of a rank -> the formulas that they equal on one device."""
 
 
 @dataclass(frozen=True, slots=True)

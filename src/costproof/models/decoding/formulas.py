@@ -250,7 +250,10 @@ def decoder_stack(
 def _packed(
     workload: Workload, style: DecoderStyle, call: StackCall, window: int, config: DecoderConfig, shards: Shards
 ) -> PackedBlock | PackedLatentBlock:
-    """Return the attention block of one layer for the rows of a batch."""
+    """Return the attention block of one layer for the rows of a batch.
+
+    Branches: a single row needs no concatenation.
+    """
     each, kinds = list(row_calls(workload, call, config)), row_kinds(workload, config)
     calls = tuple(own for _, _, own in each)
     if style.latent is not None:
@@ -380,7 +383,10 @@ def _split_latent(block: LatentBlock, shards: Shards) -> LatentBlock:
 def _mixtures(
     config: DecoderConfig, workload: Workload, style: DecoderStyle, shards: Shards
 ) -> dict[int, ExpertMixture]:
-    """Return layer index -> mixture of experts; all mixtures of a decoder are equal."""
+    """Return layer index -> mixture of experts; all mixtures of a decoder are equal.
+
+    Branches: ranks that share experts hold a part of them.
+    """
     if style.routing is None:
         return {}
     assert isinstance(config, MixtureConfig)
