@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import sympy
 
-from costproof.analytic.attention import Attention
+from costproof.algebra.series import ROW_SIZES, ROW_SUMS
+from costproof.algebra.symbols import sym
+from costproof.analytic.attention import Attention, PackedAttention
 from costproof.analytic.collectives import AllGather, AllReduce, Joined, MaskedRows
 from costproof.analytic.costs import Layer
 from costproof.analytic.embedding import PickedPositions
@@ -169,3 +172,28 @@ def test_collectives_by_hand(layer: AllReduce | AllGather, sent: int, payload: i
 @pytest.mark.parametrize(("layer", "expected"), [c[1:] for c in DECODERS], ids=[c[0] for c in DECODERS])
 def test_costs_by_hand(layer: Layer, expected: Expected) -> None:
     check(layer, expected)
+
+
+def test_rows_of_a_batch_by_hand() -> None:
+    """2 tokens behind 3, and in two sequences 1 token behind 5: 2*5 + 2*6 = 22 pairs; 2 heads of 4 elements.
+
+    A causal mask leaves 2*3 + 3 of the first row and 6 of each sequence of the second: 21.
+    """
+    rows = ((1, 2, 3), (2, 1, 5))
+    batch, tokens, past = ROW_SIZES
+    one = Attention(batch, tokens, 2, 2, 4, item_bytes=2, past=past, cached=True, causal=True)
+    sums = {sym(f"{name}_1"): sum(b**i * s**j * c**k for b, s, c in rows) for (i, j, k), name in ROW_SUMS.items()}
+
+    def cost(several: bool, name: str) -> int:
+        found = getattr(PackedAttention((one,), 4 * 2 * 4, 2, several=several).costs(), name)
+        found = sum(found.values()) if isinstance(found, dict) else found
+        return int(sympy.sympify(found).subs(sums))
+
+    assert cost(True, "flops") == 4 * 22 * 2 * 4
+    assert cost(True, "kept_scores") == 21 * 2
+    assert cost(True, "vector_flops") == 6 * 22 * 2  # a scale and a softmax of 5 for each score
+    assert cost(True, "kv_read_bytes") == (3 + 2 * 5) * 2 * (4 + 4) * 2
+    assert cost(True, "kv_cache_bytes") == (2 + 2 * 1) * 2 * (4 + 4) * 2
+    assert cost(True, "output_bytes") == (2 + 2 * 1) * 2 * 4 * 2
+    # The results are joined: 4*2*4 elements are written and read once more.
+    assert cost(True, "intermediate_bytes") - cost(False, "intermediate_bytes") == 2 * 32 * 2

@@ -110,7 +110,7 @@ def test_costs_by_hand(layer: Layer, expected: Expected) -> None:
 
 
 BY_ROWS = {"packed_attention", "packed_latents"}
-"""Sums over rows, whose sizes are symbols of their own: tests/models/test_rows.py counts their pairs one by one."""
+"""Sums over rows, whose sizes are symbols of their own: test_decoder_layers and tests/models/test_rows.py."""
 
 
 def test_every_layer_has_a_case() -> None:

@@ -1,10 +1,14 @@
-"""Meshes of devices: coordinates, groups, shares and bytes sent, against numbers written out by hand."""
+"""Meshes of devices: coordinates, groups, shares, and a ring that is run step by step."""
 
 from __future__ import annotations
 
 import pytest
 
-from costproof.ledger.mesh import Duplicate, Mesh, Parallel, RankCosts, own_batch, sent_bytes, shard
+from costproof.analytic.collectives import AllReduce
+from costproof.ledger.mesh import Duplicate, Mesh, Parallel, RankCosts, own_batch, shard
+from costproof.opgraph.rules.cost import OpCost
+from costproof.opgraph.rules.registry import cost_of
+from tests.support.opcalls import call, value
 
 
 def test_ranks_are_numbered_with_tp_fastest() -> None:
@@ -39,22 +43,6 @@ def test_chunks_are_those_of_torch(size: int, ranks: int, parts: list[int]) -> N
     assert found[-1][1] == size
 
 
-@pytest.mark.parametrize(
-    ("kind", "elements", "ranks", "sent"),
-    [
-        ("all_reduce", 8192, 8, 2 * 7 * 1024 * 2),
-        ("all_reduce", 10, 4, 2 * 3 * 3 * 2),  # chunks of 3: 12 elements with the padding
-        ("all_gather", 10, 4, 3 * 3 * 2),
-        ("reduce_scatter", 8, 4, 3 * 2 * 2),
-        ("all_to_all", 8, 4, 3 * 2 * 2),
-        ("send", 10, 2, 20),
-        ("all_reduce", 10, 1, 0),
-    ],
-)
-def test_bytes_sent_by_a_ring(kind: str, elements: int, ranks: int, sent: int) -> None:
-    assert sent_bytes(kind, elements, ranks, 2) == sent
-
-
 def test_a_ring_step_by_step() -> None:
     """Four ranks pass chunks on until each has every sum: what a rank passes on is what the formula says."""
     ranks, elements = 4, 12
@@ -67,7 +55,13 @@ def test_a_ring_step_by_step() -> None:
             has[(r + 1) % ranks][at] |= summands
             sent[r] += chunk
     assert all(summands == set(range(ranks)) for row in has for summands in row)
-    assert sent == [sent_bytes("all_reduce", elements, ranks, 1)] * ranks
+    x = value(elements, dtype="int8")
+    cost = cost_of(call("c10d.allreduce_.default", [x], [x], {"group_size": ranks}))
+    assert isinstance(cost, OpCost)
+    formula = AllReduce(elements, ranks, 1).costs().exchanges["all_reduce"]
+    assert sent == [18] * ranks  # 2 * 3 chunks of 3
+    assert cost.comm == ("all_reduce", elements, sent[0])
+    assert (formula.payload_bytes, formula.sent_bytes) == (elements, sent[0])
 
 
 def test_an_uneven_batch_goes_to_the_first_ranks() -> None:

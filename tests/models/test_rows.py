@@ -389,3 +389,10 @@ def test_a_workload_is_read_again() -> None:
     assert again == work
     said = "rows 4, 16x1+80, 3+5/2 (18 sequences, 23 tokens, 19 with logits), bfloat16"
     assert workload_line(work) == said
+
+
+def test_a_graph_of_rows_is_measured_where_no_formula_gives_the_peak() -> None:
+    """The peak is found on a copy of the packed model."""
+    found = costproof.fits("llama-3.1-8b@chat,rows=2x3,layers=1", memory="2540MB")
+    assert found.live_source == "graph", found.notes
+    assert found.live_bytes is not None

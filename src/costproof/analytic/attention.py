@@ -215,9 +215,9 @@ class PackedAttention:
     """Elements of the result: tokens x heads x d_v."""
     item_bytes: Size
     several: bool = True
-    """Whether there are several rows."""
+    """Whether the batch has more than one row; the results of several are joined."""
     positive: tuple[bool, ...] = ()
-    """For each kind, whether terms Max(0, x) are positive (default: there are none)."""
+    """For each kind of rows, whether x is positive in the terms Max(0, x) of its costs (default: no such terms)."""
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""

@@ -39,7 +39,7 @@ class AllReduce:
     bias: Size = 0
     """Elements of the bias that is added afterwards; 0 if there is none."""
     masked: bool = False
-    """Whether zeros replace looked-up rows that this rank does not hold."""
+    """Whether look-ups of rows that other ranks hold are overwritten with zeros."""
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -226,6 +227,31 @@ class Capture:
     def values(self, invocation: Invocation | None) -> dict[str, int]:
         """Return the values of all symbols in an invocation; only those of the configuration for ``None``."""
         return {**self.target.symbols, **(invocation.symbols if invocation else {})}
+
+
+def without_uncalled_stages(
+    info: TargetInfo, calls: Iterable[Invocation], ledgers: Iterable[Ledger]
+) -> tuple[TargetInfo, tuple[Ledger, ...]]:
+    """Return a target and its ledgers without the stages that a run does not call.
+
+    A stage stays if it has modules of its own; decode, whose modules are those of the prefill, does not.
+    """
+    called, found = {call.stage for call in calls}, tuple(ledgers)
+    modules: dict[str, set[str]] = {}
+    for node in chain.from_iterable(ledger.nodes for ledger in found):
+        modules.setdefault(node.stage, set()).add(node.module)
+    elsewhere = set().union(*(modules.get(stage, set()) for stage in called))
+    kept = tuple(s for s in info.stages if s in called or not modules.get(s, set()) <= elsewhere)
+    if kept == info.stages:
+        return info, found
+    return replace(info, stages=kept), tuple(
+        replace(
+            ledger,
+            nodes=tuple(node for node in ledger.nodes if node.stage in kept),
+            stages=tuple(stage for stage in ledger.stages if stage in kept),
+        )
+        for ledger in found
+    )
 
 
 FAILED: Final = "failed: "

@@ -1,4 +1,4 @@
-"""Define the mesh of devices that a run is spread over, the coordinates of a rank, and the bytes of collectives.
+"""Define the mesh of devices that a run is spread over, the coordinates of a rank, and the costs of all ranks.
 
 A collective has a payload M, the bytes of its full tensor, and a group of n ranks. By the ring algorithm a rank sends
 
@@ -7,7 +7,8 @@ A collective has a payload M, the bytes of its full tensor, and a group of n ran
     all_to_all                      (n - 1) chunks of its own send buffer
     send                            M
 
-where a chunk has ``ceil(elements / n)`` elements: what n does not divide is padded, as NCCL and torch do.
+where a chunk has ``ceil(elements / n)`` elements. That is a convention: libraries choose other algorithms for some
+sizes, and may cut chunks that n does not divide in another way. Each source computes these bytes by itself.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from typing import Final, Self, cast
 
 from costproof.ledger.errors import BadInput
 
-COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
-"""Kinds of collectives, as cost nodes name them."""
 RANK: Final = "rank"
 """Input of a workload: the rank that is counted, 0 by default."""
 ON_ONE_DEVICE: Final = {"tp": "1", "ep": "1", "text_vocab_rank": "text_vocab"}
@@ -136,21 +135,6 @@ def own_batch(batch: int, mesh: Mesh, rank: int) -> int:
     return batch // mesh.dp + (mesh.coordinates(rank).dp < batch % mesh.dp)
 
 
-def sent_bytes(kind: str, elements: int, ranks: int, item_bytes: int) -> int:
-    """Return the bytes that one rank sends in a collective by the ring algorithm.
-
-    Args:
-        kind: one of :data:`COLLECTIVES`.
-        elements: of the full tensor; for ``all_to_all`` of the rank's own send buffer.
-        ranks: size of the group.
-        item_bytes: bytes of one element on the wire.
-    """
-    if kind == "send":
-        return elements * item_bytes
-    rounds = (ranks - 1) * (2 if kind == "all_reduce" else 1)
-    return rounds * -(-elements // ranks) * item_bytes
-
-
 def one_device(metric: str, *, where: str) -> BadInput:
     """Return the error that a run on one device has no collectives, so it lacks a metric of them."""
     return BadInput("one device has no collectives", where=where, got=metric, fix="name a mesh, such as tp 8")
@@ -215,7 +199,7 @@ class Parallel:
     plan: str
     """Origin of the plan by which modules are split."""
     ranks: tuple[RankCosts, ...]
-    """Every rank once; ranks with equal costs share a row."""
+    """Costs of all ranks; ranks with equal costs are listed together."""
     collectives: tuple[Collectives, ...]
     one_device: dict[str, dict[str, int]]
     """Stage -> metric -> cost of the same batch on one device; what devices hold is under the stage ````."""

@@ -91,8 +91,9 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
     one = evaluate_formulas(target, replace(workload, inputs=_of_one(workload)))
     found = Parallel(
         mesh, workload.rank, sharing.origin, tuple(rows), tuple(_collectives(counted, workload, sharing)),
-        {"": {m: one.total(m) or 0 for m in HELD},
-         **{s: {m: one.stage_total(s, m) or 0 for m in DONE} for s in one.stages if s in rows[0].stages}},
+        {"": {m: cost for m in HELD if (cost := one.total(m)) is not None},
+         **{s: {m: cost for m in DONE if (cost := one.stage_total(s, m)) is not None}
+            for s in one.stages if s in rows[0].stages}},
         tuple(_duplicates(one, workload, sharing)),
     )  # fmt: skip
     for problem in found.problems():
@@ -144,6 +145,8 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
     """Yield what ranks have more than one device: copies along ``tp`` by cause, and copies along ``dp``."""
     item = FLOAT_BYTES[workload.dtype]
     for stage, metric in (*(("", m) for m in HELD), *((s, m) for s in one.stages for m in DONE)):
+        if (whole := one.stage_total(stage, metric) if stage else one.total(metric)) is None:
+            continue
         copies: Counter[str] = Counter()
         for node in bearing((n for n in one.nodes if not stage or n.stage == stage), metric):
             times, why = sharing.held_by(node.role, metric)
@@ -151,8 +154,7 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
             copies[why] += (times - 1) * (node.cost(metric) or 0)
             copies[bias] += (workload.mesh.tp - 1) * more * (item if metric == "weight_bytes" else 1)
         if not stage:
-            whole = (one.total(metric) or 0) + copies.total()
-            copies[DATA_COPIES] += (workload.mesh.dp - 1) * whole
+            copies[DATA_COPIES] += (workload.mesh.dp - 1) * (whole + copies.total())
         for what, amount in copies.items():
             if amount:
                 yield Duplicate(what, stage, metric, amount, amount if metric.endswith("_bytes") else 0)

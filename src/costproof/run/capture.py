@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from costproof.analytic.costs import formula_docs
 from costproof.analytic.symbols import MESH_SYMBOLS, PAST_SYMBOLS, row_symbols
-from costproof.ledger.capture import FAILED, Capture, Padding
+from costproof.ledger.capture import FAILED, Capture, Padding, without_uncalled_stages
 from costproof.ledger.environment import advice, environment, require
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
 from costproof.ledger.mesh import Parallel
@@ -19,7 +17,7 @@ from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import ALL_SOURCES, GRAPH_SOURCES
-from costproof.ledger.workload import Invocation, Workload
+from costproof.ledger.workload import Workload
 from costproof.models.cache_dtype import in_cache_format
 from costproof.models.known import recorded
 from costproof.models.target import (
@@ -142,10 +140,8 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
     elif has_headers(target) and {*GRAPH_SOURCES} & {*found}:  # the others need no torch
         ledgers |= _headers(target, workload, missing, progress)
     info, calls = target.info(), target.invocations(workload)
-    kept = _called_stages(info.stages, calls, ledgers.values())
-    if kept != info.stages:
-        info = replace(info, stages=kept)
-        ledgers = {source: _of_stages(ledger, kept) for source, ledger in ledgers.items()}
+    info, counts = without_uncalled_stages(info, calls, ledgers.values())
+    ledgers = dict(zip(ledgers, counts, strict=True))
     capture = Capture(
         conventions=target.conventions(workload),
         target=info,
@@ -212,21 +208,6 @@ def _headers(target: Target, workload: Workload, missing: dict[str, str], progre
     finally:
         progress(HEADERS, 1, 1)
     return {}
-
-
-def _called_stages(stages: tuple[str, ...], calls: Iterable[Invocation], ledgers: Iterable[Ledger]) -> tuple[str, ...]:
-    """Return the stages that are called or own modules; decode is left out if a run has no decode steps."""
-    called = {call.stage for call in calls}
-    modules: dict[str, set[str]] = {}
-    for node in chain.from_iterable(ledger.nodes for ledger in ledgers):
-        modules.setdefault(node.stage, set()).add(node.module)
-    elsewhere = set().union(*(modules.get(stage, set()) for stage in called))
-    return tuple(s for s in stages if s in called or not modules.get(s, set()) <= elsewhere)
-
-
-def _of_stages(ledger: Ledger, stages: tuple[str, ...]) -> Ledger:
-    kept = tuple(node for node in ledger.nodes if node.stage in stages)
-    return replace(ledger, nodes=kept, stages=tuple(s for s in ledger.stages if s in stages))
 
 
 def _input_error(run: Prepared) -> Incomplete | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from costproof.ledger.baseline import Baseline, fold_capture
-from costproof.ledger.capture import Capture
+from costproof.ledger.capture import Capture, without_uncalled_stages
 from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput, no_such
 from costproof.ledger.peaks import CallPeaks
@@ -202,9 +202,9 @@ def _count_target(text: str, config: str | os.PathLike[str] | None, trusted: boo
 def baseline_by_formulas(target: WithKeys, work: Workload) -> Baseline:
     """Return the baseline of a run, counted by the target's formulas."""
     check_configuration_file(target)
-    ledgers = (evaluate_formulas(target, work),)
     calls = target.invocations(work)
-    return fold_capture(Capture(target.conventions(work), target.info(), work, environment(), calls, ledgers))
+    info, ledgers = without_uncalled_stages(target.info(), calls, (evaluate_formulas(target, work),))
+    return fold_capture(Capture(target.conventions(work), info, work, environment(), calls, ledgers))
 
 
 def _export_target(target: Target, work: Workload) -> Operand:

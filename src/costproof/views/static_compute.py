@@ -116,7 +116,7 @@ class StaticCompute:
     """Devices along each axis, if there are several; all costs above are of one rank."""
     rank: int = 0
     ranks: tuple[RankCosts, ...] = ()
-    """Every rank once, by the formulas; ranks with equal costs share a row."""
+    """Costs of all ranks by the formulas; ranks with equal costs are listed together."""
     collectives: tuple[Collectives, ...] = ()
     """Collectives of the counted rank by the formulas, equal ones together."""
     duplicates: tuple[Duplicate, ...] = ()

@@ -102,7 +102,7 @@ class DecoderConfig(NativeConfig):
         return ()
 
     def saves_by_absorbing(self, row: BatchRow) -> bool:
-        """Return whether attention to latents is less work than expanding those of a row's past: there are none."""
+        """Return ``False``: only latent attention has an expansion that it can absorb."""
         return False
 
     def layer_kinds(self) -> tuple[tuple[int, bool], ...]:
@@ -430,10 +430,6 @@ class MixtureConfig(WindowedConfig):
     def routed(self) -> tuple[bool, ...]:
         """Return, for each layer, whether it has a mixture of experts."""
         return (True,) * self.layers
-
-    def saves_by_absorbing(self, row: BatchRow) -> bool:
-        """Return whether attention to latents is less work than expanding those of a row's past: there are none."""
-        return False
 
     def layer_kinds(self) -> tuple[tuple[int, bool], ...]:
         """Return, for each layer, its window (0 for none) and whether it has a mixture of experts."""

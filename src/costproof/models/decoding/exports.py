@@ -46,7 +46,7 @@ def _stands_for(workload: Workload) -> dict[str, str]:
 
 
 def rows_job(model: nn.Module, workload: Workload, decoder: Decoder) -> ExportJob:
-    """Return the export job of a batch of unequal rows, packed into one sequence, at the sizes of the workload."""
+    """Return the job that exports a batch of unequal rows, packed into one sequence, without symbolic sizes."""
     from costproof.models.decoding.modules import RowsModule
 
     rows = workload.rows
@@ -264,7 +264,7 @@ def _side_of_window(workload: Workload, decoder: Decoder, sizes: Sequence[Symbol
 
 
 def _example(usual: int, workload: Workload, decoder: Decoder) -> int:
-    """Return an example prompt length that reaches the window if and only if that of the workload does."""
+    """Return a prompt length for exports; it reaches the window if and only if the prompt of the workload does."""
     window = decoder.window
     if decoder.fills_window(workload):
         return max(usual, window + usual)

@@ -155,7 +155,7 @@ def decoder_parts(
 
 
 def _one_row(workload: Workload, call: StackCall) -> bool:
-    """Return whether a call maps a single position of a single sequence to logits.
+    """Return whether a call computes logits of one position of one sequence only.
 
     Branches: the gather of one row needs no concatenation.
     """

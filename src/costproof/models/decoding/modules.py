@@ -177,8 +177,7 @@ def attend_rows(
     cache = RowsCache.current
     assert cache is not None
     RowsCache.current = None
-    config: Any = module.config
-    modeling = sys.modules[MODELING[id(config)]]
+    modeling: Any = sys.modules[type(module).__module__]
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(cache.attention, modeling.eager_attention_forward)
     split = [x if isinstance(x, list) else contexts_of(cache.rows, x) for x in (key, value)]
     found = []
@@ -189,10 +188,6 @@ def attend_rows(
     return found[0] if len(found) == 1 else torch.cat(found, dim=1), None
 
 
-MODELING: Final[dict[int, str]] = {}
-"""Id of the configuration of a packed decoder -> the module of transformers with its code."""
-
-
 def pack(model: nn.Module, decoder: Decoder) -> None:
     """Make the attention of a decoder run row by row (:func:`attend_rows`)."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -201,7 +196,6 @@ def pack(model: nn.Module, decoder: Decoder) -> None:
         ALL_ATTENTION_FUNCTIONS.register(PACKED, attend_rows)
     for path in decoder.attention_paths(model):
         part: Any = model.get_submodule(path)
-        MODELING[id(part.config)] = type(part).__module__
         part.config._attn_implementation = PACKED
 
 
