@@ -396,3 +396,5 @@ def test_a_graph_of_rows_is_measured_where_no_formula_gives_the_peak() -> None:
     found = costproof.fits("llama-3.1-8b@chat,rows=2x3,layers=1", memory="2540MB")
     assert found.live_source == "graph", found.notes
     assert found.live_bytes is not None
+    assert [stage.id for stage in found.stages] == ["prefill"]  # a batch of rows has no steps
+    assert not [note for note in found.notes if "not known" in note]

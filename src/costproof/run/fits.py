@@ -170,7 +170,12 @@ def _with_graph(found: Fits, read: Operand) -> Fits:
         found = _in_blocks(found, blocked, peaks)
     known = [stage.live_bytes for stage in stages]
     live = max((n for n in known if n is not None), default=None) if None not in known else None
-    return replace(found, stages=stages, live_bytes=live, live_source="graph")
+    notes = found.notes if live is None else tuple(note for note in found.notes if not note.startswith(_NO_FORMULA))
+    return replace(found, stages=stages, live_bytes=live, live_source="graph", notes=notes)
+
+
+_NO_FORMULA: Final = "live peak not known: "
+"""Beginning of the note that no formula gives the live peak, which holds until the graph gives it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +243,7 @@ def _live_memory(target: Target | None, workload: Workload) -> tuple[_LiveMemory
     try:
         live.stages()
     except Incomplete as error:
-        return None, (f"live peak not known: {error.line}",)
+        return None, (f"{_NO_FORMULA}{error.line}",)
     return live, ()
 
 
