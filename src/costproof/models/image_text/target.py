@@ -73,7 +73,8 @@ class ImageTextTarget(Native[C]):
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
         """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
-        from costproof.models.decoding.formulas import decoder_stack, decoder_tapes
+        from costproof.models.decoding.formulas import decoder_stack
+        from costproof.models.decoding.memory import decoder_tapes
         from costproof.models.image_text.formulas import glue_tape
 
         count = workload.batch * images_of(workload)
