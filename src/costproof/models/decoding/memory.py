@@ -131,7 +131,7 @@ class RowsTape(DecoderTape):
         Returns:
             (row, layer) -> that of a row without a past; those of other rows are read at once.
         """
-        found = {}
+        found: dict[tuple[int, int], Piece] = {}
         for i, row in enumerate(self.rows):
             made = {(i, layer): self.tape.make(INT64) for layer, window in enumerate(windows) if window}
             if row.call.past == 0:
