@@ -21,6 +21,8 @@ from costproof.ledger.errors import BadInput
 
 RANK: Final = "rank"
 """Input of a workload: the rank that is counted, 0 by default."""
+PLAN: Final = "plan"
+"""Input of a workload: by which plan the ranks share weights; without it, by the plan of the class of transformers."""
 ON_ONE_DEVICE: Final = {"tp": "1", "ep": "1", "text_vocab_rank": "text_vocab"}
 """Symbols of the formulas of a rank -> the formulas that they equal on one device."""
 

@@ -14,7 +14,7 @@ from typing import Any, Final, get_args
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean, invalid_choice
 from costproof.ledger.files import MAX_BYTES, first_bytes
-from costproof.ledger.mesh import AXES, RANK
+from costproof.ledger.mesh import AXES, PLAN, RANK
 from costproof.ledger.run import RunOptions, parse_integer
 from costproof.ledger.workload import KV_BLOCK as BLOCK_INPUT
 from costproof.ledger.workload import PAD_TO as PAD_INPUT
@@ -57,6 +57,12 @@ MESH: Final = (
     Setting("dp", "Devices that share the batch (data parallelism)."),
     Setting("cp", "Devices that share a sequence (context parallelism)."),
     Setting(RANK, "Rank of these devices to count."),
+    Setting(
+        PLAN,
+        "Plan by which devices share weights: transformers, vllm, megatron, or a YAML file of patterns and layouts.",
+        "text",
+        metavar="PLAN|FILE",
+    ),
 )
 
 MAX_BATCH: Final = 1024

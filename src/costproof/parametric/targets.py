@@ -153,6 +153,8 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
             more, bias = sharing.added_on_each(node.role) if metric in ("params", "weight_bytes") else (0, "")
             copies[why] += (times - 1) * (node.cost(metric) or 0)
             copies[bias] += (workload.mesh.tp - 1) * more * (item if metric == "weight_bytes" else 1)
+            padding, rows = sharing.padding_of(node.role, metric, node.cost(metric) or 0)
+            copies[rows] += padding
         if not stage:
             copies[DATA_COPIES] += (workload.mesh.dp - 1) * (whole + copies.total())
         for what, amount in copies.items():

@@ -26,8 +26,9 @@ from costproof.models.decoding.build import build
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
+from costproof.models.decoding.plans import given_plan, no_plan
 from costproof.models.decoding.rank_model import distribute_for_run, shard_for_export
-from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards, mesh_problems, mesh_symbols
+from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards, chosen_plan, mesh_problems, mesh_symbols
 from costproof.models.native import Native
 from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
@@ -108,7 +109,19 @@ class CausalTarget(Native[C]):
         """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
         from costproof.models.decoding.formulas import decoder_ledger
 
-        return decoder_ledger(self.config, workload, self.style(), self.plan)
+        return decoder_ledger(self.config, workload, self.style(), self.plan_of(workload))
+
+    def plan_of(self, workload: Workload) -> ShardPlan:
+        """Return the plan by which the ranks of a workload's mesh share the model.
+
+        Raises:
+            BadInput: the class of transformers has none.
+            Problems: the plan that the workload names does not fit the model.
+        """
+        if self.plan is None:
+            raise no_plan(self.config.architecture, workload)
+        style = self.style()
+        return chosen_plan(self.config, workload, self.plan, style, style.names())
 
     def shares(self, workload: Workload) -> Shards:
         """Return how the ranks of a workload's mesh share the model.
@@ -116,9 +129,7 @@ class CausalTarget(Native[C]):
         Raises:
             BadInput: no plan describes it.
         """
-        if self.plan is None:
-            raise BadInput("it is not described how this model is split over devices", where=self.name)
-        return Shards.of(self.config, workload, self.plan, self.style())
+        return Shards.of(self.config, workload, self.plan_of(workload), self.style())
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
         """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
@@ -198,7 +209,7 @@ class CausalTarget(Native[C]):
     def settings(cls) -> tuple[Setting, ...]:
         """Return the settings of a run, other than the preset."""
         common_settings = (replace(s, choices=cls.attentions) if s is common.ATTENTION else s for s in SETTINGS)
-        return (*common_settings, *cls.extra_settings, *(common.MESH if cls.plan is not None else ()))
+        return (*common_settings, *cls.extra_settings, *common.MESH)
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
         """Return the configuration with only the first layers, at least one of each kind, and a note on the cut."""
@@ -217,6 +228,7 @@ class CausalTarget(Native[C]):
                     BadInput("the length of the prompt is given twice", where="--seq-len, --text-tokens", got=got)
                 )
             given["text_tokens"] = length
+        given_plan(given, found)
         return self._with_rows(workload, given, found) if given.get(ROWS) is not None else workload
 
     @staticmethod
@@ -246,8 +258,7 @@ class CausalTarget(Native[C]):
         found = cache_dtype.cache_problems(workload, latent=bool(self.decoder.latent))
         found += common.block_problems(workload)
         found += common.problems(workload, self.config.head_dim) + common.device_problems(workload, self.options)
-        if self.plan is not None:
-            found += mesh_problems(self.config, workload, self.plan)
+        found += self._mesh_problems(workload)
         if workload.rows:
             return found + common.row_problems(workload, self.config.max_positions)
         found = found or common.too_long(workload, workload.text_tokens, self.config.max_positions)
@@ -264,6 +275,15 @@ class CausalTarget(Native[C]):
             )
         return found
 
+    def _mesh_problems(self, workload: Workload) -> list[CostproofError]:
+        if self.plan is None:
+            return [] if workload.mesh.one and not workload.rank else [no_plan(self.config.architecture, workload)]
+        try:
+            plan = self.plan if workload.mesh.problems(workload.rank) else self.plan_of(workload)
+        except Problems as error:
+            return list(error.problems)
+        return [*mesh_problems(self.config, workload, plan)]
+
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
         """Return the workload of a preset with changed settings; the configuration decides the default cache format."""
         chosen = given.pop(cache_dtype.SETTING.name, None)
@@ -277,7 +297,7 @@ class CausalTarget(Native[C]):
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the invocations of prefill and decode on the counted rank, with the values of their symbols."""
         mine = replace(workload, batch=workload.own_batch)
-        more = mesh_symbols(self.config, workload)
+        more = {} if workload.mesh.one else mesh_symbols(self.config, workload, self.plan_of(workload))
         return tuple(replace(call, symbols={**call.symbols, **more}) for call in invocations(mine, self.config))
 
     @classmethod
@@ -317,7 +337,7 @@ class CausalTarget(Native[C]):
             Incomplete: no graph counts a rank of this mesh.
         """
         model = Native.build(self, workload)
-        return model if workload.mesh.one else shard_for_export(model, workload.mesh, workload.rank)
+        return model if workload.mesh.one else shard_for_export(model, workload)
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
         """Return the model that runs; on several devices, as transformers distributes it to the counted rank.
@@ -329,7 +349,7 @@ class CausalTarget(Native[C]):
         if not workload.mesh.one and self.options.real:
             raise Incomplete("a rank of several devices is counted without values", where="--run", expected="meta")
         built = Native.build_run(self, workload, progress)
-        rank = distribute_for_run(built.model, workload.mesh, workload.rank)
+        rank = distribute_for_run(built.model, workload)
         vars(built.model)[_RANK] = rank
         return built if rank is None else replace(built, notes=(*built.notes, DISPATCHED))
 
@@ -340,8 +360,13 @@ class CausalTarget(Native[C]):
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the export jobs of the prefill and of a decode step."""
         jobs = exports.export_jobs(model, _own(workload), self.decoder)
-        single = workload.mesh.tp > 1 and workload.own_batch == 1
-        return tuple(map(exports.with_one_sequence, jobs)) if single else tuple(jobs)
+        mesh = workload.mesh
+        if mesh.tp == 1:
+            return tuple(jobs)
+        numbers = {"B": 1} if workload.own_batch == 1 else {}
+        if self.plan_of(workload).sequence:
+            numbers["S"] = workload.text_tokens
+        return tuple(exports.with_numbers(job, numbers) for job in jobs)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return jobs that run the prefill and some decode steps, each in isolation."""
