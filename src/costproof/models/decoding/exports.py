@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -270,6 +270,14 @@ def _example(usual: int, workload: Workload, decoder: Decoder) -> int:
         return max(usual, window + usual)
     # Below a short window, and different from the batch, with which torch.export would merge it.
     return usual if not window or usual < window - 1 else next(n for n in (window - 2, window - 3) if n != _BATCH)
+
+
+def of_rank(
+    jobs: Iterable[ExportJob], workload: Workload, numbers: Mapping[str, int] | None = None
+) -> tuple[ExportJob, ...]:
+    """Return the jobs of one of several ranks, with numbers in place of sizes by which their graphs differ."""
+    fixed = {**({"B": 1} if workload.own_batch == 1 else {}), **(numbers or {})}
+    return tuple(with_numbers(job, fixed) for job in jobs)
 
 
 def with_numbers(job: ExportJob, numbers: Mapping[str, int]) -> ExportJob:

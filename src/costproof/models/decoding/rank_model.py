@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.mesh import PLAN, Mesh
+from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.decoder import text_config
 from costproof.models.decoding.plans import LayoutPlan, named_plan
-from costproof.patches.sharding import Distributed, Plan, plans_of
+from costproof.models.specs import Built, Run
+from costproof.patches.sharding import NOTE, Distributed, Plan, plans_of
 
 if TYPE_CHECKING:
     import torch
@@ -375,6 +377,37 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | No
     found = Distributed(model, plans, mesh.tp, mesh.coordinates(workload.rank).tp)
     _fit_heads(model, plans[0], mesh.tp)
     return found
+
+
+_RANK: Final = "_costproof_rank"
+"""Attribute of a distributed model with its rank."""
+
+
+def refuse_values(workload: Workload, options: RunOptions) -> None:
+    """Check that a rank of several devices is not to run with values.
+
+    Raises:
+        Incomplete: it is.
+    """
+    if not workload.mesh.one and options.real:
+        raise Incomplete("a rank of several devices is counted without values", where="--run", expected="meta")
+
+
+def distributed(built: Built, workload: Workload) -> Built:
+    """Return the model that runs as the counted rank: as transformers distributes it.
+
+    Raises:
+        Incomplete: as :func:`distribute_for_run`.
+    """
+    rank = distribute_for_run(built.model, workload)
+    vars(built.model)[_RANK] = rank
+    return built if rank is None else replace(built, notes=(*built.notes, NOTE))
+
+
+def as_rank(runs: tuple[Run, ...], model: nn.Module) -> tuple[Run, ...]:
+    """Return the runs of a model that :func:`distributed` returned."""
+    rank: Distributed | None = vars(model).get(_RANK)
+    return runs if rank is None else tuple(replace(r, around=rank.running, dispatched=True) for r in runs)
 
 
 def _engine(workload: Workload) -> LayoutPlan | None:

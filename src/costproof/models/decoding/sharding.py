@@ -14,7 +14,7 @@ import sympy
 
 from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import sym
-from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.mesh import PLAN, Mesh, shard
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.plans import OWN, named_plan, split_parts
@@ -371,9 +371,21 @@ def _why_whole(role: str, part: Part | None, *, latent: bool) -> str:
     """Return the name of what every rank has whole."""
     if latent:
         return "latents of MLA, and the projections to them"
+    if not role.startswith(("text.", "lm_head")):
+        return "towers and projectors, which the plan leaves whole"
     if part is not None:
         return f"{part}, which the plan leaves whole"
     return "routers" if role.endswith(".router") else "norms" if "norm" in role else "tables of rotary embedding"
+
+
+def refuse_ranks(workload: Workload) -> None:
+    """Check that the live peak of a run on one device is asked for.
+
+    Raises:
+        Incomplete: it is of a rank of several.
+    """
+    if not workload.mesh.one:
+        raise Incomplete("no formula gives the live peak of one rank of several", where=workload.mesh.text)
 
 
 def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> list[BadInput]:

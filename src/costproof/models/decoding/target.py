@@ -27,12 +27,19 @@ from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
 from costproof.models.decoding.plans import given_plan, no_plan
-from costproof.models.decoding.rank_model import distribute_for_run, shard_for_export
-from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards, chosen_plan, mesh_problems, mesh_symbols
+from costproof.models.decoding.rank_model import as_rank, distributed, refuse_values, shard_for_export
+from costproof.models.decoding.sharding import (
+    SPLIT_ALL,
+    ShardPlan,
+    Shards,
+    chosen_plan,
+    mesh_problems,
+    mesh_symbols,
+    refuse_ranks,
+)
 from costproof.models.native import Native
 from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
-from costproof.patches.sharding import NOTE as DISPATCHED
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,7 +48,6 @@ if TYPE_CHECKING:
     from costproof.models.decoding.domain import Drawn
     from costproof.models.decoding.formulas import DecoderStyle
     from costproof.models.proof import Proof
-    from costproof.patches.sharding import Distributed
 
 PRESETS: Final = (
     NamedWorkload("chat", "a prompt of 512 tokens", {"text": 512}, default=True),
@@ -66,8 +72,6 @@ SETTINGS: Final[tuple[Setting, ...]] = (
 C = TypeVar("C", bound=DecoderConfig)
 _LAYER: Final = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 """The index of a layer in the path of its attention."""
-_RANK: Final = "_costproof_rank"
-"""Attribute of a distributed model with its rank."""
 
 
 def no_tape() -> Incomplete:
@@ -137,8 +141,7 @@ class CausalTarget(Native[C]):
 
         if workload.rows:
             raise no_tape()
-        if not workload.mesh.one:
-            raise Incomplete("no formula gives the live peak of one rank of several", where=workload.mesh.text)
+        refuse_ranks(workload)
         style = self.style()
         stack = decoder_stack(self.config, workload, style)
         return decoder_tapes(self.config, workload, stack, capped=style.logits_capped)
@@ -296,9 +299,9 @@ class CausalTarget(Native[C]):
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the invocations of prefill and decode on the counted rank, with the values of their symbols."""
-        mine = replace(workload, batch=workload.own_batch)
         more = {} if workload.mesh.one else mesh_symbols(self.config, workload, self.plan_of(workload))
-        return tuple(replace(call, symbols={**call.symbols, **more}) for call in invocations(mine, self.config))
+        calls = invocations(workload.own, self.config)
+        return tuple(replace(call, symbols={**call.symbols, **more}) for call in calls)
 
     @classmethod
     def drawn(cls, sizes: Mapping[str, int], rng: random.Random) -> Drawn | None:
@@ -346,12 +349,8 @@ class CausalTarget(Native[C]):
             Problems: the checkpoint does not fit.
             Incomplete: the device or packages are missing, or transformers cannot run the model on this mesh.
         """
-        if not workload.mesh.one and self.options.real:
-            raise Incomplete("a rank of several devices is counted without values", where="--run", expected="meta")
-        built = Native.build_run(self, workload, progress)
-        rank = distribute_for_run(built.model, workload)
-        vars(built.model)[_RANK] = rank
-        return built if rank is None else replace(built, notes=(*built.notes, DISPATCHED))
+        refuse_values(workload, self.options)
+        return distributed(Native.build_run(self, workload, progress), workload)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """Return the stages in which a module runs: all of them."""
@@ -359,29 +358,23 @@ class CausalTarget(Native[C]):
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the export jobs of the prefill and of a decode step."""
-        jobs = exports.export_jobs(model, _own(workload), self.decoder)
-        mesh = workload.mesh
-        if mesh.tp == 1:
-            return tuple(jobs)
-        numbers = {"B": 1} if workload.own_batch == 1 else {}
-        if self.plan_of(workload).sequence:
-            numbers["S"] = workload.text_tokens
-        return tuple(exports.with_numbers(job, numbers) for job in jobs)
+        jobs = exports.export_jobs(model, workload.own, self.decoder)
+        shared = {"S": workload.text_tokens} if self.plan is not None and self.plan_of(workload).sequence else {}
+        return tuple(jobs) if workload.mesh.tp == 1 else exports.of_rank(jobs, workload, shared)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return jobs that run the prefill and some decode steps, each in isolation."""
-        return tuple(exports.stage_runs(model, _own(workload), self.decoder, workload.text_tokens))
+        return tuple(exports.stage_runs(model, workload.own, self.decoder, workload.text_tokens))
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """Return the runs of the prefill and of the decode steps after it."""
-        decoder, workload = self.decoder, _own(workload)
+        decoder, workload = self.decoder, workload.own
         if workload.rows:
             return self._row_runs(model, workload)
         prompt = runs.prompt_inputs(workload, decoder, workload.text_tokens)
         if next(model.parameters()).device.type == "meta":
             found = runs.shape_runs(model, workload, decoder, runs.behind_past(model, workload, decoder, prompt))
-            rank: Distributed | None = vars(model).get(_RANK)
-            return found if rank is None else tuple(replace(r, around=rank.running, dispatched=True) for r in found)
+            return as_rank(found, model)
         ids = runs.drawn_ids(self.config.vocab, (workload.batch, workload.context), self.options.seed)
         return runs.real_runs(model, workload, decoder, runs.real_prompt(model, workload, decoder, prompt, ids))
 
@@ -391,8 +384,3 @@ class CausalTarget(Native[C]):
         length = sum(row.count * (row.past + row.new) for row in workload.rows)
         ids = runs.drawn_ids(self.config.vocab, (length,), self.options.seed)
         return runs.rows_runs(model, workload, self.decoder, ids)
-
-
-def _own(workload: Workload) -> Workload:
-    """Return the workload with the sequences that the counted rank runs."""
-    return replace(workload, batch=workload.own_batch)
