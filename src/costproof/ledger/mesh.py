@@ -148,7 +148,7 @@ class RankCosts:
 
     ranks: tuple[int, ...]
     stages: dict[str, dict[str, int]]
-    """Stage -> metric -> cost of each of these ranks."""
+    """Stage -> metric -> cost of each of these ranks; what a rank holds for all stages is under the stage ````."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +221,7 @@ class Parallel:
         found = []
         for stage, costs in self.one_device.items():
             for metric, one in costs.items():
-                place = stage or next(iter(self.ranks[0].stages))
-                total = sum(len(row.ranks) * row.stages[place].get(metric, 0) for row in self.ranks)
+                total = sum(len(row.ranks) * row.stages[stage].get(metric, 0) for row in self.ranks)
                 copies = sum(d.amount for d in self.duplicates if (d.stage, d.metric) == (stage, metric))
                 if total != one + copies:
                     what = "the ranks do not sum to one device and the named copies"

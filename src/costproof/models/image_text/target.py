@@ -290,11 +290,11 @@ class ImageTextTarget(Native[C]):
         Each cut passes an activation from one stage to the next. It is an output of one graph and an input of another,
         so it counts as written by its producer and as read by its consumer, as in a trace of the whole model.
         """
-        embeds, workload = images_of(workload) > 0, workload.own
-        jobs = exports.export_jobs(model, workload, self.decoder, embeds=embeds)
+        embeds, own = images_of(workload) > 0, workload.own
+        jobs = exports.export_jobs(model, own, self.decoder, embeds=embeds)
         if workload.mesh.tp > 1:
             jobs = [*exports.of_rank(jobs, workload)]
-        towers = (*self.tower_jobs(model, workload, None), self._glue(model, workload)) if embeds else ()
+        towers = (*self.tower_jobs(model, own, None), self._glue(model, own)) if embeds else ()
         return (*towers, *jobs)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
