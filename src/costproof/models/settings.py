@@ -151,6 +151,17 @@ def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]
     return [problem] if total > most else []
 
 
+def one_device_problems(workload: Workload, architecture: str) -> list[CostproofError]:
+    """Return an error if a run is spread over devices whose class transformers does not say how to split."""
+    given = [option(name) for name in (*AXES, RANK, PLAN) if name in workload.inputs]
+    if not given:
+        return []
+    return [BadInput(
+        "transformers has no plan that splits this class over devices (tp_plan), and none of ours describes it",
+        where=", ".join(given), expected="one device", got=f"{workload.mesh.text or 'one device'}, {architecture}",
+    )]  # fmt: skip
+
+
 def block_problems(workload: Workload) -> list[CostproofError]:
     """Return an error for each reason why cache or tokens cannot be rounded up as a workload requests."""
     size, sizes = workload.inputs.get(BLOCK_INPUT), str(workload.inputs.get(PAD_INPUT, "1"))

@@ -19,7 +19,6 @@ from costproof.ledger.mesh import PLAN
 
 if TYPE_CHECKING:
     from costproof.ledger.mesh import Mesh
-    from costproof.ledger.workload import Workload
 
 Layout = Literal["column", "row", "by_head", "vocabulary", "by_expert", "replicated"]
 """How the weights of a module lie on ranks.
@@ -149,14 +148,6 @@ def given_plan(given: dict[str, Any], found: list[CostproofError]) -> None:
     else:
         if stored != OWN and given.get("tp", 1) not in (1, None):
             given[PLAN] = stored
-
-
-def no_plan(architecture: str, workload: Workload) -> BadInput:
-    """Return the error that transformers does not say how to split a class over devices."""
-    return BadInput(
-        "transformers has no plan that splits this class over devices (tp_plan), and none of ours describes it",
-        where=f"--tp, --{PLAN}", expected="one device", got=f"{workload.mesh.text or 'a rank'}, {architecture}",
-    )  # fmt: skip
 
 
 def _pairs(text: str) -> dict[str, str]:

@@ -433,10 +433,10 @@ def _plans(model: nn.Module, mesh: Mesh, engine: LayoutPlan | None) -> tuple[Pla
             "between ranks with batches of their own, how many tokens each sends depends on the routing, which has no "
             "values here", where="--ep", expected=f"1 or {mesh.tp}, as --tp", got=mesh.ep, fix="--sources analytic",
         )  # fmt: skip
-    return plans_of(model, mesh.tp, mesh.ep) if engine is None else _styles(model, engine, mesh)
+    return plans_of(model, mesh.tp, mesh.ep) if engine is None else styles_of(model, engine, mesh)
 
 
-def _styles(model: nn.Module, engine: LayoutPlan, mesh: Mesh) -> tuple[Plan, Plan]:
+def styles_of(model: nn.Module, engine: LayoutPlan, mesh: Mesh) -> tuple[Plan, Plan]:
     """Return a plan of layouts in the styles of transformers, and of ours where it has none: module by module."""
     from torch import nn
 
@@ -484,7 +484,7 @@ def _packed_style(module: Any, name: str, kind: str) -> str:
 
 def _shared_tokens(model: nn.Module) -> Plan:
     """Return the styles of norms before split modules, and of rotary tables, in a model whose ranks share tokens."""
-    found = {}
+    found: dict[str, str] = {}
     for path, module in model.named_modules():
         if hasattr(module, "self_attn") and hasattr(module, "mlp"):
             names = ("pre_feedforward_layernorm", "post_attention_layernorm")

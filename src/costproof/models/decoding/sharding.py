@@ -92,9 +92,10 @@ def chosen_plan(
         return own
     plan, mesh = named_plan(str(text)), workload.mesh
     latent, routed = style.latent is not None, _routed(config)
-    absent = {"text.layer.attention.k", "text.layer.attention.v"} if latent else set()
-    absent |= {"text.layer.attention.q"} if latent and getattr(config, "q_rank", 0) else set()
-    paths = {role: path for role, path in names.items() if role not in absent}
+    absent: tuple[str, ...] = ()
+    if latent:
+        absent = ("k", "v", *(("q",) if getattr(config, "q_rank", 0) else ("q_down", "q_norm", "q_up")))
+    paths = {role: path for role, path in names.items() if role.removeprefix("text.layer.attention.") not in absent}
     if any(routed):
         experts = names["text.layer.experts"]
         paths |= {"text.layer.experts.gate_up": f"{experts}.gate_up_proj"}
@@ -425,8 +426,7 @@ def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) ->
 def _divided(config: DecoderConfig) -> Iterator[tuple[str, int, Part]]:
     """Yield (name, size, part) of each width that tensor parallelism divides."""
     yield "attention heads", config.heads, "attention"
-    routed = getattr(config, "routed", None)
-    kinds = routed() if routed is not None else (False,) * config.layers
+    kinds = _routed(config)
     if not all(kinds):
         yield "elements of an MLP's inner width", config.intermediate, "mlp"
     if any(kinds):

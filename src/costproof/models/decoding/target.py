@@ -26,7 +26,7 @@ from costproof.models.decoding.build import build
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
-from costproof.models.decoding.plans import given_plan, no_plan
+from costproof.models.decoding.plans import given_plan
 from costproof.models.decoding.rank_model import as_rank, distributed, refuse_values, shard_for_export
 from costproof.models.decoding.sharding import (
     SPLIT_ALL,
@@ -123,7 +123,7 @@ class CausalTarget(Native[C]):
             Problems: the plan that the workload names does not fit the model.
         """
         if self.plan is None:
-            raise no_plan(self.config.architecture, workload)
+            raise BadInput("it is not described how this model is split over devices", where=self.name)
         style = self.style()
         return chosen_plan(self.config, workload, self.plan, style, style.names())
 
@@ -280,7 +280,7 @@ class CausalTarget(Native[C]):
 
     def _mesh_problems(self, workload: Workload) -> list[CostproofError]:
         if self.plan is None:
-            return [] if workload.mesh.one and not workload.rank else [no_plan(self.config.architecture, workload)]
+            return common.one_device_problems(workload, self.config.architecture)
         try:
             plan = self.plan if workload.mesh.problems(workload.rank) else self.plan_of(workload)
         except Problems as error:
