@@ -40,7 +40,7 @@ from costproof.models.decoding.names import (
     row_kinds,
     sandwich_names,
 )
-from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards
+from costproof.models.decoding.sharding import OF_OWN_TOKENS, SPLIT_ALL, ShardPlan, Shards
 
 ALL_PROJECTIONS: Final[tuple[Projection, ...]] = ("q", "k", "v", "out")
 
@@ -137,10 +137,16 @@ def decoder_parts(
         capped = SoftCap(call.batch * positions * sym("text_vocab"), call.item_bytes)
         own = ((capped,) if style.logits_capped else ()) + picked_positions(workload, call)
         stack = decoder_stack(config, workload, style, shards)(call).parts("text", call, positions)
+        if shards.shares_tokens(call):
+            own_call = replace(call, tokens=call.tokens / sym("tp"))
+            own_tokens = decoder_stack(config, workload, style, shards)(own_call).parts("text", own_call, positions)
+            stack = tuple(o if w.role in OF_OWN_TOKENS else w for w, o in zip(stack, own_tokens, strict=True))
         return (
             ModulePart("root", own or (CONTAINER,)),
             ModulePart("text"),
-            *shards.with_collectives(stack, call, positions, one_row=_one_row(workload, call)),
+            *shards.with_collectives(
+                stack, call, positions, one_row=_one_row(workload, call), one_sequence=workload.own_batch == 1
+            ),
         )
 
     return parts
