@@ -307,12 +307,11 @@ def _in_rows(
 
 
 ROWS: Final[MistakeTable] = (
-    *_in_rows("rows as one sequence", "the tokens of all rows attend to each other: the square of their sum is counted "
-              "for the sum of their squares",
+    *_in_rows("rows as one sequence", "tokens of all rows attend to each other",
               lambda t: t.values["S"] ** 2, lambda t: Fraction(t.values["S"] * (t.values["S"] + 1), 2)),
-    *_in_rows("pairs of the prefix missing", "new tokens of a row attend to none of its cached ones",
+    *_in_rows("pairs of the prefix missing", "new tokens attend to no cached ones",
               lambda t: t.over_rows("SS"), lambda t: _half(t, t.over_rows("SS"))),
-    *_in_rows("rows padded to the longest", "every sequence has the most new tokens and the longest context of any row",
+    *_in_rows("rows padded to the longest", "every sequence has the most new tokens, and the longest context, of all",
               lambda t: _padded(t) * t.values[LONGEST_CONTEXT],
               lambda t: _padded(t) * (t.values[LONGEST_CONTEXT] - Fraction(t.values[LONGEST_NEW] - 1, 2)),
               TermChange(_of_every_row, lambda t: Fraction(_padded(t), t.values["S"]))),
