@@ -386,6 +386,16 @@ def test_runs_that_are_refused(target: Any, settings: dict[str, Any], where: str
     assert where in [problem.where for problem in found]
 
 
+@pytest.mark.parametrize("name", ["t5", "llava", "deepseek-ocr", "vit"])
+def test_a_target_without_rows_tells_which_have_them(name: str) -> None:
+    with pytest.raises(BadInput, match="no such setting") as caught:
+        costproof.capture(name, rows="4, 3x1+80", sources=("analytic",))
+    assert caught.value.fix == (
+        "a batch of unequal rows is counted for text decoders with formulas, such as llama; of another target, count "
+        "each row as a run of its own"
+    )
+
+
 def test_a_workload_is_read_again() -> None:
     work = SMALL.workload(rows="4, 16x1+80, 3+5/2")
     assert (work.text_tokens, work.batch, work.new_tokens, work.logits) == (4 + 16 + 3, 1, 0, "last")

@@ -23,6 +23,7 @@ from costproof.ledger.errors import (
     EXIT_BUG,
     EXIT_INCOMPLETE,
     EXIT_OK,
+    OF_SOME_TARGETS,
     BadInput,
     Bug,
     CostproofError,
@@ -144,7 +145,8 @@ def _usage_error(error: click.ClickException, arguments: Sequence[str]) -> Costp
         target, options = context.meta.get(TARGET_OF, ("", ()))
         if options:
             told.expected = f"of {target}: " + ", ".join(name for p in options for name in p.opts)
-            told.fix = f"see {path} {shlex.quote(target)} --help"
+            see = f"see {path} {shlex.quote(target)} --help"
+            told.fix = OF_SOME_TARGETS.get(error.option_name.removeprefix("--"), see)
     return told
 
 

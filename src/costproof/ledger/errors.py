@@ -118,9 +118,22 @@ def first_line(error: BaseException) -> str:
     return type(error).__name__ + (f": {lines[0][:_LONGEST].rstrip()}" if lines else "")
 
 
+OF_SOME_TARGETS: Final = {
+    "rows": "a batch of unequal rows is counted for text decoders with formulas, such as llama; of another target, "
+    "count each row as a run of its own",
+}
+"""Name of a setting -> the targets that have it, where others refuse it."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """Return ``did you mean decode?`` for the most similar known name, ignoring case; ``None`` if none is similar."""
+    """Return ``did you mean decode?`` for the most similar known name, ignoring case; ``None`` if none is similar.
+
+    For a setting of some targets, return which these are.
+    """
     from difflib import get_close_matches
+
+    if name in OF_SOME_TARGETS:
+        return OF_SOME_TARGETS[name]
 
     by_lower = {k.lower(): k for k in known}
     found = get_close_matches(name.lower(), by_lower, n=1)

@@ -12,7 +12,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean, invalid_choice
+from costproof.ledger.errors import (
+    OF_SOME_TARGETS,
+    BadInput,
+    CostproofError,
+    Problems,
+    did_you_mean,
+    invalid_choice,
+)
 from costproof.ledger.files import MAX_BYTES, first_bytes
 from costproof.ledger.mesh import AXES, PLAN, RANK
 from costproof.ledger.run import RunOptions, parse_integer
@@ -100,7 +107,8 @@ def changed(
     for name, value in values.items():
         option = f"--{name.replace('_', '-')}"
         if name not in by_name:
-            wrong.append(BadInput("no such setting", where=option, expected=", ".join(by_name)))
+            fix = OF_SOME_TARGETS.get(name)
+            wrong.append(BadInput("no such setting", where=option, expected=", ".join(by_name), fix=fix))
         elif by_name[name].choices and value not in by_name[name].choices:
             expected = " or ".join(by_name[name].choices)
             wrong.append(BadInput("invalid choice", where=option, expected=expected, got=str(value)[:80]))
