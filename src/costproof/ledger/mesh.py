@@ -221,7 +221,7 @@ class Parallel:
         found = []
         for stage, costs in self.one_device.items():
             for metric, one in costs.items():
-                total = sum(len(row.ranks) * row.stages[stage].get(metric, 0) for row in self.ranks)
+                total = sum(len(row.ranks) * row.stages.get(stage, {}).get(metric, 0) for row in self.ranks)
                 copies = sum(d.amount for d in self.duplicates if (d.stage, d.metric) == (stage, metric))
                 if total != one + copies:
                     what = "the ranks do not sum to one device and the named copies"
