@@ -199,9 +199,8 @@ class LinkBounds:
 
     def rates(self) -> dict[tuple[str, str, str], Fraction]:
         """Return (stage, part, kind of a collective) -> seconds for each byte of its payload."""
-        return {
-            (c.stage, c.part, c.kind): Fraction(c.seconds) / c.payload_bytes for c in self.collectives if c.payload_bytes
-        }
+        moved = (c for c in self.collectives if c.payload_bytes)
+        return {(c.stage, c.part, c.kind): Fraction(c.seconds) / c.payload_bytes for c in moved}
 
 
 def collective_bounds(
