@@ -66,7 +66,8 @@ class Devices:
         if self.count is not None and mesh.world != self.count:
             what = "the mesh has another number of ranks than there are devices"
             got = f"{mesh.world} ({mesh.text})" if not mesh.one else "1, for a run without a mesh"
-            raise BadInput(what, where="--on", expected=f"{self.count} ranks", got=got, fix=f"--tp {self.count}")
+            fix = f"--tp {self.count}, or another mesh of {self.count} ranks; --on {self.device.name} for one device"
+            raise BadInput(what, where="--on", expected=f"{self.count} ranks", got=got, fix=fix)
 
 
 def devices_in(on: str | os.PathLike[str] | Device) -> Devices:

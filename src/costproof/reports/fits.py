@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from costproof.estimate.memory import Fits, HeldKind, MemoryLimit
+from costproof.estimate.memory import Fits, HeldKind, MemoryLimit, MeshTried, RankMemory
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import KV_BLOCK, TargetInfo, counted_line, quantised_clause
 from costproof.reports.document import (
@@ -30,6 +30,8 @@ from costproof.views.numbers import exact, human
 HEAD: Final = ("Held", "Bytes", "")
 STAGES: Final = ("Stage", "Added to the cache", "Activations, at most")
 LIVE_STAGES: Final = ("Stage", "Added to the cache", "Live peak")
+TRIED: Final = ("Mesh", "Weights and buffers of a rank", "Verdict")
+RANKS: Final = ("Ranks", "Weights", "Cache", "At most", "Verdict")
 PEAKS: Final = ("Peak, arguments apart", "Peaks of all its calls")
 ACTIVATIONS: Final = (
     "The bound of activations keeps every tensor that crosses the border of a module, in one call of each stage, and "
@@ -74,6 +76,10 @@ def document(found: Fits, form: Form) -> Document:
     body: list[Block] = [Table(HEAD, "lrr", _held_rows(found))]
     if stages:
         body.append(Table(head, "lr", [(Code(s), *cells) for s, *cells in stages]))
+    if found.tried:
+        body.append(Table(TRIED, "lrl", [_tried_row(x) for x in found.tried]))
+    if len(found.ranks) > 1:
+        body.append(Table(RANKS, "lrrrl", [_rank_row(x, found.workload.mesh.world) for x in found.ranks]))
     solved = [limit_sentences(x, found.memory_bytes) for x in found.limits]
     if form == "text":
         lines = tuple(line for both in solved for line in (both[0], f"    {both[1]}"))
@@ -217,9 +223,21 @@ def _plain_lines(found: Fits) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def _tried_row(x: MeshTried) -> tuple[str, ...]:
+    mesh = f"tp {x.tp}" + (f", ep {x.ep}" if x.ep > 1 else "")
+    return (mesh, "" if x.weights_bytes is None else exact(x.weights_bytes), x.verdict or f"cannot be: {x.why}")
+
+
+def _rank_row(x: RankMemory, world: int) -> tuple[str, ...]:
+    return (ranks_text(x.ranks, world), *map(exact, (x.weights_bytes, x.cache_bytes, x.most_bytes)), x.verdict)
+
+
 def _rank_line(found: Fits) -> str:
     """Return a sentence on the ranks that hold the most, and the rank that is counted."""
     world, counted = found.workload.mesh.world, f"these bytes and limits are of rank {found.rank}"
+    if len(found.ranks) > 1:
+        most = ranks_text(found.ranks[0].ranks, world)
+        return f"Of {world} ranks, {most} hold the most: these bytes are of rank {found.rank}, limits the least of all."
     if not found.binding_ranks:
         return f"Which of {world} ranks hold the most is not known: {counted}."
     if len(found.binding_ranks) == world:

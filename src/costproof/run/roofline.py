@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from math import lcm, prod
-from typing import Final, Literal
+from typing import Final, Literal, TypeGuard
 
 from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
 from costproof.estimate.hardware import Device
@@ -93,7 +93,7 @@ def roofline(
     if routing != "bound" and is_without_formulas(target, config, trust_remote_code=trust_remote_code):
         raise no_formulas_error()
     read = read_operand(target, config, rules=rules, trust_remote_code=trust_remote_code)
-    if (devices.count or 1) > 1 and read.baseline.workload.mesh.one and isinstance(target, str) and read.target:
+    if (devices.count or 1) > 1 and read.baseline.workload.mesh.one and _splits(target, read):
         spread = f"{target},tp={devices.count}"
         read = read_operand(spread, config, rules=rules, trust_remote_code=trust_remote_code)
     side = read.baseline
@@ -147,6 +147,11 @@ def roofline(
         peaks_of(of, run), folded.bounds and not read.runs_all, notes,
         "weights" in side.target.quantised and name == "analytic" and "resident_bytes" in folded.metrics, links,
     )  # fmt: skip
+
+
+def _splits(target: OperandInput, read: Operand) -> TypeGuard[str]:
+    """Return whether an operand is a target with settings that can be split over devices."""
+    return isinstance(target, str) and isinstance(read.target, Sharded)
 
 
 _GroupRates = Mapping[tuple[str, str, str], Fraction]
