@@ -34,6 +34,7 @@ from costproof.estimate.hardware import Device, machine
 from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import BadInput
 from costproof.ledger.mesh import Mesh
+from costproof.ledger.metrics import UNFUSED
 from costproof.ledger.workload import Workload
 
 LinkSide = Literal["compute", "memory", "links"]
@@ -241,10 +242,13 @@ def mean_of_experts(folded: Folded, ranks: int) -> Folded:
     together multiply each once. FLOPs and activations of the experts are divided and rounded down, and so are the
     parameters that one token meets. The weights read stay those of min(E / ranks, T k) experts.
     """
-    divided = ("flops", "kept_flops", "params_active", "input_bytes", "output_bytes", "unfused_bytes")
+    divided = ("flops", "kept_flops", "params_active", "input_bytes", "output_bytes")
 
     def share(costs: dict[str, int | None]) -> dict[str, int | None]:
         few = {m: n // ranks for m, n in costs.items() if n is not None and (m in divided or m.endswith("_flops"))}
+        read, unfused = costs.get("weight_read_bytes", 0), costs.get(UNFUSED)
+        if unfused is not None and read is not None:
+            few[UNFUSED] = read + (unfused - read) // ranks
         return {**costs, **few}
 
     rows = {}

@@ -21,10 +21,12 @@ MEANING: Final = (
 )
 
 
-def link_blocks(found: LinkBounds, *, text: bool) -> list[Block]:
+def link_blocks(found: LinkBounds, *, text: bool, title: str = "") -> list[Block]:
     """Return the bounds by stage, the slowest ranks, and the collectives."""
-    stages = Table(STAGES, "lrrrrl", [(Code(s.id or "whole run"), *_cells(s)) for s in _shown(found)], keys=1)
-    collectives = Table(COLLECTIVES, "lllrrrrrr", [(Code(s), Code(p), *rest) for s, p, *rest in collective_rows(found)])
+    times = [(Code(s.id or "whole run"), *_cells(s)) for s in _shown(found)]
+    stages = Table(STAGES, "lrrrrl", times, keys=1, title=title)
+    sent = [(Code(s), Code(p), *rest) for s, p, *rest in collective_rows(found)]
+    collectives = Table(COLLECTIVES, "lllrrrrrr", sent)
     said = (f"{devices_sentence(found)} {MEANING}", ranks_sentence(found))
     lines: list[Block] = [*said] if text else [Items(said)]
     return [stages, *lines, collectives]

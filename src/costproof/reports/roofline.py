@@ -67,6 +67,7 @@ STAGES: Final = (
     "Full", "Unfused",
 )  # fmt: skip
 PARTS: Final = ("Stage", "Part", "FLOPs", "Kept FLOPs", "Bytes", "FLOP/B", "At the roof", "Share", "Bound by")
+_LINKS: Final = "With communication"
 _TIME: Final = "time"
 _TITLE: Final = "time at the roof"
 COLUMNS: Final = (
@@ -124,7 +125,7 @@ def link_sections(found: Roofline, *, text: bool) -> list[Block]:
     """Return the section on the time with communication; none on one device."""
     if found.links is None:
         return []
-    return [DocumentSection("With communication", link_blocks(found.links, text=text))]
+    return [DocumentSection(_LINKS, link_blocks(found.links, text=text))]
 
 
 def section(found: Roofline | None) -> DocumentSection | None:
@@ -140,7 +141,7 @@ def section(found: Roofline | None) -> DocumentSection | None:
         *map(Note, notes),
         Markup(drawn),
         Table(STAGES, "lr", stage_rows(found)),
-        *link_sections(found, text=False),
+        *([] if found.links is None else link_blocks(found.links, text=False, title=_LINKS)),
     ]
     return DocumentSection(
         f"Time at the roof: {found.device.title}", [*body, Details("Largest parts", [longest])], id="roof"

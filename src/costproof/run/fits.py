@@ -119,29 +119,26 @@ _ORDER: Final[dict[FitVerdict, int]] = {"does not fit": 2, "not known": 1, "fits
 def _smallest_mesh(target: str, count: int, read: Callable[[str], Operand], room: _Room) -> Fits:
     """Return the answer of the first mesh that fits, of tp from 1 on and of ep 1 or tp; else that of the last one."""
     tried: list[MeshTried] = []
-    found: Fits | None = None
+    too_large: tuple[str, Operand] | None = None
     for tp in (n for n in range(1, count + 1) if count % n == 0):
         for ep in (1, tp) if tp > 1 else (1,):
             spread = f"{target},tp={tp}" + (f",ep={ep}" if ep > 1 else "")
             try:
                 side = read(spread)
             except (BadInput, Problems, Incomplete) as error:
-                if tp > 1:  # what one device refuses is wrong with the run itself
-                    problem = error.problems[0] if isinstance(error, Problems) else error
-                    tried.append(MeshTried(tp, ep, None, None, problem.line))
-                    continue
-                raise
-            held = _formula_weights(side.baseline)
-            if held is not None and held > room.room and tp * 2 <= count:
-                tried.append(MeshTried(tp, ep, "does not fit", held))
+                if tp == 1:  # what one device refuses is wrong with the run itself
+                    raise
+                problem = error.problems[0] if isinstance(error, Problems) else error
+                tried.append(MeshTried(tp, ep, None, None, problem.line))
                 continue
-            found = _of_all_ranks(spread, side, read, room)
-            tried.append(MeshTried(tp, ep, found.verdict, found.held_weights))
-            if found.verdict == "fits":
+            held = _formula_weights(side.baseline)
+            found = None if held is not None and held > room.room else _of_all_ranks(spread, side, read, room)
+            tried.append(MeshTried(tp, ep, "does not fit" if found is None else found.verdict, held))
+            if found is not None and found.verdict == "fits":
                 return replace(found, count=count, tried=tuple(tried))
-    if found is None:
-        raise Incomplete("no mesh of these devices can be counted", where="--on", got=tried[-1].why)
-    return replace(found, count=count, tried=tuple(tried))
+            too_large = spread, side
+    assert too_large is not None  # one device is tried first
+    return replace(_of_all_ranks(*too_large, read, room), count=count, tried=tuple(tried))
 
 
 def _formula_weights(side: Baseline) -> int | None:
