@@ -1,6 +1,6 @@
-"""Define click parameter types with our error messages and shell completion.
+"""Define click parameter types with our error messages, and shell completion.
 
-The completion for bash joins words that bash splits, as ``deepseek-ocr@gundam`` and ``--over base=1``.
+Bash splits ``deepseek-ocr@gundam`` and ``--over base=1`` into several words.
 """
 
 from __future__ import annotations
