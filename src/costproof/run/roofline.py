@@ -10,7 +10,7 @@ from functools import partial
 from math import lcm, prod
 from typing import Final, Literal, TypeGuard
 
-from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
+from costproof.estimate.arithmetic import Arithmetic, FormulaSum, MetricTerm, arithmetic_of, depends_on_context
 from costproof.estimate.hardware import Device
 from costproof.estimate.links import (
     CollectiveBound,
@@ -35,7 +35,6 @@ from costproof.estimate.roofline import (
     roof,
 )
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
-from costproof.estimate.sums import FormulaSum, MetricTerm, depends_on_context
 from costproof.ledger.baseline import Folded, fold_ledger
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.mesh import RANK, RankCosts
