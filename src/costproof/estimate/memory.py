@@ -41,9 +41,9 @@ from fractions import Fraction
 from functools import partial
 from typing import Final, Literal
 
+from costproof.estimate.arithmetic import CallTerm, FormulaSum, MetricTerm, depends_on_context
 from costproof.estimate.hardware import Device
 from costproof.estimate.roofline import ThresholdOutcome
-from costproof.estimate.sums import CallTerm, FormulaSum, MetricTerm, depends_on_context
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput
 from costproof.ledger.metrics import UNFUSED, Conventions, Metric

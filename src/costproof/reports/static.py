@@ -313,8 +313,8 @@ def ranks_section(found: Parallel | None) -> DocumentSection | None:
 def rank_rows(found: Parallel) -> list[tuple[Cell, ...]]:
     """Return a row for each cost: the smallest and the largest of a rank, and which ranks have it."""
     # A file lists stages by name, its collectives in the order of the run.
-    called = [stage for c in found.collectives if (stage := c.stage) in found.ranks[0].stages]
-    stages, world = tuple(filter(None, dict.fromkeys((*called, *found.ranks[0].stages)))), found.mesh.world
+    called = (c.stage for c in found.collectives if c.stage in found.ranks[0].stages)
+    stages, world = tuple(dict.fromkeys((*called, *filter(None, found.ranks[0].stages)))), found.mesh.world
     rows: list[tuple[Cell, ...]] = []
     for stage, metric in (*(("", m) for m in HELD), *((s, m) for s in stages for m in DONE)):
         (least, with_least), (most, with_most) = found.extremes(stage, metric)

@@ -35,7 +35,7 @@ from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, Workload, cache_counted
 from costproof.models.cache_dtype import BlockedCache
-from costproof.models.target import Exportable, Sharded, Target, WithBlocks, WithMemory
+from costproof.models.target import Exportable, Sharded, Target, WithBlocks, WithMemory, sharded
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import SettingCurve, Threshold
 from costproof.parametric.targets import count_ranks, evaluate_formulas
@@ -97,7 +97,7 @@ def fits(
     found = read(target)
     mesh = found.baseline.workload.mesh
     if devices is not None and (devices.count or 1) > 1:
-        if mesh.one and isinstance(target, str) and isinstance(found.target, Sharded):
+        if mesh.one and isinstance(target, str) and sharded(found.target) is not None:
             return _smallest_mesh(target, devices.count or 1, read, room)
         devices.check(mesh)
     return _of_all_ranks(target, found, read, room)
@@ -144,19 +144,18 @@ def _smallest_mesh(target: str, count: int, read: Callable[[str], Operand], room
 def _formula_weights(side: Baseline) -> int | None:
     """Return the bytes of weights and buffers of the counted rank: as a quantised checkpoint stores them, if it is."""
     _, folded = choose_source(side, needed=NEEDED)
-    stored = "weights" in side.target.quantised and "resident_bytes" in folded.metrics
-    if stored:
+    if "weights" in side.target.quantised and "resident_bytes" in folded.metrics:
         return folded.total("resident_bytes")
-    return exact_sum((folded.total("weight_bytes"), folded.total("buffer_bytes")))
+    return exact_sum(map(folded.total, ("weight_bytes", "buffer_bytes")))
 
 
 def _of_all_ranks(target: OperandInput, found: Operand, read: Callable[[str], Operand], room: _Room) -> Fits:
     """Return the answer of the rank that holds most, with the smallest limits of all; of a named rank, its own."""
-    workload = found.baseline.workload
-    if workload.mesh.one or RANK in workload.inputs or not isinstance(found.target, Sharded):
+    workload, model = found.baseline.workload, sharded(found.target)
+    if workload.mesh.one or RANK in workload.inputs or model is None:
         return _of_rank(found, room)
     answers: list[tuple[tuple[int, ...], Fits]] = []
-    counted = count_ranks(found.target, workload, evaluate_formulas(found.target, workload))
+    counted = count_ranks(model, workload, evaluate_formulas(model, workload))
     for row in counted.ranks:
         own = workload.rank in row.ranks
         side = found if own else read(f"{target},rank={row.ranks[0]}") if isinstance(target, str) else None
@@ -167,17 +166,16 @@ def _of_all_ranks(target: OperandInput, found: Operand, read: Callable[[str], Op
         RankMemory(ranks, a.held_weights, a.planned_cache_bytes, a.live_bytes, a.most_bytes, a.verdict)
         for ranks, a in answers
     )
-    limits = {}
+    limits: dict[tuple[str, str], list[MemoryLimit]] = {}
     for limit in (x for _, answer in answers for x in answer.limits):
-        key = (limit.setting, limit.held)
-        limits[key] = min(limits.get(key, limit), limit, key=lambda x: report_order(Threshold(x.outcome, x.at, x.why)))
-    return replace(answers[0][1], ranks=ranks, limits=tuple(limits.values()))
+        limits.setdefault((limit.setting, limit.held), []).append(limit)
+    least = (min(same, key=lambda x: report_order(Threshold(x.outcome, x.at))) for same in limits.values())
+    return replace(answers[0][1], ranks=ranks, limits=tuple(least))
 
 
 def _of_rank(read: Operand, of: _Room) -> Fits:
     """Return the answer of the counted rank, or of a run on one device."""
-    device, room, kept_free = of.device, of.room, of.reserve
-    side = read.baseline
+    side, device, room, kept_free = read.baseline, of.device, of.room, of.reserve
     check_whole(side)
     name, folded = choose_source(side, needed=NEEDED)
     varied = _of_replica(side)
@@ -210,11 +208,11 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
     kept = (*activations(element, rows=rows), *unfused_attention(side, sizes)) if along and live is None else None
     limits: tuple[MemoryLimit, ...] = ()
     if certain is not None and not side.workload.rows:  # the rows say all lengths
-        of, matrix = (along, certain, room), unpacked or 0
+        run, matrix = (along, certain, room), unpacked or 0
         if blocked is not None:
-            limits = tuple(block_limits(*of, peak, blocked, varied.workload, matrix))
+            limits = tuple(block_limits(*run, peak, blocked, varied.workload, matrix))
         else:
-            limits = (*memory_limits(*of, kept, peak, read.peaks, matrix), *_of_graph(read, certain, room))
+            limits = (*memory_limits(*run, kept, peak, read.peaks, matrix), *_of_graph(read, certain, room))
     if varied is not side:
         limits = tuple(_of_all_replicas(x, side.workload) for x in limits)
     answer = Fits(

@@ -16,8 +16,8 @@ from costproof.algebra.evaluation import evaluate
 from costproof.algebra.identity import free_symbols
 from costproof.algebra.symbols import FUNCTIONS, parse, text
 from costproof.compare.diff.changes import WORKLOAD
+from costproof.estimate.arithmetic import CallTerm, FormulaSum, MetricTerm
 from costproof.estimate.memory import HeldKind, MemoryLimit, MemoryPoint
-from costproof.estimate.sums import CallTerm, FormulaSum, MetricTerm
 from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks

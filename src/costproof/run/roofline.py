@@ -10,7 +10,7 @@ from functools import partial
 from math import lcm, prod
 from typing import Final, Literal, TypeGuard
 
-from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
+from costproof.estimate.arithmetic import Arithmetic, FormulaSum, MetricTerm, arithmetic_of, depends_on_context
 from costproof.estimate.hardware import Device
 from costproof.estimate.links import (
     CollectiveBound,
@@ -35,13 +35,12 @@ from costproof.estimate.roofline import (
     roof,
 )
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
-from costproof.estimate.sums import FormulaSum, MetricTerm, depends_on_context
 from costproof.ledger.baseline import Folded, fold_ledger
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.mesh import RANK, RankCosts
 from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED
 from costproof.ledger.node import CostNode
-from costproof.models.target import Sharded
+from costproof.models.target import Sharded, sharded
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import SettingCurve
 from costproof.parametric.targets import count_ranks, evaluate_formulas
@@ -151,7 +150,7 @@ def roofline(
 
 def _splits(target: OperandInput, read: Operand) -> TypeGuard[str]:
     """Return whether an operand is a target with settings that can be split over devices."""
-    return isinstance(target, str) and isinstance(read.target, Sharded)
+    return isinstance(target, str) and sharded(read.target) is not None
 
 
 _GroupRates = Mapping[tuple[str, str, str], Fraction]
@@ -174,8 +173,8 @@ class _Ranks:
 
     def axis_of(self, part: str) -> str:
         """Return the axis of the mesh along which the collectives of a part run."""
-        workload, target = self.read.baseline.workload, self.read.target
-        return target.shares(workload).axis_of(part) if isinstance(target, Sharded) else "tp"
+        workload, target = self.read.baseline.workload, sharded(self.read.target)
+        return "tp" if target is None else target.shares(workload).axis_of(part)
 
     def links(self, folded: Folded, run: StageBound, stages: tuple[StageBound, ...]) -> LinkBounds:
         """Return the bounds with communication of the counted rank and, with formulas, of all others."""
@@ -183,8 +182,8 @@ class _Ranks:
         sent = tuple(collective_bounds(folded, self.rates, workload, self.axis_of))
         own = [_with_links(stage, sent) for stage in (*stages, run)]
         times = [RankTimes((workload.rank,), run.modules.seconds, own[-1].exposed_s, own[-1].overlapped_s)]
-        if isinstance(self.read.target, Sharded) and not self.routed:
-            times = [self._times(self.read.target, row.ranks, times[0]) for row in self._equal(self.read.target)]
+        if (target := sharded(self.read.target)) is not None and not self.routed:
+            times = [self._times(target, row.ranks, times[0]) for row in self._equal(target)]
         times.sort(key=lambda t: (-Fraction(t.overlapped_s or 0), -Fraction(t.exposed_s or 0), t.ranks))
         spread = any(c.nodes > 1 for c in sent)
         mesh, rates = workload.mesh, self.rates
