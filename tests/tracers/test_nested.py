@@ -21,7 +21,7 @@ from costproof.opgraph.rules.cost import OpCost
 from costproof.patches.inference import inference_context
 from costproof.tracers.dispatched_trace import trace_dispatched
 from costproof.tracers.exported import export_graph
-from costproof.tracers.mask_inputs import mask_inputs
+from costproof.tracers.paths import mask_inputs
 from tests.tracers import nested_models
 from tests.tracers.nested_models import DIM, HEADS, LENGTHS, WIDTH, Block, jagged
 from tests.tracers.test_packed import brute
