@@ -213,7 +213,7 @@ def test_mxfp4_by_hand(tmp_path: Path) -> None:
     ("described", "changes", "why"),
     [
         (SCHEMES["gptq"], {}, "gptq: no class for it"),
-        (SCHEMES["awq"], {"intermediate_size": 200, "hidden_size": 120}, "120 columns of .* no whole groups of 128"),
+        (SCHEMES["awq"], {"intermediate_size": 200, "hidden_size": 120}, "120 columns of .* not whole groups of 128"),
         (SCHEMES["int4 of tables too"], {}, "compressed-tensors: no class for it"),
     ],
 )

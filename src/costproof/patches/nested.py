@@ -1,7 +1,7 @@
 """Count models on nested tensors of the jagged layout by the operators that run on their rows.
 
 A jagged tensor is a tensor of the rows of all sequences with the first row of each, and torch runs an operator on it by
-one on the rows. An export records no such tensor, nor does TorchLens: arguments are taken apart into ordinary tensors
+one on the rows. An export records no such tensor, nor does TorchLens: arguments are split into ordinary tensors
 (:class:`Jagged`), which a hook of the module puts together again, and only operators on rows are recorded.
 
 Attention is one operator on rows, as on a GPU; on a CPU, torch runs it by nested tensors of the other layout, whose

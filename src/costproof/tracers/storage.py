@@ -193,7 +193,7 @@ def _built_fp8(model: Any, described: dict[str, Any]) -> None:
         block = module.block_size if isinstance(module, FP8Experts) else None
         if block is not None and module.has_gate and module.intermediate_dim % block[0]:
             rows = module.intermediate_dim
-            raise NotBuilt("fp8", f"the class scales gate and up as one matrix, where {rows} rows are no whole blocks")
+            raise NotBuilt("fp8", f"the class scales gate and up as one matrix, where {rows} rows are not whole blocks")
 
 
 def _built_mxfp4(model: Any, described: dict[str, Any]) -> None:
@@ -234,7 +234,7 @@ def _built_awq(model: Any, described: dict[str, Any]) -> None:
         if rows and rows % (32 // bits) == 0:  # AutoAWQ leaves others as they are
             matrix = torch.empty(linear.in_features, rows, dtype=torch.int32, device="meta")
             if matrix.shape[0] % max(group, 1):
-                raise NotBuilt("awq", f"{matrix.shape[0]} columns of {path} are no whole groups of {group}")
+                raise NotBuilt("awq", f"{matrix.shape[0]} columns of {path} are not whole groups of {group}")
             model.set_submodule(path, packed_awq(matrix, bits, group, bias=linear.bias is not None))
 
 
