@@ -45,8 +45,7 @@ from costproof.tracers.equal_layers import ledger_of_equal_layers
 from costproof.tracers.exported import Exported
 from costproof.tracers.exporting import with_numbers, with_sizes
 from costproof.tracers.guards import first_broken_guard
-from costproof.tracers.mask_inputs import Contents, mask_inputs
-from costproof.tracers.paths import Paths
+from costproof.tracers.paths import Contents, Paths, mask_inputs
 from costproof.tracers.storage import storage_by_layout
 
 if TYPE_CHECKING:
