@@ -50,6 +50,8 @@ from costproof.models.decoding.sharding import OF_OWN_TOKENS, SPLIT_ALL, ShardPl
 FLASH: Final = "flash_attention_2"
 _WIDEST_SHARED: Final = 256
 """Widest head for which transformers leaves it to sdpa to share keys and values."""
+_WHOLE_HEADS: Final = 8
+"""Number of which flash-attn pads heads to a multiple."""
 ALL_PROJECTIONS: Final[tuple[Projection, ...]] = ("q", "k", "v", "out")
 
 
@@ -308,10 +310,6 @@ def decoder_tapes(
     Raises:
         Incomplete: a loop over experts decides by values what it allocates.
     """
-    if workload.attention == FLASH:
-        raise Incomplete(
-            "no formula for the memory of FlashAttention", where=f"--attention {FLASH}", fix="sdpa or eager"
-        )
     if workload.experts == "eager":
         raise Incomplete(
             "the memory of a loop over experts depends on the router's choices", where="--experts eager",
@@ -332,6 +330,8 @@ def decoder_tapes(
             wide=workload.dtype == "float32",
             one_key=one_token and call.past == 0,
             wide_heads=config.head_dim > _WIDEST_SHARED,
+            flash=workload.attention == FLASH,
+            padded_heads=config.head_dim % _WHOLE_HEADS != 0,
         )
         masks = tuple(_given_masks(config, workload, call).items())
         layers, windows = stack(call), tuple(_windows(config))

@@ -321,7 +321,7 @@ class CausalTarget(Native[C]):
         """Return the proof of both stages in symbolic sizes, and for random configurations if the family draws any."""
         from costproof.models.decoding.domain import proof
 
-        return proof(self, type(self.config), self.normalised(), samples, seed, self.drawn)
+        return proof(self, self.config, self.normalised(), samples, seed, self.drawn)
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
         """Return the model on the meta device with the given implementation of routed experts, if it has experts."""
