@@ -205,7 +205,7 @@ class CausalTarget(Native[C]):
     def settings(cls) -> tuple[Setting, ...]:
         """Return the settings of a run, other than the preset."""
         common_settings = (replace(s, choices=cls.attentions) if s is common.ATTENTION else s for s in SETTINGS)
-        return (*common_settings, *cls.extra_settings, *common.MESH)
+        return (*common_settings, *cls.extra_settings, *(common.MESH if cls.plan is not None else ()))
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
         """Return the configuration with only the first layers, at least one of each kind, and a note on the cut."""
@@ -273,7 +273,7 @@ class CausalTarget(Native[C]):
 
     def _mesh_problems(self, workload: Workload) -> list[CostproofError]:
         if self.plan is None:
-            return common.one_device_problems(workload, self.config.architecture)
+            return []
         try:
             plan = self.plan if workload.mesh.problems(workload.rank) else self.plan_of(workload)
         except Problems as error:
