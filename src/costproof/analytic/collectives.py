@@ -102,6 +102,28 @@ class AllGather:
 
 
 @layer
+class Send:
+    """Sends a tensor of ``elements`` elements to the next stage of a pipeline.
+
+        comm_payload_bytes = comm_bytes = elements item_bytes
+
+    The tensor is read where other modules wrote it. The stage that receives it counts nothing for that.
+    """
+
+    name: ClassVar[str] = "send"
+    title: ClassVar[str] = "Send to the next stage"
+    source: ClassVar[str] = "Huang et al. 2019, GPipe, section 2; torch.distributed.send"
+
+    elements: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        size = self.elements * self.item_bytes
+        return LayerCosts(input_bytes=size, intermediate_bytes=0, exchanges={"send": Exchange(size, size)})
+
+
+@layer
 class Joined:
     """Joins parts of a tensor of ``elements`` elements again, which plans do to give each part its own gradient.
 

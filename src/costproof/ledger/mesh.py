@@ -102,7 +102,7 @@ class Mesh:
             return found
         found += [
             BadInput("this axis is not counted yet", where=f"--{axis}", expected="1", got=getattr(self, axis))
-            for axis in ("pp", "cp")
+            for axis in ("cp",)
             if getattr(self, axis) > 1
         ]
         if self.ep > 1 and (self.ep % self.tp or (self.tp * self.cp * self.dp) % self.ep):
@@ -126,6 +126,17 @@ def shard(size: int, ranks: int, index: int) -> tuple[int, int]:
     """
     chunk = -(-size // ranks)
     return min(index * chunk, size), min((index + 1) * chunk, size)
+
+
+def stage_layers(layers: int, stages: int, index: int) -> range:
+    """Return the layers of a pipeline stage; of the layers that are left over, the stages before the last get one each.
+
+    The last stage also has the output projection (vLLM, ``get_pp_indices``).
+    """
+    size, more = divmod(layers, stages)
+    first = stages - 1 - more
+    start = index * size + min(max(0, index - first), more)
+    return range(start, start + size + (first <= index < stages - 1))
 
 
 def own_batch(batch: int, mesh: Mesh, rank: int) -> int:

@@ -117,10 +117,11 @@ def decoder_ledger(
     Branches: a run without decode steps has no decode stage; the prompt reads a cache only if there is a past.
     """
 
-    vocabulary = None if style.logits_capped else Shards.of(config, workload, plan or SPLIT_ALL).padded_vocabulary()
+    shards = Shards.of(config, workload, plan or SPLIT_ALL)
+    vocabulary = None if style.logits_capped else shards.padded_vocabulary()
 
     def border(call: StackCall) -> Size:
-        return logits_and_masks(workload, call, config, vocabulary)
+        return logits_and_masks(workload, call, config, vocabulary, shards)
 
     parts, decode = decoder_parts(config, workload, style, plan), workload.new_tokens > 0
     first = ROWS_INVOCATION if workload.rows else "prompt"
@@ -145,11 +146,11 @@ def decoder_parts(
         capped = SoftCap(call.batch * positions * sym("text_vocab"), call.item_bytes)
         own = ((capped,) if style.logits_capped else ()) + picked_positions(workload, call)
         stack = decoder_stack(config, workload, style, shards)(call).parts("text", call, positions)
-        return (
-            ModulePart("root", own or (CONTAINER,)),
-            ModulePart("text"),
-            *shards.with_collectives(stack, call, positions, one_row=_one_row(workload, call)),
+        found = (
+            ModulePart("root", own if own and shards.last else (CONTAINER,)),
+            *shards.of_stage((ModulePart("text"), *stack), call),
         )
+        return (*shards.with_collectives(found, call, positions, one_row=_one_row(workload, call)),)
 
     return parts
 
@@ -240,7 +241,7 @@ def decoder_stack(
             own_positions=style.positions_per_sequence,
             tables=style.rotary_tables,
             norm=style.norm,
-            tied=config.tied,
+            tied=config.tied and shards.mesh.pp == 1,
             scaled=style.scaled_embeddings,
         )
 
@@ -406,17 +407,24 @@ def _mixtures(
 
 
 def logits_and_masks(
-    workload: Workload, call: StackCall, config: DecoderConfig | None = None, vocabulary: Size | None = None
+    workload: Workload,
+    call: StackCall,
+    config: DecoderConfig | None = None,
+    vocabulary: Size | None = None,
+    shards: Shards | None = None,
 ) -> Size:
     """Return the bytes that enter and leave a decoder as activations: logits, and the masks of eager attention.
 
     Args:
         config: of the layers, if some have a window; layers with equal windows share one mask.
         vocabulary: columns of the logits, padded ones included (default: those of the vocabulary).
+        shards: of a rank, whose pipeline stage may have a part of the layers and hidden states in place of logits.
     """
     windows = (0,) if config is None else _windows(config)
     columns = sym("text_vocab") if vocabulary is None else vocabulary
     out = call.batch * positions_kept(workload, call) * columns
+    if shards is not None:
+        windows, out = [windows[i] for i in shards.layers], shards.border(call, out)
     if workload.attention != "eager":
         return out * call.item_bytes
     if is_packed(workload, call) and config is not None:

@@ -14,7 +14,7 @@ import sympy
 
 from costproof.algebra.symbols import sym
 from costproof.ledger.errors import BadInput
-from costproof.ledger.mesh import Mesh, shard
+from costproof.ledger.mesh import Mesh, shard, stage_layers
 from costproof.ledger.workload import Workload
 
 if TYPE_CHECKING:
@@ -89,6 +89,12 @@ class Shards:
     """Width of the decoder."""
     biased: frozenset[str] = frozenset()
     """Roles of modules whose bias is added after a sum over ranks."""
+    layers: range = range(0)
+    """Layers of the rank's pipeline stage."""
+    stage: int = 0
+    """Pipeline stage of the rank."""
+    copied: Size = 0
+    """Elements of the table of a tied output projection, if the last stage has a copy of it."""
 
     @classmethod
     def of(
@@ -102,7 +108,10 @@ class Shards:
             "text.layer.mlp.down": style is not None and style.mlp_bias,
         }
         roles = frozenset(role for role, has in biased.items() if has and _REDUCED[role] in plan.split)
-        return cls(plan, workload.mesh, config.kv_heads, latent, config.hidden, roles)
+        pp, stage = workload.mesh.pp, workload.mesh.coordinates(workload.rank).pp
+        copied = config.vocab * config.hidden if config.tied and pp > 1 else 0
+        layers = stage_layers(config.layers, pp, stage)
+        return cls(plan, workload.mesh, config.kv_heads, latent, config.hidden, roles, layers, stage, copied)
 
     @property
     def origin(self) -> str:
@@ -111,11 +120,49 @@ class Shards:
 
     def axis_of(self, role: str) -> str:
         """Return the axis of the mesh whose ranks a module exchanges results with."""
+        if role == "text":
+            return "pp"
         return "ep" if role == "text.layer.experts" and self.mesh.ep > 1 else "tp"
 
-    def added_on_each(self, role: str) -> tuple[int, str]:
-        """Return the elements of a bias that each rank has whole, and its name; 0 if there is none."""
-        return (self.hidden, "biases added after a sum over ranks") if role in self.biased else (0, "")
+    def added(self, role: str) -> tuple[int, str]:
+        """Return the elements that ranks with one batch have more of a module, and what they are; 0 if there are none.
+
+        Each rank has a bias whole that is added to sums over ranks. The last stage has a copy of a tied table.
+        """
+        if role == "text.embedding" and self.copied:
+            times = 1 if "head" in self.plan.split else self.mesh.tp
+            return self.copied * times, "tables of tied output projections on the last stage"
+        more = (self.mesh.tp - 1) * self.hidden if role in self.biased else 0
+        return more, "biases added after a sum over ranks" if more else ""
+
+    @property
+    def last(self) -> bool:
+        """Return whether the rank is of the last pipeline stage, which has the last norm and the output projection."""
+        return self.stage == self.mesh.pp - 1
+
+    def of_stage(self, parts: Iterable[ModulePart], call: StackCall) -> Iterator[ModulePart]:
+        """Yield the modules of a decoder that the rank's pipeline stage has; all but the last one send their result.
+
+        Every stage computes the cosines and sines of its own queries and keys.
+        """
+        from costproof.analytic.collectives import Send
+
+        for part in parts:
+            if part.role == "text" and not self.last:
+                yield replace(part, layers=(Send(call.rows * sym("text_hidden"), call.item_bytes),))
+            elif part.role.startswith("text.layer"):
+                if part.i in self.layers:
+                    yield part
+            elif part.role == "text.embedding":
+                if self.stage == 0:
+                    yield part
+            elif part.role not in ("text.norm", "lm_head") or self.last:
+                yield part
+
+    def border(self, call: StackCall, out: Size) -> Size:
+        """Return the elements that enter and leave the rank's pipeline stage: hidden states, and ``out`` at last."""
+        hidden = call.rows * sym("text_hidden")
+        return (hidden if self.stage > 0 else 0) + (out if self.last else hidden)
 
     def of_part(self, size: Size, part: Part) -> Size:
         """Return a rank's share of heads or of an inner width."""
@@ -145,7 +192,7 @@ class Shards:
             metric: parameters or bytes that are held, or FLOPs.
         """
         if metric == "buffer_bytes":
-            return self.mesh.tp, "buffers"
+            return self.mesh.tp * (self.mesh.pp if role == "text.rotary" else 1), "buffers"
         of_kv = role.endswith((".attention.k", ".attention.v")) or (
             role.endswith(".attention") and metric == "kv_cache_bytes" and not self.latent
         )
@@ -268,6 +315,9 @@ def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) ->
     if mesh.one and not workload.rank:
         return []
     found = mesh.problems(workload.rank)
+    if mesh.pp > config.layers:
+        what = "there are fewer layers than pipeline stages"
+        found.append(BadInput(what, where="--pp", expected=f"at most {config.layers}", got=mesh.pp))
     if workload.rows:
         what, where = "a batch of unequal rows is counted on one device only", f"--rows, {mesh.text}"
         found.append(BadInput(what, where=where, expected="one device, or equal sequences"))
