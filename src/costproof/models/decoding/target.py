@@ -16,6 +16,7 @@ from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc, TokenPadding
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.evaluate import evaluate_ledger
+from costproof.ledger.mesh import stage_layers
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import KV_BLOCK, PAD_TO, PAST, ROWS, BatchRow, ExpertKernel, Invocation, Workload
@@ -97,6 +98,14 @@ class CausalTarget(Native[C]):
         if self.config.one_mask:
             return Decoder(windows=windows)
         return Decoder(windows=windows, masks=("full_attention",), window_masks=("sliding_attention",))
+
+    def _of_stage(self, workload: Workload) -> Decoder:
+        """Return the calling convention of the layers on the counted rank."""
+        decoder, mesh = self.decoder, workload.mesh
+        if mesh.pp == 1:
+            return decoder
+        own = stage_layers(self.config.layers, mesh.pp, mesh.coordinates(workload.rank).pp)
+        return replace(decoder, own=tuple(own), windows=tuple(decoder.windows[i] for i in own if decoder.windows))
 
     def style(self) -> DecoderStyle:
         """Return how the layers differ from those of the default decoder; by default not at all."""
@@ -339,7 +348,9 @@ class CausalTarget(Native[C]):
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the export jobs of the prefill and of a decode step."""
-        jobs = exports.export_jobs(model, _own(workload), self.decoder)
+        jobs = exports.export_jobs(model, _own(workload), self._of_stage(workload))
+        if workload.mesh.coordinates(workload.rank).pp > 0:
+            jobs = [exports.with_hidden_states(job, workload, self.config.hidden) for job in jobs]
         single = workload.mesh.tp > 1 and workload.own_batch == 1
         return tuple(map(exports.with_one_sequence, jobs)) if single else tuple(jobs)
 
@@ -349,7 +360,7 @@ class CausalTarget(Native[C]):
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """Return the runs of the prefill and of the decode steps after it."""
-        decoder, workload = self.decoder, _own(workload)
+        decoder, workload = self._of_stage(workload), _own(workload)
         if workload.rows:
             return self._row_runs(model, workload)
         prompt = runs.prompt_inputs(workload, decoder, workload.text_tokens)
@@ -369,5 +380,7 @@ class CausalTarget(Native[C]):
 
 
 def _own(workload: Workload) -> Workload:
-    """Return the workload with the sequences that the counted rank runs."""
-    return replace(workload, batch=workload.own_batch)
+    """Return the workload with the sequences that the counted rank runs; of a stage before the last, all positions."""
+    mesh = workload.mesh
+    last = mesh.coordinates(workload.rank).pp == mesh.pp - 1
+    return replace(workload, batch=workload.own_batch, logits=workload.logits if last else "all")
