@@ -303,8 +303,9 @@ def distribute_for_run(model: nn.Module, mesh: Mesh, rank: int) -> Distributed |
     Raises:
         Incomplete: transformers cannot run this model on this mesh.
     """
+    own = mesh.coordinates(rank)
     if mesh.tp == 1:
-        return None
+        return None if mesh.pp == 1 else Distributed(model, ({}, {}), 1, own.pp, mesh.pp)
     plans = _plans(model, mesh)
     if not _splits_evenly(model, plans[0], mesh.tp):
         raise Incomplete(
@@ -312,7 +313,7 @@ def distribute_for_run(model: nn.Module, mesh: Mesh, rank: int) -> Distributed |
             where="--tp", expected=f"a divisor of {kv_heads(model)}", got=mesh.tp,
             fix="--sources analytic,static, which give a rank a copy of one head",
         )  # fmt: skip
-    found = Distributed(model, plans, mesh.tp, mesh.coordinates(rank).tp)
+    found = Distributed(model, plans, mesh.tp, own.pp * mesh.tp + own.tp, mesh.pp)
     _fit_heads(model, plans[0], mesh.tp)
     return found
 

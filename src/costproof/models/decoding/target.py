@@ -367,7 +367,11 @@ class CausalTarget(Native[C]):
         if next(model.parameters()).device.type == "meta":
             found = runs.shape_runs(model, workload, decoder, runs.behind_past(model, workload, decoder, prompt))
             rank: Distributed | None = vars(model).get(_RANK)
-            return found if rank is None else tuple(replace(r, around=rank.running, dispatched=True) for r in found)
+            if rank is None:
+                return found
+            if workload.mesh.coordinates(workload.rank).pp > 0:
+                found = tuple(runs.with_hidden_states(run, workload, self.config.hidden) for run in found)
+            return tuple(replace(run, around=rank.running, dispatched=True) for run in found)
         ids = runs.drawn_ids(self.config.vocab, (workload.batch, workload.context), self.options.seed)
         return runs.real_runs(model, workload, decoder, runs.real_prompt(model, workload, decoder, prompt, ids))
 
