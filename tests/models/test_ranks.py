@@ -158,6 +158,74 @@ def test_sums_over_ranks_of_random_configurations(family: str) -> None:
         assert {d.metric for d in found.duplicates} >= {"params", "weight_bytes"}
 
 
+@pytest.mark.parametrize(("stage", "layers"), [(0, 27), (1, 27), (2, 26)])
+def test_a_stage_of_llama_70b_by_hand(stage: int, layers: int) -> None:
+    """Of 80 layers the first stage has 27 and the embedding, the last 26, a norm and the output projection."""
+    found = ledger("llama-3.1-70b", pp=3, rank=stage, text_tokens=5, new_tokens=2)
+    layer = 8192 * (64 + 64 + 8 + 8) * 128 + 3 * 8192 * 28_672 + 2 * 8192
+    table, last = 128_256 * 8192, stage == 2
+    assert found.stage_total("prefill", "params") == layers * layer + table * (stage != 1) + 8192 * last
+    scores = layers * 4 * 64 * 128
+    head = 2 * table * last * 5  # every position
+    assert found.stage_total("prefill", "flops") == layers * 2 * (layer - 2 * 8192) * 5 + scores * 25 + head
+    assert found.stage_total("prefill", "kv_cache_bytes") == layers * 2 * 8 * 128 * 2 * 5
+    sent = 0 if last else 8192 * 2
+    assert found.stage_total("prefill", "comm_bytes") == found.stage_total("prefill", "comm_payload_bytes") == 5 * sent
+    assert found.stage_total("decode", "comm_bytes") == 2 * sent
+    assert found.stage_total("decode", "messages") == (0 if last else 2)
+    (node,) = (n for n in found.nodes if n.cost("messages") and n.stage == "decode") if not last else (None,)
+    assert node is None or (node.module, node.kind) == ("model", "send")
+
+
+def test_a_tied_table_is_on_both_ends_of_a_pipeline() -> None:
+    model = target("llama")
+    tied = replace(model, config=replace(model.config, tied=True, vocab=102, hidden=64, layers=4))
+    found = ranks(tied, pp=2, tp=2, rank=1)
+    copies = {(d.what, d.metric): d.amount for d in found.duplicates}
+    assert copies["tables of tied output projections on the last stage", "params"] == 102 * 64
+    assert copies["tables of tied output projections on the last stage", "weight_bytes"] == 2 * 102 * 64
+    assert copies["norms", "params"] == 9 * 64
+    sends = [c for c in found.collectives if c.kind == "send"]
+    assert [(c.group, c.ranks, c.module, c.bytes) for c in sends] == [("pp", (1, 3), "model", 128)]
+    assert [row.ranks for row in found.ranks] == [(0, 1), (2, 3)]
+
+
+def test_layers_of_a_kind_are_on_their_stages() -> None:
+    """DeepSeek-V3 has 3 dense layers and 58 with experts: 15, 15, 16 and 15 of 61 layers in four stages."""
+    found = ranks(target("deepseek-v3"), pp=4)
+    held = [row.stages["prefill"]["params"] for row in found.ranks]
+    attention = (7168 * 1536 + 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 + 512 * 128 * 256 + 128 * 128 * 7168
+                 + 2 * 7168)  # fmt: skip
+    dense = attention + 3 * 7168 * 18_432
+    routed = attention + 257 * 3 * 7168 * 2048 + 256 * 7168
+    table = 129_280 * 7168
+    assert held == [3 * dense + 12 * routed + table, 15 * routed, 16 * routed, 15 * routed + table + 7168]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sums_over_stages_of_random_configurations(family: str) -> None:
+    """Ranks of several stages sum to one device and the named copies, in meshes with other axes too."""
+    rng, model, counted = random.Random(f"{family} stages"), target(family), 0
+    kind = {**CONFIG, **type(model.config).ranges}
+    while counted < 6:
+        sizes = {name: rng.choice(values) for name, values in kind.items()} | {"row": 8, "S": 5, "P": 5}
+        drawn = model.drawn({**sizes, "layers": rng.randint(3, 6)}, rng)
+        small: Any = drawn[0] if drawn is not None else None
+        run = {"pp": rng.choice((2, 3)), "tp": rng.choice((1, 2)), "dp": rng.choice((1, 2)), "batch": rng.randint(2, 4)}
+        try:
+            found = ranks(small, **run, text_tokens=3, new_tokens=1)
+        except Problems:
+            continue
+        counted += 1
+        assert found.problems() == []
+        own = [evaluate_formulas(small, small.workload(**run, text_tokens=3, new_tokens=1, rank=rank))
+               for rank in range(found.mesh.world)]  # fmt: skip
+        rows = {rank: row.stages for row in found.ranks for rank in row.ranks}
+        for rank, ledger_of_rank in enumerate(own):
+            for metric in ("params", "flops", "kv_cache_bytes", "comm_bytes", "unfused_bytes"):
+                assert rows[rank]["prefill"][metric] == ledger_of_rank.stage_total("prefill", metric)
+
+
 def test_plans_are_those_of_transformers() -> None:
     """The plan of the class, as transformers writes it; norms that it names replicated have no entry here."""
     layer = "model.layers.*.self_attn"
@@ -187,7 +255,7 @@ def test_plans_are_those_of_transformers() -> None:
         ("llama", {"tp": 3}, "--tp"),
         ("llama", {"tp": 0}, "--tp"),
         ("qwen3-moe", {"tp": 3}, "--tp"),
-        ("llama", {"pp": 2}, "--pp"),
+        ("llama", {"pp": 33}, "--pp"),
         ("llama", {"cp": 2}, "--cp"),
         ("llama", {"tp": 2, "rank": 2}, "--rank"),
         ("llama", {"dp": 2}, "--batch"),
@@ -270,6 +338,9 @@ AGREE: Final[tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]] = (
     ("llama", {**_SMALL, "attention_bias": True, "mlp_bias": True}, {"tp": 4, "rank": 3, "attention": "eager"}),
     ("deepseek-v2", _LATENT, {"tp": 4, "rank": 3, "batch": 2}),
     ("qwen3-moe", _MIXED, {"tp": 4, "ep": 4, "experts": "batched_mm", "dp": 2, "batch": 3}),
+    ("gemma2", {**_SMALL, "layers": 3, "window": 8}, {"pp": 2, "tp": 2, "rank": 1, "past": 5}),
+    ("gemma3", {**_SMALL, "layers": 7, "window": 8}, {"pp": 3, "rank": 1, "attention": "eager"}),
+    ("deepseek-v2", {**_LATENT, "layers": 4, "dense_layers": 2}, {"pp": 3, "tp": 2, "ep": 2, "rank": 5}),
 )
 
 

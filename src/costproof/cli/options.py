@@ -134,7 +134,9 @@ def mesh_options(command: F) -> F:
     return cast(F, add)
 
 
-_MESH: Final = {"tp": "the weights of each layer", "ep": "the experts of each layer", "dp": "the batch"}
+_MESH: Final = {
+    "tp": "the weights of each layer", "ep": "the experts of each layer", "pp": "the layers", "dp": "the batch",
+}  # fmt: skip
 
 
 def device_option(text: str, *, required: bool = False) -> Callable[[F], F]:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields
-from typing import Final, Self, cast
+from fractions import Fraction
+from typing import Final, Literal, Self, cast
 
 from costproof.ledger.errors import BadInput
 
@@ -137,6 +138,59 @@ def stage_layers(layers: int, stages: int, index: int) -> range:
     first = stages - 1 - more
     start = index * size + min(max(0, index - first), more)
     return range(start, start + size + (first <= index < stages - 1))
+
+
+Order = Literal["gpipe", "1f1b", "interleaved"]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Order in which the stages of a pipeline process the microbatches of a pass.
+
+    GPipe runs all forwards and then all backwards; 1F1B alternates them. In both a stage waits for p - 1 microbatches.
+    Interleaved, each stage has v parts of the model and waits for p - 1 parts of a microbatch (Huang et al. 2019,
+    GPipe; Narayanan et al. 2021, Megatron-LM, section 2.2).
+    """
+
+    order: Order
+    stages: int
+    microbatches: int
+    parts: int = 1
+    """Parts of the model on each stage."""
+
+    @classmethod
+    def of(cls, text: str, stages: int, microbatches: int) -> Self:
+        """Return the schedule that a text names: ``gpipe``, ``1f1b`` or ``interleaved:2``.
+
+        Raises:
+            BadInput: there is none, or the stages cannot follow it.
+        """
+        order, _, parts = text.partition(":")
+        if stages < 2:
+            raise BadInput("one stage has no schedule", where="--microbatches, --schedule", fix="name stages: pp 4")
+        if microbatches < 1:
+            raise BadInput("a pass needs a microbatch", where="--microbatches", expected="1 or more", got=microbatches)
+        if order in ("gpipe", "1f1b") and not parts:
+            return cls(cast(Order, order), stages, microbatches)
+        if order != "interleaved" or not parts.isdecimal() or len(parts) > 3 or int(parts) < 2:
+            expected = "gpipe, 1f1b, or interleaved:V with V parts of the model on each stage, 2 to 999"
+            raise BadInput("there is no such schedule", where="--schedule", expected=expected, got=text)
+        if microbatches % stages:
+            what, expected = "interleaved stages take as many microbatches in turn as there are stages", f"of {stages}"
+            raise BadInput(what, where="--microbatches", expected=f"a multiple {expected}", got=microbatches)
+        return cls("interleaved", stages, microbatches, int(parts))
+
+    @property
+    def idle(self) -> Fraction:
+        """Return the share of a pass in which a stage waits, if all parts of all microbatches take equally long.
+
+        That is (p - 1) / (v m + p - 1) for p stages, m microbatches and v parts.
+        """
+        return Fraction(self.stages - 1, self.parts * self.microbatches + self.stages - 1)
+
+    def sends(self, stage: int) -> int:
+        """Return how often a stage sends hidden states in the forwards of a pass; the last part sends none."""
+        return self.microbatches * (self.parts - (stage == self.stages - 1))
 
 
 def own_batch(batch: int, mesh: Mesh, rank: int) -> int:

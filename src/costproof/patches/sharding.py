@@ -111,7 +111,7 @@ class Distributed:
             plans: empty if ranks have no parts of layers.
             ranks: that share each layer.
             rank: of those of all pipeline stages, the ones of a stage being neighbours.
-            stages: pipeline stages; see :func:`_cut_to_stage`.
+            stages: pipeline stages; see :func:`cut_to_stage`.
         """
         self.ranks, self.rank, self._stages = ranks, rank, stages
         with self._group():
@@ -119,7 +119,7 @@ class Distributed:
         for one in self._held:
             one.module._parameters[one.name] = one.local
         if stages > 1:
-            _cut_to_stage(model, ranks, rank, stages)
+            cut_to_stage(model, ranks, rank, stages)
 
     def _group(self) -> AbstractContextManager[None]:
         return fake_group(self.ranks * self._stages, self.rank)
@@ -156,7 +156,7 @@ class _Missing:
         return args[0] if args else next(iter(kwargs.values()))
 
 
-def _cut_to_stage(model: Any, ranks: int, rank: int, stages: int) -> None:
+def cut_to_stage(model: Any, ranks: int, rank: int, stages: int) -> None:
     """Make a model one stage of a pipeline, as vLLM makes one of a model of transformers.
 
     Layers of other stages are replaced by modules that pass hidden states on; so are embedding, norm and head where

@@ -240,6 +240,7 @@ def decoder_stack(
             table_kind=style.table,
             own_positions=style.positions_per_sequence,
             tables=style.rotary_tables,
+            unread=max(0, style.rotary_tables - len({_windows(config)[i] for i in shards.layers})),
             norm=style.norm,
             tied=config.tied and shards.mesh.pp == 1,
             scaled=style.scaled_embeddings,

@@ -261,11 +261,11 @@ def shard_for_export(model: nn.Module, mesh: Mesh, rank: int) -> nn.Module:
         shard(model, plans, mesh.tp, own)
         _fit_heads(model, plans[0], mesh.tp)
     if mesh.pp > 1:
-        _keep_stage(model, mesh.pp, mesh.coordinates(rank).pp)
+        keep_stage(model, mesh.pp, mesh.coordinates(rank).pp)
     return model
 
 
-def _keep_stage(model: Any, stages: int, stage: int) -> None:
+def keep_stage(model: Any, stages: int, stage: int) -> None:
     """Leave a decoder the layers of a pipeline stage, with embedding or output on the first and last one.
 
     In place of other modules are modules that return what they get. All stages but the last send their hidden states.
