@@ -77,6 +77,7 @@ def test_an_uneven_batch_goes_to_the_first_ranks() -> None:
     ("mesh", "rank", "where"),
     [
         (Mesh(tp=0), 0, "--tp"),
+        (Mesh(pp=2), 0, "--pp"),
         (Mesh(cp=2), 0, "--cp"),
         (Mesh(tp=2), 2, "--rank"),
         (Mesh(tp=2), -1, "--rank"),

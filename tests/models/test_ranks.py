@@ -226,6 +226,68 @@ def test_sums_over_stages_of_random_configurations(family: str) -> None:
                 assert rows[rank]["prefill"][metric] == ledger_of_rank.stage_total("prefill", metric)
 
 
+@pytest.mark.parametrize("plan", ["ring", "zigzag", "ulysses"])
+@pytest.mark.parametrize(("cp", "tp"), [(2, 1), (4, 1), (2, 2)])
+def test_ranks_that_share_a_sequence_position_by_position(plan: str, cp: int, tp: int) -> None:
+    """Ranks pass keys and values on, or heads, until all pairs of a query and a key are seen; each step is counted."""
+    model, length, batch, layers = target("llama"), 16, 3, 2
+    small = replace(model, config=replace(model.config, vocab=64, layers=layers, hidden=32, heads=16, kv_heads=8,
+                                          head_dim=4, intermediate=16))  # fmt: skip
+    heads, kv_heads, width, item = 16 // tp, 8 // tp, 4, 2
+    parts = 2 * cp if plan == "zigzag" else cp
+    size = length // parts
+    of_part = [list(range(i * size, (i + 1) * size)) for i in range(parts)]
+    positions = [of_part[r] + (of_part[2 * cp - 1 - r] if plan == "zigzag" else []) for r in range(cp)]
+    found = ranks(small, text_tokens=length, batch=batch, cp=cp, tp=tp, cp_plan=plan)
+    rows = {rank: row.stages["prefill"] for row in found.ranks for rank in row.ranks}
+    one = evaluate_formulas(small, small.workload(text_tokens=length, batch=batch, new_tokens=0))
+    linear = sum(n.cost("flops") or 0 for n in one.nodes if n.kind == "linear") // (tp * cp)
+    kept = 0
+    for rank in range(cp):
+        every = seen = sent = messages = 0
+        if plan == "ulysses":  # all pairs, of its own heads; it keeps those of what it has of its own positions
+            every, seen = (heads // cp * n for n in (length * length, length * (length + 1) // 2))
+            for tensor_heads in (heads, kv_heads, kv_heads, heads):
+                messages += 1
+                own = range(rank * tensor_heads // cp, (rank + 1) * tensor_heads // cp)
+                moved = [(p, h) for p in positions[rank] for h in range(tensor_heads) if h not in own]
+                sent += batch * width * item * len(moved)
+        else:
+            held = list(positions)
+            for step in range(cp):
+                pairs = [(q, k) for q in positions[rank] for k in held[rank]]
+                every += heads * len(pairs)
+                seen += heads * sum(k <= q for q, k in pairs)
+                if step < cp - 1:
+                    messages += 1
+                    sent += batch * len(held[rank]) * 2 * kv_heads * width * item
+                    held = [held[r - 1] for r in range(cp)]
+        costs = rows[rank * tp]
+        assert costs["flops"] == linear + layers * batch * every * 4 * width
+        assert costs["kept_scores"] == layers * batch * seen
+        kept += costs["kept_scores"] * tp
+        exchanged = [n for n in evaluate_formulas(small, small.workload(
+            text_tokens=length, batch=batch, new_tokens=0, cp=cp, tp=tp, cp_plan=plan, rank=rank * tp)).nodes
+            if n.kind in ("send", "all_to_all")]  # fmt: skip
+        assert [n.cost("comm_bytes") for n in exchanged] == [sent] * layers
+        assert [n.cost("messages") for n in exchanged] == [messages] * layers
+        assert costs["kv_cache_bytes"] == layers * batch * length // cp * 2 * kv_heads * width * item
+    assert kept == layers * batch * 16 * length * (length + 1) // 2
+    assert found.problems() == []
+
+
+def test_what_is_not_known_of_shared_sequences() -> None:
+    """How partial results of a ring are combined is up to the kernel; no graph or run has one."""
+    model = target("llama")
+    work = model.workload(text_tokens=8, new_tokens=0, cp=2)
+    unknown = {"vector_flops", "unfused_bytes", "floor_bytes", "input_bytes", "kv_read_bytes"}
+    assert unknown.isdisjoint(evaluate_formulas(model, work).metrics)
+    with pytest.raises(Incomplete, match="counted by formulas only"):
+        model.build(work)
+    with pytest.raises(Incomplete, match="counted by formulas only"):
+        model.build_run(work, lambda *step: None)
+
+
 def test_plans_are_those_of_transformers() -> None:
     """The plan of the class, as transformers writes it; norms that it names replicated have no entry here."""
     layer = "model.layers.*.self_attn"
@@ -256,7 +318,16 @@ def test_plans_are_those_of_transformers() -> None:
         ("llama", {"tp": 0}, "--tp"),
         ("qwen3-moe", {"tp": 3}, "--tp"),
         ("llama", {"pp": 33}, "--pp"),
-        ("llama", {"cp": 2}, "--cp"),
+        ("llama", {"cp": 2}, "--text-tokens"),
+        ("llama", {"cp": 2, "text_tokens": 6}, "--text-tokens"),
+        ("llama", {"cp": 2, "text_tokens": 8, "new_tokens": 1}, "--new-tokens"),
+        ("llama", {"cp": 2, "text_tokens": 8, "past": 1}, "--past"),
+        ("llama", {"cp": 2, "text_tokens": 8, "logits": "last"}, "--logits"),
+        ("llama", {"cp": 2, "text_tokens": 8, "attention": "eager"}, "--attention"),
+        ("llama", {"cp": 3, "tp": 4, "text_tokens": 9, "cp_plan": "ulysses"}, "--cp"),
+        ("llama", {"cp_plan": "ring"}, "--cp-plan"),
+        ("gemma2", {"cp": 2, "text_tokens": 8}, "--cp"),
+        ("deepseek-v3", {"cp": 2, "text_tokens": 8}, "--cp"),
         ("llama", {"tp": 2, "rank": 2}, "--rank"),
         ("llama", {"dp": 2}, "--batch"),
         ("llama", {"tp": 2, "ep": 2}, "--ep"),
@@ -266,7 +337,7 @@ def test_plans_are_those_of_transformers() -> None:
 def test_runs_that_are_refused(name: str, settings: dict[str, Any], where: str) -> None:
     model = target(name)
     with pytest.raises(Problems) as caught:
-        model.workload(**TOKEN, **settings)
+        model.workload(**{**TOKEN, **settings})
     assert where in {problem.where for problem in caught.value.problems}
 
 

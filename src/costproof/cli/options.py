@@ -136,6 +136,7 @@ def mesh_options(command: F) -> F:
 
 _MESH: Final = {
     "tp": "the weights of each layer", "ep": "the experts of each layer", "pp": "the layers", "dp": "the batch",
+    "cp": "a sequence",
 }  # fmt: skip
 
 

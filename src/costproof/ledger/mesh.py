@@ -13,7 +13,7 @@ sizes, and may cut chunks that n does not divide in another way. Each source com
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import astuple, dataclass, fields
 from fractions import Fraction
 from typing import Final, Literal, Self, cast
@@ -22,7 +22,9 @@ from costproof.ledger.errors import BadInput
 
 RANK: Final = "rank"
 """Input of a workload: the rank that is counted, 0 by default."""
-ON_ONE_DEVICE: Final = {"tp": "1", "ep": "1", "text_vocab_rank": "text_vocab"}
+CP_PLAN: Final = "cp_plan"
+"""Input of a workload: how ranks along ``cp`` share a sequence, ``zigzag`` by default."""
+ON_ONE_DEVICE: Final = {"tp": "1", "ep": "1", "text_vocab_rank": "text_vocab", "cp": "1", "cp_rank": "0"}
 """Symbols of the formulas of a rank -> the formulas that they equal on one device."""
 
 
@@ -92,8 +94,12 @@ class Mesh:
         first = rank - step * int(getattr(self.coordinates(rank), axis))
         return tuple(first + step * i for i in range(getattr(self, axis)))
 
-    def problems(self, rank: int = 0) -> list[BadInput]:
-        """Return an error for each axis or rank that is out of range, or that is not counted yet."""
+    def problems(self, rank: int = 0, *, more: Collection[str] = ()) -> list[BadInput]:
+        """Return an error for each axis or rank that is out of range, or that is not counted.
+
+        Args:
+            more: axes that a target counts besides ``tp``, ``ep`` and ``dp``.
+        """
         found = [
             BadInput("the mesh needs a rank on each axis", where=f"--{axis}", expected="at least 1", got=size)
             for axis in AXES
@@ -103,8 +109,8 @@ class Mesh:
             return found
         found += [
             BadInput("this axis is not counted yet", where=f"--{axis}", expected="1", got=getattr(self, axis))
-            for axis in ("cp",)
-            if getattr(self, axis) > 1
+            for axis in ("pp", "cp")
+            if getattr(self, axis) > 1 and axis not in more
         ]
         if self.ep > 1 and (self.ep % self.tp or (self.tp * self.cp * self.dp) % self.ep):
             what = "the ranks that share the experts must be whole groups of those that share weights and batch"

@@ -12,7 +12,7 @@ from costproof.compare.diff.changes import SETTINGS, WORKLOAD, settings
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import BadInput, Bug
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.mesh import AXES, RANK, Collectives, Duplicate, Parallel, RankCosts
+from costproof.ledger.mesh import AXES, CP_PLAN, RANK, Collectives, Duplicate, Parallel, RankCosts
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, TargetInfo, Workload, folded_path
@@ -106,7 +106,7 @@ def _terms(ledger: Ledger) -> _Terms:
 
 
 def _of_one(workload: Workload) -> dict[str, SettingValue]:
-    return {name: value for name, value in workload.inputs.items() if name not in (*AXES, RANK)}
+    return {name: value for name, value in workload.inputs.items() if name not in (*AXES, RANK, CP_PLAN)}
 
 
 def _rank_costs(
@@ -157,6 +157,7 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
             copies[why] += (times - 1) * (node.cost(metric) or 0)
             copies[what] += more * (item if metric == "weight_bytes" else 1)
         if not stage:
+            copies[SEQUENCE_COPIES] += (workload.mesh.cp - 1) * (whole + copies.total())
             copies[DATA_COPIES] += (workload.mesh.dp - 1) * (whole + copies.total())
         for why, amount in copies.items():
             if amount:
@@ -164,6 +165,7 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
 
 
 DATA_COPIES: Final = "copies of data-parallel ranks"
+SEQUENCE_COPIES: Final = "copies of ranks that share a sequence"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import sympy
 
 from costproof.algebra.symbols import sym
 from costproof.ledger.errors import BadInput
-from costproof.ledger.mesh import Mesh, shard, stage_layers
+from costproof.ledger.mesh import CP_PLAN, Mesh, shard, stage_layers
 from costproof.ledger.workload import Workload
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ def mesh_symbols(config: DecoderConfig, workload: Workload) -> dict[str, int]:
     if mesh.one:
         return {}
     start, stop = shard(config.vocab, mesh.tp, mesh.coordinates(workload.rank).tp)
-    return {"tp": mesh.tp, "ep": mesh.ep, "text_vocab_rank": stop - start}
+    found = {"tp": mesh.tp, "ep": mesh.ep, "text_vocab_rank": stop - start}
+    return found | ({"cp": mesh.cp, "cp_rank": mesh.coordinates(workload.rank).cp} if mesh.cp > 1 else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,9 @@ class Shards:
     """Layers of the rank's pipeline stage."""
     stage: int = 0
     """Pipeline stage of the rank."""
-    copied: Size = 0
+    cp_plan: str = ""
+    """How ranks share a sequence: ``ring``, ``zigzag`` or ``ulysses``; empty if each has whole ones."""
+    copied: int = 0
     """Elements of the table of a tied output projection, if the last stage has a copy of it."""
 
     @classmethod
@@ -111,7 +114,8 @@ class Shards:
         pp, stage = workload.mesh.pp, workload.mesh.coordinates(workload.rank).pp
         copied = config.vocab * config.hidden if config.tied and pp > 1 else 0
         layers = stage_layers(config.layers, pp, stage)
-        return cls(plan, workload.mesh, config.kv_heads, latent, config.hidden, roles, layers, stage, copied)
+        shared = str(workload.inputs.get(CP_PLAN, "zigzag")) if workload.mesh.cp > 1 else ""
+        return cls(plan, workload.mesh, config.kv_heads, latent, config.hidden, roles, layers, stage, shared, copied)
 
     @property
     def origin(self) -> str:
@@ -120,8 +124,8 @@ class Shards:
 
     def axis_of(self, role: str) -> str:
         """Return the axis of the mesh whose ranks a module exchanges results with."""
-        if role == "text":
-            return "pp"
+        if role in ("text", "text.layer.attention"):
+            return "pp" if role == "text" else "cp"
         return "ep" if role == "text.layer.experts" and self.mesh.ep > 1 else "tp"
 
     def added(self, role: str) -> tuple[int, str]:
@@ -147,7 +151,7 @@ class Shards:
         """
         from costproof.analytic.collectives import Send
 
-        for part in parts:
+        for part in map(self._of_sequence, parts):
             if part.role == "text" and not self.last:
                 yield replace(part, layers=(Send(call.rows * sym("text_hidden"), call.item_bytes),))
             elif part.role.startswith("text.layer"):
@@ -158,6 +162,27 @@ class Shards:
                     yield part
             elif part.role not in ("text.norm", "lm_head") or self.last:
                 yield part
+
+    def _of_sequence(self, part: ModulePart) -> ModulePart:
+        """Return the part; if ranks share a sequence, its attention is of the rank's positions.
+
+        Contiguous parts of a sequence are in order of the ranks. By zigzag rank r has the parts r and 2 n - 1 - r of
+        2 n, which leaves each rank as many pairs of a query and a key.
+        """
+        from costproof.analytic.attention import Attention
+        from costproof.analytic.collectives import RingAttention, UlyssesAttention
+
+        first, *others = part.layers
+        if not self.cp_plan or not isinstance(first, Attention):
+            return part
+        sizes = (first.batch, first.queries, first.heads, first.kv_heads, first.head_dim, sym("cp"))
+        if self.cp_plan == "ulysses":
+            return replace(part, layers=(UlyssesAttention(*sizes, first.item_bytes), *others))
+        n, half = first.queries, first.queries / 2
+        pairs = sym("cp_rank") * n**2 + n * (n + 1) / 2
+        if self.cp_plan == "zigzag":
+            pairs = (2 * sym("cp") - 1) * half**2 + half * (half + 1)
+        return replace(part, layers=(RingAttention(*sizes, pairs, first.item_bytes), *others))
 
     def border(self, call: StackCall, out: Size) -> Size:
         """Return the elements that enter and leave the rank's pipeline stage: hidden states, and ``out`` at last."""
@@ -312,9 +337,12 @@ def _why_whole(role: str, part: Part | None, *, latent: bool) -> str:
 def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> list[BadInput]:
     """Return an error for each reason why a decoder cannot be split over the mesh of a workload."""
     mesh = workload.mesh
+    if mesh.cp == 1 and CP_PLAN in workload.inputs:
+        what, where = "each rank has whole sequences, so no plan shares them", f"--{CP_PLAN.replace('_', '-')}"
+        return [BadInput(what, where=where, expected="--cp of 2 or more", got=workload.inputs[CP_PLAN])]
     if mesh.one and not workload.rank:
         return []
-    found = mesh.problems(workload.rank)
+    found = mesh.problems(workload.rank, more=("pp", "cp"))
     if mesh.pp > config.layers:
         what = "there are fewer layers than pipeline stages"
         found.append(BadInput(what, where="--pp", expected=f"at most {config.layers}", got=mesh.pp))
@@ -323,6 +351,7 @@ def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) ->
         found.append(BadInput(what, where=where, expected="one device, or equal sequences"))
     if found:
         return found
+    found += _sequence_problems(config, workload) if mesh.cp > 1 else []
     for what, size, part in _divided(config):
         if part in plan.split and size % mesh.tp and not (part == "experts" and mesh.ep > 1):
             expected = f"a divisor of the {size} {what}"
@@ -343,6 +372,35 @@ def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) ->
             expected = f"a divisor of the {experts} routed experts" if experts else "1, since no layer has experts"
             found.append(BadInput("the ranks must have equal numbers of experts", where="--ep", expected=expected,
                                   got=mesh.ep))  # fmt: skip
+    return found
+
+
+def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInput]:
+    """Return an error for each reason why ranks cannot share the sequences of a workload, or are not counted so."""
+    mesh, plan = workload.mesh, workload.inputs.get(CP_PLAN, "zigzag")
+    parts = mesh.cp * (2 if plan == "zigzag" else 1)
+    routed = getattr(config, "routed", None)
+    kinds = {"a window": any(config.windows()), "latents": getattr(config, "kv_rank", 0) > 0,
+             "experts": routed is not None and any(routed())}  # fmt: skip
+    found = [
+        BadInput(f"ranks that share a sequence are not counted for layers with {kind}", where="--cp", expected="1",
+                 got=mesh.cp)
+        for kind, has in kinds.items() if has
+    ]  # fmt: skip
+    for wrong, where, expected, got in (
+        (workload.new_tokens > 0, "--new-tokens", "0: of a shared sequence the prompt is counted", workload.new_tokens),
+        (workload.past > 0, "--past", "0", workload.past),
+        (workload.logits != "all", "--logits", "all: each rank has logits of its positions", workload.logits),
+        (workload.attention != "sdpa", "--attention", "sdpa", workload.attention),
+        (workload.text_tokens % parts > 0, "--text-tokens", f"a multiple of the {parts} parts", workload.text_tokens),
+    ):
+        if wrong:
+            found.append(BadInput("ranks cannot share these sequences", where=where, expected=expected, got=got))
+    if plan == "ulysses":
+        for name, heads in (("query", config.heads), ("key/value", config.kv_heads)):
+            if heads % (mesh.cp * mesh.tp):
+                what, expected = f"ranks would share {name} heads", f"tp x cp a divisor of {heads}"
+                found.append(BadInput(what, where="--cp", expected=expected, got=mesh.cp))
     return found
 
 

@@ -207,7 +207,11 @@ class CausalTarget(Native[C]):
     def settings(cls) -> tuple[Setting, ...]:
         """Return the settings of a run, other than the preset."""
         common_settings = (replace(s, choices=cls.attentions) if s is common.ATTENTION else s for s in SETTINGS)
-        return (*common_settings, *cls.extra_settings, *(common.MESH if cls.plan is not None else ()))
+        return (
+            *common_settings,
+            *cls.extra_settings,
+            *((*common.MESH, common.CP_PLAN) if cls.plan is not None else ()),
+        )
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
         """Return the configuration with only the first layers, at least one of each kind, and a note on the cut."""
@@ -285,7 +289,7 @@ class CausalTarget(Native[C]):
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the invocations of prefill and decode on the counted rank, with the values of their symbols."""
-        mine = replace(workload, batch=workload.own_batch)
+        mine = replace(workload, batch=workload.own_batch, text_tokens=workload.text_tokens // workload.mesh.cp)
         more = mesh_symbols(self.config, workload)
         return tuple(replace(call, symbols={**call.symbols, **more}) for call in invocations(mine, self.config))
 
@@ -325,6 +329,7 @@ class CausalTarget(Native[C]):
         Raises:
             Incomplete: no graph counts a rank of this mesh.
         """
+        _refuse_shared_sequences(workload)
         model = Native.build(self, workload)
         return model if workload.mesh.one else shard_for_export(model, workload.mesh, workload.rank)
 
@@ -335,6 +340,7 @@ class CausalTarget(Native[C]):
             Problems: the checkpoint does not fit.
             Incomplete: the device or packages are missing, or transformers cannot run the model on this mesh.
         """
+        _refuse_shared_sequences(workload)
         if not workload.mesh.one and self.options.real:
             raise Incomplete("a rank of several devices is counted without values", where="--run", expected="meta")
         built = Native.build_run(self, workload, progress)
@@ -381,6 +387,15 @@ class CausalTarget(Native[C]):
         length = sum(row.count * (row.past + row.new) for row in workload.rows)
         ids = runs.drawn_ids(self.config.vocab, (length,), self.options.seed)
         return runs.rows_runs(model, workload, self.decoder, ids)
+
+
+def _refuse_shared_sequences(workload: Workload) -> None:
+    """Raise ``Incomplete`` if ranks share a sequence, which no graph and no run here can show."""
+    if workload.mesh.cp > 1:
+        raise Incomplete(
+            "the classes of transformers attend to whole sequences: ranks that share one are counted by formulas only",
+            where="--cp", expected="1", got=workload.mesh.cp, fix="--sources analytic",
+        )  # fmt: skip
 
 
 def _own(workload: Workload) -> Workload:
