@@ -119,6 +119,9 @@ class Sharing(Protocol):
     def added(self, role: str) -> tuple[int, str]:
         """Return the elements of parameters that ranks with one batch have more of a module, and what they are."""
 
+    def padding_of(self, role: str, metric: Metric, cost: int) -> tuple[int, str]:
+        """Return what rows that only fill the parts of ranks add to a cost of one device, and what."""
+
 
 @runtime_checkable
 class Sharded(WithFormulas, Protocol):

@@ -45,11 +45,13 @@ from costproof.models.decoding.names import (
     row_kinds,
     sandwich_names,
 )
-from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards
+from costproof.models.decoding.sharding import OF_OWN_TOKENS, SPLIT_ALL, ShardPlan, Shards
 
 FLASH: Final = "flash_attention_2"
 _WIDEST_SHARED: Final = 256
 """Widest head for which transformers leaves it to sdpa to share keys and values."""
+_WHOLE_HEADS: Final = 8
+"""Number of which flash-attn pads heads to a multiple."""
 ALL_PROJECTIONS: Final[tuple[Projection, ...]] = ("q", "k", "v", "out")
 
 
@@ -146,11 +148,16 @@ def decoder_parts(
         capped = SoftCap(call.batch * positions * sym("text_vocab"), call.item_bytes)
         own = ((capped,) if style.logits_capped else ()) + picked_positions(workload, call)
         stack = decoder_stack(config, workload, style, shards)(call).parts("text", call, positions)
+        if shards.shares_tokens(call):
+            own_call = replace(call, tokens=call.tokens / sym("tp"))
+            own_tokens = decoder_stack(config, workload, style, shards)(own_call).parts("text", own_call, positions)
+            stack = tuple(o if w.role in OF_OWN_TOKENS else w for w, o in zip(stack, own_tokens, strict=True))
         found = (
             ModulePart("root", own if own and shards.last else (CONTAINER,)),
             *shards.of_stage((ModulePart("text"), *stack), call),
         )
-        return (*shards.with_collectives(found, call, positions, one_row=_one_row(workload, call)),)
+        one_row, one_sequence = _one_row(workload, call), workload.own_batch == 1
+        return tuple(shards.with_collectives(found, call, positions, one_row=one_row, one_sequence=one_sequence))
 
     return parts
 
@@ -304,10 +311,6 @@ def decoder_tapes(
     Raises:
         Incomplete: a loop over experts decides by values what it allocates.
     """
-    if workload.attention == FLASH:
-        raise Incomplete(
-            "no formula for the memory of FlashAttention", where=f"--attention {FLASH}", fix="sdpa or eager"
-        )
     if workload.experts == "eager":
         raise Incomplete(
             "the memory of a loop over experts depends on the router's choices", where="--experts eager",
@@ -328,6 +331,8 @@ def decoder_tapes(
             wide=workload.dtype == "float32",
             one_key=one_token and call.past == 0,
             wide_heads=config.head_dim > _WIDEST_SHARED,
+            flash=workload.attention == FLASH,
+            padded_heads=config.head_dim % _WHOLE_HEADS != 0,
         )
         masks = tuple(_given_masks(config, workload, call).items())
         layers, windows = stack(call), tuple(_windows(config))
