@@ -139,7 +139,10 @@ def decoder_ledger(
 def decoder_parts(
     config: DecoderConfig, workload: Workload, style: DecoderStyle, plan: ShardPlan | None = None
 ) -> Callable[[StackCall], tuple[ModulePart, ...]]:
-    """Return a function from one call to the parts (role, layers) of its modules, from the root to the logits."""
+    """Return a function from one call to the parts (role, layers) of its modules, from the root to the logits.
+
+    Branches: parts of a single sequence lie in order.
+    """
 
     shards = Shards.of(config, workload, plan or SPLIT_ALL, style)
 
@@ -213,7 +216,10 @@ def row_calls(
 def decoder_stack(
     config: DecoderConfig, workload: Workload, style: DecoderStyle, shards: Shards | None = None
 ) -> Callable[[StackCall], DecoderStack]:
-    """Return a function that builds the :class:`DecoderStack`, the layers of the decoder, for one call."""
+    """Return a function that builds the :class:`DecoderStack`, the layers of the decoder, for one call.
+
+    Branches: of several pipeline stages, the last one has a copy of a tied table.
+    """
     shards = shards or Shards.of(config, workload, SPLIT_ALL)
     width = sym("text_hidden")
     inner = shards.of_part(sym("text_intermediate"), "mlp")
