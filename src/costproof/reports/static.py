@@ -70,7 +70,8 @@ HELD: Final[tuple[Metric, ...]] = ("params", "weight_bytes")
 DONE: Final[tuple[Metric, ...]] = ("flops", "kv_cache_bytes", "comm_bytes", "comm_payload_bytes", "messages")
 RING: Final = (
     "A rank sends 2 (n - 1) chunks of an all-reduce over n ranks, and n - 1 of the others: the ring algorithm. A chunk"
-    " has ceil(elements / n) elements. The payload is the full tensor, whatever the algorithm."
+    " has ceil(elements / n) elements. A send has the whole tensor, and is not counted again where it is received."
+    " The payload is the full tensor, whatever the algorithm."
 )
 SUMS: Final = "All ranks together have what one device has for the same batch, and these copies; nothing is left over."
 

@@ -37,9 +37,11 @@ from costproof.estimate.roofline import (
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
 from costproof.ledger.baseline import Folded, fold_ledger
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.mesh import RANK, RankCosts
+from costproof.ledger.mesh import RANK, RankCosts, Schedule
 from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED
 from costproof.ledger.node import CostNode
+from costproof.ledger.plural import plural
+from costproof.ledger.workload import Workload
 from costproof.models.target import Sharded, sharded
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import SettingCurve
@@ -62,6 +64,8 @@ def roofline(
     math: str | None = None,
     source: str | None = None,
     routing: str | os.PathLike[str] = "bound",
+    microbatches: int | None = None,
+    schedule: str | None = None,
     rules: Files = (),
     trust_remote_code: bool = False,
 ) -> Roofline:
@@ -78,6 +82,8 @@ def roofline(
         routing: how many routed experts a call reads: ``"bound"``, min(E, T k); ``"uniform"``, the mean of uniform
             routing; or a JSON file with the choice of every token, as :func:`~costproof.estimate.routing.given_experts`
             reads it.
+        microbatches: how many of the workload's batches pass the stages of a pipeline one after another.
+        schedule: their order: ``gpipe``, ``1f1b`` (default), or ``interleaved:V`` with V parts of the model a stage.
         rules: Python files with operator rules, which are executed, if a graph is counted.
         trust_remote_code: whether the code of a snapshot that is a target may run.
 
@@ -114,6 +120,8 @@ def roofline(
             )  # fmt: skip
         folded = mean_of_experts(folded, mesh.ep)
         notes = (*notes, _MEAN)
+    if microbatches is not None or schedule is not None:
+        notes = (*notes, _bubble(side.workload, schedule or "1f1b", 1 if microbatches is None else microbatches))
     of = roof(device, dtype)
     batch = None if read.target is None else SettingCurve(side, read.target, "batch")
     kind: Routing = "bound"
@@ -221,6 +229,19 @@ def _with_links(stage: StageBound, sent: tuple[CollectiveBound, ...]) -> StageLi
         stage.id, sum(c.sent_bytes for c in here), str(links), str(roofed + links), str(max(roofed, links)),
         "links" if links > longest else work.bound,
     )  # fmt: skip
+
+
+def _bubble(workload: Workload, schedule: str, microbatches: int) -> str:
+    """Return a sentence on the share of a pass in which a stage of a pipeline waits, and on the sends of the rank."""
+    mesh = workload.mesh
+    of = Schedule.of(schedule, mesh.pp, microbatches)
+    sends = plural(of.sends(mesh.coordinates(workload.rank).pp), "time")
+    apart = "; layers are counted as contiguous stages have them" if of.parts > 1 else ""
+    return (
+        f"{plural(microbatches, 'microbatch', 'microbatches')} of this batch by {schedule} in {mesh.pp} stages: if all "
+        f"stages take equally long, each waits {of.idle} of a pass, which no time here includes; the rank sends hidden "
+        f"states {sends} in the forwards{apart}"
+    )
 
 
 def _borders(

@@ -49,7 +49,7 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
     Raises:
         Incomplete: a stage cannot be traced, its wrapper computes, or the model is split over several devices.
     """
-    if workload.mesh.tp > 1:
+    if workload.mesh.tp > 1 or workload.mesh.pp > 1:
         raise Incomplete(
             "TorchLens does not follow the collectives of a split model, so no stage is traced in isolation",
             where=workload.mesh.text, fix="--sources analytic,static,dynamic",
