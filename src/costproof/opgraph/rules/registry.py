@@ -35,16 +35,14 @@ GraphTransform = Callable[[Graph], Graph]
 
 _BUILT_IN: Final = {
     "matmul": "matrix products, recurrent layers",
-    "conv": "convolutions",
+    "conv": "convolutions, pooling, interpolation",
     "attention": "fused attention, FlashAttention",
     "experts": "grouped expert products",
     "elementwise": "elementwise arithmetic, activations, random draws",
     "reduction": "reductions, normalizations, sorting, losses",
     "linalg": "linear systems, factorizations, norms, distances, Fourier transforms",
-    "resample": "pooling, interpolation",
-    "lookup": "look-ups and indexed writes",
     "collectives": "exchanges between the ranks of a group",
-    "movement": "views, casts, copies, factories, metadata",
+    "movement": "views, casts, copies, factories, metadata, look-ups and indexed writes",
 }
 """Modules of built-in rules, with the operators that each covers."""
 
