@@ -35,14 +35,16 @@ GraphTransform = Callable[[Graph], Graph]
 
 _BUILT_IN: Final = {
     "matmul": "matrix products, recurrent layers",
-    "conv": "convolutions, pooling, interpolation",
+    "conv": "convolutions",
     "attention": "fused attention, FlashAttention",
     "experts": "grouped expert products",
     "elementwise": "elementwise arithmetic, activations, random draws",
     "reduction": "reductions, normalizations, sorting, losses",
     "linalg": "linear systems, factorizations, norms, distances, Fourier transforms",
+    "resample": "pooling, interpolation",
+    "lookup": "look-ups and indexed writes",
     "collectives": "exchanges between the ranks of a group",
-    "movement": "views, casts, copies, factories, metadata, look-ups and indexed writes",
+    "movement": "views, casts, copies, factories, metadata",
 }
 """Modules of built-in rules, with the operators that each covers."""
 
