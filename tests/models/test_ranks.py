@@ -215,9 +215,11 @@ def test_no_peak_formula_of_a_rank() -> None:
 
 def test_gpt2_has_no_plan() -> None:
     model = target("gpt2")
-    assert "tp" not in {setting.name for setting in model.settings()}
     with pytest.raises(BadInput):
         model.shares(model.workload())
+    for name in ("gpt2", "clip-vision", "siglip-vision", "vit", "bert"):
+        with pytest.raises(Problems, match="transformers has no plan"):
+            load_target(name, None, trusted=False).workload(tp=2)
 
 
 def test_files_state_ranks_collectives_and_copies(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers.distributed.expert_parallel import apply_expert_parallelism
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-from costproof.models.decoding.rank_model import shard
+from costproof.ledger.mesh import Mesh
+from costproof.models.decoding.plans import ENGINES
+from costproof.models.decoding.rank_model import shard, styles_of
 from costproof.patches.sharding import plans_of
 
 SIZES: dict[str, Any] = {
@@ -105,6 +107,12 @@ def rank_main(rank: int, ranks: int, families: tuple[str, ...], folder: str) -> 
             apply_tensor_parallelism(model, mesh, dict(plans[0]))
             apply_expert_parallelism(model, mesh, mesh, dict(plans[1]))
         shard(ours, plans, ranks, rank)
+        engines = {}
+        for name, engine in ENGINES.items() if family == "llama" else ():
+            model, work = model_of(family, exact), Mesh(tp=ranks)
+            styles = styles_of(model, engine, work)
+            shard(model, styles, ranks, rank, multiple=engine.padding(ranks), sequence=engine.sequence)
+            engines[name] = float((logits(model, LENGTHS[0]) - one).abs().max())
         bytes_sent = []
         for length in LENGTHS:
             logits(plain, length)
@@ -118,6 +126,7 @@ def rank_main(rank: int, ranks: int, families: tuple[str, ...], folder: str) -> 
         found[family] = {
             "theirs": float((logits(theirs, LENGTHS[0]) - one).abs().max()),
             "ours": float((logits(ours, LENGTHS[0]) - one).abs().max()),
+            "engines": engines,
             "largest": float(one.abs().max()),
             "sent": bytes_sent,
         }

@@ -21,6 +21,8 @@ from costproof.ledger.errors import BadInput
 
 RANK: Final = "rank"
 """Input of a workload: the rank that is counted, 0 by default."""
+PLAN: Final = "plan"
+"""Input of a workload: by which plan the ranks share weights; without it, by the plan of the class of transformers."""
 ON_ONE_DEVICE: Final = {"tp": "1", "ep": "1", "text_vocab_rank": "text_vocab"}
 """Symbols of the formulas of a rank -> the formulas that they equal on one device."""
 
@@ -146,7 +148,7 @@ class RankCosts:
 
     ranks: tuple[int, ...]
     stages: dict[str, dict[str, int]]
-    """Stage -> metric -> cost of each of these ranks."""
+    """Stage -> metric -> cost of each of these ranks; what a rank holds for all stages is under the stage ````."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +221,7 @@ class Parallel:
         found = []
         for stage, costs in self.one_device.items():
             for metric, one in costs.items():
-                place = stage or next(iter(self.ranks[0].stages))
-                total = sum(len(row.ranks) * row.stages[place].get(metric, 0) for row in self.ranks)
+                total = sum(len(row.ranks) * row.stages[stage].get(metric, 0) for row in self.ranks)
                 copies = sum(d.amount for d in self.duplicates if (d.stage, d.metric) == (stage, metric))
                 if total != one + copies:
                     what = "the ranks do not sum to one device and the named copies"

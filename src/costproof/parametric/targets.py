@@ -102,7 +102,8 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
 
 
 def _terms(ledger: Ledger) -> _Terms:
-    return Counter((n.stage, n.invocation, m, e) for n in ledger.nodes for m, e in n.exprs.items())
+    held = Counter(("", "", m, n.exprs[m]) for m in HELD for n in bearing(ledger.nodes, m) if m in n.exprs)
+    return held + Counter((n.stage, n.invocation, m, e) for n in ledger.nodes for m, e in n.exprs.items())
 
 
 def _of_one(workload: Workload) -> dict[str, SettingValue]:
@@ -115,9 +116,10 @@ def _rank_costs(
     values: Mapping[tuple[str, str], SymbolValues],
     config: SymbolValues,
 ) -> dict[str, dict[str, int]]:
-    """Return stage -> metric -> cost at the values of one rank."""
+    """Return stage -> metric -> cost at the values of one rank; what it holds is under the stage ````."""
     common = {**config, **shared_values(values.values())}
     found: dict[str, dict[str, int]] = {s: dict.fromkeys(ledger.metrics, 0) for s in ledger.stages}
+    found[""] = {m: 0 for m in HELD if m in ledger.metrics}
     for (stage, call, metric, expr), times in terms.items():
         if metric in ledger.metrics and (not call or (stage, call) in values):
             known = {**config, **values[stage, call]} if call else common
@@ -153,6 +155,8 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
             more, bias = sharing.added_on_each(node.role) if metric in ("params", "weight_bytes") else (0, "")
             copies[why] += (times - 1) * (node.cost(metric) or 0)
             copies[bias] += (workload.mesh.tp - 1) * more * (item if metric == "weight_bytes" else 1)
+            padding, rows = sharing.padding_of(node.role, metric, node.cost(metric) or 0)
+            copies[rows] += padding
         if not stage:
             copies[DATA_COPIES] += (workload.mesh.dp - 1) * (whole + copies.total())
         for what, amount in copies.items():

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 import sympy
 
+from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import sym
-from costproof.ledger.errors import BadInput
-from costproof.ledger.mesh import Mesh, shard
+from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
+from costproof.ledger.mesh import PLAN, Mesh, shard
 from costproof.ledger.workload import Workload
+from costproof.models.decoding.plans import OWN, named_plan, split_parts
 
 if TYPE_CHECKING:
     from costproof.analytic.compose import ModulePart, StackCall
@@ -39,6 +41,12 @@ class ShardPlan:
     name: str
     source: str
     split: frozenset[Part]
+    multiple: int = 1
+    """The vocabulary is padded to a multiple of this number."""
+    joint: bool = False
+    """Whether routed and shared experts are added on each rank, before one sum over ranks."""
+    sequence: bool = False
+    """Whether ranks share the tokens of a prompt between the split modules."""
 
     def patterns(self) -> dict[str, str]:
         """Return the plan in the form of transformers: module pattern -> layout, for the dense modules."""
@@ -60,19 +68,93 @@ class ShardPlan:
 
 
 _PARTS: Final[tuple[Part, ...]] = ("attention", "mlp", "experts", "shared", "embedding", "head")
-_TRANSFORMERS: Final = "transformers: base_model_tp_plan and _tp_plan of the class"
-SPLIT_ALL: Final = ShardPlan("transformers", _TRANSFORMERS, frozenset(_PARTS))
-WHOLE_ATTENTION: Final = ShardPlan("transformers", _TRANSFORMERS, frozenset(_PARTS) - {"attention"})
-HEAD_ONLY: Final = ShardPlan("transformers", _TRANSFORMERS, frozenset({"head"}))
+_SOURCE: Final = "transformers: base_model_tp_plan and _tp_plan of the class"
+SPLIT_ALL: Final = ShardPlan(OWN, _SOURCE, frozenset(_PARTS))
+WHOLE_ATTENTION: Final = ShardPlan(OWN, _SOURCE, frozenset(_PARTS) - {"attention"})
+HEAD_ONLY: Final = ShardPlan(OWN, _SOURCE, frozenset({"head"}))
 """Plans of the classes of transformers."""
 
 
-def mesh_symbols(config: DecoderConfig, workload: Workload) -> dict[str, int]:
+def chosen_plan(
+    config: DecoderConfig, workload: Workload, own: ShardPlan, style: DecoderStyle, names: Mapping[str, str]
+) -> ShardPlan:
+    """Return the plan that a workload names, or that of the class.
+
+    Args:
+        own: plan of the class.
+        names: role -> module path.
+
+    Raises:
+        Problems: the plan does not fit the model.
+    """
+    text = workload.inputs.get(PLAN)
+    if text is None or workload.mesh.tp == 1:
+        return own
+    plan, mesh = named_plan(str(text)), workload.mesh
+    latent, routed = style.latent is not None, _routed(config)
+    absent: tuple[str, ...] = ()
+    if latent:
+        absent = ("k", "v", *(("q",) if getattr(config, "q_rank", 0) else ("q_down", "q_norm", "q_up")))
+    paths = {role: path for role, path in names.items() if role.removeprefix("text.layer.attention.") not in absent}
+    if any(routed):
+        experts = names["text.layer.experts"]
+        paths |= {"text.layer.experts.gate_up": f"{experts}.gate_up_proj"}
+        paths |= {"text.layer.experts.down": f"{experts}.down_proj"}
+    layers = {role: _layers_of(role, routed, style) for role, path in paths.items() if "{i}" in path}
+    paths = {role: path for role, path in paths.items() if layers.get(role, True)}
+    split = cast("frozenset[Part]", split_parts(plan, paths, layers, mesh))
+    problems: list[CostproofError] = []
+    if config.tied and len({"embedding", "head"} & split) == 1:
+        what = "embedding and output projection share one table, so they need one layout"
+        problems.append(BadInput(what, where=f"--{PLAN}", expected="vocabulary for both, or for none"))
+    key = plan.matching(names["text.layer.attention.k"].format(i=0)) if not latent else ()
+    if "attention" in split and config.kv_heads % mesh.tp and any(layout == "column" for _, layout in key):
+        what = "this layout makes no copies of key/value heads"
+        expected = f"a divisor of the {config.kv_heads} key/value heads, or by_head"
+        problems.append(BadInput(what, where=f"--{PLAN}, {key[0][0]}, --tp", expected=expected, got=mesh.tp))
+    if plan.sequence and (any(routed) or latent or workload.past):
+        what = "ranks that share tokens are counted only for dense decoders without latents, and without a past"
+        problems.append(BadInput(what, where=f"--{PLAN} {plan.name}", got=config.architecture))
+    elif plan.sequence and workload.text_tokens % mesh.tp:
+        what, expected = "ranks that share tokens must have equally many", f"a multiple of tp {mesh.tp}"
+        problems.append(BadInput(what, where="--text-tokens", expected=expected, got=workload.text_tokens))
+    multiple = plan.padding(mesh.tp)
+    if {"embedding", "head"} & split and _padded(config.vocab, multiple) % mesh.tp and multiple > 1:
+        what = f"{plan.name} gives each rank equally many rows of the vocabulary, padded to a multiple of {multiple}"
+        problems.append(BadInput(what, where="--tp", got=mesh.tp,
+                                 expected=f"a divisor of {_padded(config.vocab, multiple)}"))  # fmt: skip
+    if problems:
+        raise Problems("the plan does not fit this model", problems)
+    joint = plan.joint and style.shared_experts != 0
+    return ShardPlan(plan.name, plan.source, split, multiple, joint, plan.sequence)
+
+
+def _routed(config: DecoderConfig) -> tuple[bool, ...]:
+    """Return, for each layer, whether it has a mixture of experts."""
+    routed = getattr(config, "routed", None)
+    return routed() if routed is not None else (False,) * config.layers
+
+
+def _layers_of(role: str, routed: tuple[bool, ...], style: DecoderStyle) -> list[int]:
+    """Return the layers that have a module."""
+    mixture = role.startswith(("text.layer.experts", "text.layer.shared", "text.layer.router"))
+    if role.startswith("text.layer.shared") and style.shared_experts == 0:
+        return []
+    if mixture or role.startswith("text.layer.mlp."):
+        return [i for i, has in enumerate(routed) if has is mixture]
+    return [*range(len(routed))]
+
+
+def _padded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def mesh_symbols(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> dict[str, int]:
     """Return the values of ``MESH_SYMBOLS`` for the counted rank; empty for one device."""
     mesh = workload.mesh
     if mesh.one:
         return {}
-    start, stop = shard(config.vocab, mesh.tp, mesh.coordinates(workload.rank).tp)
+    start, stop = shard(_padded(config.vocab, plan.multiple), mesh.tp, mesh.coordinates(workload.rank).tp)
     return {"tp": mesh.tp, "ep": mesh.ep, "text_vocab_rank": stop - start}
 
 
@@ -87,8 +169,9 @@ class Shards:
     """Whether attention caches latents instead of keys and values."""
     hidden: int = 0
     """Width of the decoder."""
-    biased: frozenset[str] = frozenset()
-    """Roles of modules whose bias is added after a sum over ranks."""
+    biased: tuple[tuple[str, int], ...] = ()
+    """(role of a module, elements of its bias) for biases that are added after a sum over ranks."""
+    vocab: int = 0
 
     @classmethod
     def of(
@@ -101,8 +184,10 @@ class Shards:
             "text.layer.attention.out": bool(config.attention_bias) if latent else out,  # type: ignore[attr-defined]
             "text.layer.mlp.down": style is not None and style.mlp_bias,
         }
-        roles = frozenset(role for role, has in biased.items() if has and _REDUCED[role] in plan.split)
-        return cls(plan, workload.mesh, config.kv_heads, latent, config.hidden, roles)
+        wide = [(role, config.hidden) for role, has in biased.items() if has and _REDUCED[role] in plan.split]
+        if style is not None and style.clamped_experts and "experts" in plan.split and workload.mesh.ep == 1:
+            wide.append(("text.layer.experts", config.hidden * int(getattr(config, "experts", 0))))
+        return cls(plan, workload.mesh, config.kv_heads, latent, config.hidden, tuple(wide), config.vocab)
 
     @property
     def origin(self) -> str:
@@ -115,7 +200,14 @@ class Shards:
 
     def added_on_each(self, role: str) -> tuple[int, str]:
         """Return the elements of a bias that each rank has whole, and its name; 0 if there is none."""
-        return (self.hidden, "biases added after a sum over ranks") if role in self.biased else (0, "")
+        return dict(self.biased).get(role, 0), "biases added after a sum over ranks"
+
+    def padding_of(self, role: str, metric: str, cost: int) -> tuple[int, str]:
+        """Return what the rows that pad the vocabulary add to a cost of one device, and its name."""
+        more = _padded(self.vocab, self.plan.multiple) - self.vocab
+        part = part_of(role)
+        padded = part in ("embedding", "head") and part in self.plan.split and metric != "buffer_bytes"
+        return cost * more // self.vocab if padded and more else 0, "padding of the vocabulary"
 
     def of_part(self, size: Size, part: Part) -> Size:
         """Return a rank's share of heads or of an inner width."""
@@ -171,50 +263,73 @@ class Shards:
         """Return the columns of the logits that a decoder returns; those of uneven shards are padded."""
         if self.mesh.tp == 1 or "head" not in self.plan.split:
             return sym("text_vocab")
+        if self.plan.multiple > 1:
+            return sym("tp") * sym("text_vocab_rank")
         return sym("tp") * sympy.ceiling(sym("text_vocab") / sym("tp"))
 
+    def shares_tokens(self, call: StackCall) -> bool:
+        """Return whether ranks share the tokens of a call between the split modules.
+
+        Branches: only of a prompt; a decode step has one token.
+        """
+        return self.plan.sequence and self.mesh.tp > 1 and call.past != CONTEXT
+
     def with_collectives(
-        self, parts: Iterable[ModulePart], call: StackCall, positions: Size, *, one_row: bool
+        self, parts: Iterable[ModulePart], call: StackCall, positions: Size, *, one_row: bool, one_sequence: bool
     ) -> Iterator[ModulePart]:
         """Yield the modules of a decoder with the collectives that the plan puts into them.
 
         Args:
             positions: positions per sequence that get logits.
             one_row: whether a single position gets logits.
+            one_sequence: whether the rank runs a single sequence.
         """
         if self.mesh.tp == 1:
             yield from parts
             return
-        from costproof.analytic.collectives import AllGather, AllReduce, Joined, MaskedRows
+        from costproof.analytic.collectives import AllGather, AllReduce, Joined, MaskedRows, ReduceScatter
+        from costproof.analytic.elementwise import Residual
         from costproof.analytic.experts import ClampedExperts, Experts
         from costproof.analytic.linear import Linear
 
         ranks, width, b = sym("tp"), sym("text_hidden"), call.item_bytes
+        elements = call.rows * width
         reduced = {role for role, part in _REDUCED.items() if part in self.plan.split}
         reduced |= {"text.layer.experts"} if self.mesh.ep > 1 else set()
-        latent = self.latent and "attention" in self.plan.split
+        joint = self.plan.joint and "text.layer.experts" in reduced
+        reduced -= {"text.layer.experts", "text.layer.shared.down"} if joint else set()
+        latent = self.latent and "attention" in self.plan.split and self.plan.name == OWN
         for part in parts:
+            first, *others = part.layers
+            if isinstance(first, Experts | ClampedExperts) and self.mesh.ep > 1:
+                item = first.weight_item if isinstance(first, Experts) else b
+                others.append(MaskedRows(first.rows, width, first.intermediate, b, item, first.batched))
             if part.role.endswith(".kv_down") and latent:
-                yield replace(
-                    part, layers=(*part.layers, Joined(call.rows * (sym("text_kv_rank") + sym("text_rope")), b))
-                )
+                others.append(Joined(call.rows * (sym("text_kv_rank") + sym("text_rope")), b))
             elif part.role in reduced:
-                first, *others = part.layers
                 bias = width if isinstance(first, Linear) and first.bias else 0
-                own = (replace(first, bias=False),) if isinstance(first, Linear) else (first,)
-                added = AllReduce(call.rows * width, ranks, b, bias, masked=part.role == "text.embedding")
-                if isinstance(first, Experts | ClampedExperts) and self.mesh.ep > 1:
-                    item = first.weight_item if isinstance(first, Experts) else b
-                    others.append(MaskedRows(first.rows, width, first.intermediate, b, item, first.batched))
-                yield replace(part, layers=(*own, *others, added))
+                first = replace(first, bias=False) if isinstance(first, Linear) else first
+                masked = part.role == "text.embedding"
+                if self.shares_tokens(call):
+                    others.append(ReduceScatter(elements, ranks, b, bias, masked=masked, in_order=one_sequence))
+                else:
+                    others.append(AllReduce(elements, ranks, b, bias, masked=masked))
+            elif part.role == "text.layer.mlp" and joint and isinstance(first, Residual):
+                others.append(AllReduce(elements, ranks, b))
+            elif part.role in _BEFORE_SPLIT and self.shares_tokens(call):
+                own = call.tokens / ranks
+                others.append(AllGather(call.batch * width, call.tokens, own, ranks, b, one_sequence))
             elif part.role == "lm_head" and "head" in self.plan.split:
-                own_rows = self.vocabulary("head")
-                gather = AllGather(call.batch * positions, sym("text_vocab"), own_rows, ranks, b, one_row)
-                yield replace(part, layers=(*part.layers, gather))
-            else:
-                yield part
+                own, padded = self.vocabulary("head"), self.plan.multiple > 1
+                columns = ranks * own if padded else sym("text_vocab")
+                others.append(AllGather(call.batch * positions, columns, own, ranks, b, one_row))
+            yield replace(part, layers=(first, *others))
 
 
+_BEFORE_SPLIT: Final = frozenset({"text.layer.norm1", "text.layer.norm2", "text.norm"})
+"""Roles of norms before split modules, behind which ranks that share tokens gather those of all."""
+OF_OWN_TOKENS: Final = _BEFORE_SPLIT | {"text.layer", "text.layer.norm1_after", "text.layer.norm2_after"}
+"""Roles of modules that process the own tokens of ranks that share tokens: norms and additions."""
 _REDUCED: Final[Mapping[str, Part]] = {
     "text.embedding": "embedding",
     "text.layer.attention.out": "attention",
@@ -257,9 +372,21 @@ def _why_whole(role: str, part: Part | None, *, latent: bool) -> str:
     """Return the name of what every rank has whole."""
     if latent:
         return "latents of MLA, and the projections to them"
+    if not role.startswith(("text.", "lm_head")):
+        return "towers and projectors, which the plan leaves whole"
     if part is not None:
         return f"{part}, which the plan leaves whole"
     return "routers" if role.endswith(".router") else "norms" if "norm" in role else "tables of rotary embedding"
+
+
+def refuse_ranks(workload: Workload) -> None:
+    """Check that the live peak of a run on one device is asked for.
+
+    Raises:
+        Incomplete: it is of a rank of several.
+    """
+    if not workload.mesh.one:
+        raise Incomplete("no formula gives the live peak of one rank of several", where=workload.mesh.text)
 
 
 def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> list[BadInput]:
@@ -299,8 +426,7 @@ def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) ->
 def _divided(config: DecoderConfig) -> Iterator[tuple[str, int, Part]]:
     """Yield (name, size, part) of each width that tensor parallelism divides."""
     yield "attention heads", config.heads, "attention"
-    routed = getattr(config, "routed", None)
-    kinds = routed() if routed is not None else (False,) * config.layers
+    kinds = _routed(config)
     if not all(kinds):
         yield "elements of an MLP's inner width", config.intermediate, "mlp"
     if any(kinds):
