@@ -13,7 +13,7 @@ sizes, and may cut chunks that n does not divide in another way. Each source com
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import astuple, dataclass, fields
 from typing import Final, Self, cast
 
@@ -135,6 +135,14 @@ def own_batch(batch: int, mesh: Mesh, rank: int) -> int:
     if mesh.dp == 1:
         return batch
     return batch // mesh.dp + (mesh.coordinates(rank).dp < batch % mesh.dp)
+
+
+def no_such_setting(name: str, where: str, known: Collection[str], fix: str | None = None) -> BadInput:
+    """Return the error that a target lacks a setting; if it is one of a mesh, because nothing says how to split it."""
+    if name in (*AXES, RANK, PLAN):
+        what = "no plan says how this model is split over devices (transformers: tp_plan of the class)"
+        return BadInput(what, where=where, expected="one device")
+    return BadInput("no such setting", where=where, expected="one of " + ", ".join(known), fix=fix)
 
 
 def one_device(metric: str, *, where: str) -> BadInput:
