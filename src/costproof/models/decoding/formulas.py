@@ -109,10 +109,11 @@ def decoder_ledger(
     Branches: a run without decode steps has no decode stage; the prompt reads a cache only if there is a past.
     """
 
-    vocabulary = None if style.logits_capped else Shards.of(config, workload, plan or SPLIT_ALL).padded_vocabulary()
+    shards = Shards.of(config, workload, plan or SPLIT_ALL)
+    vocabulary = None if style.logits_capped else shards.padded_vocabulary()
 
     def border(call: StackCall) -> Size:
-        return logits_and_masks(workload, call, config, vocabulary)
+        return logits_and_masks(workload, call, config, vocabulary, shards)
 
     parts, decode = decoder_parts(config, workload, style, plan), workload.new_tokens > 0
     first = ROWS_INVOCATION if workload.rows else "prompt"
@@ -128,7 +129,10 @@ def decoder_ledger(
 def decoder_parts(
     config: DecoderConfig, workload: Workload, style: DecoderStyle, plan: ShardPlan | None = None
 ) -> Callable[[StackCall], tuple[ModulePart, ...]]:
-    """Return a function from one call to the parts (role, layers) of its modules, from the root to the logits."""
+    """Return a function from one call to the parts (role, layers) of its modules, from the root to the logits.
+
+    Branches: parts of a single sequence lie in order.
+    """
 
     shards = Shards.of(config, workload, plan or SPLIT_ALL, style)
 
@@ -141,13 +145,12 @@ def decoder_parts(
             own_call = replace(call, tokens=call.tokens / sym("tp"))
             own_tokens = decoder_stack(config, workload, style, shards)(own_call).parts("text", own_call, positions)
             stack = tuple(o if w.role in OF_OWN_TOKENS else w for w, o in zip(stack, own_tokens, strict=True))
-        return (
-            ModulePart("root", own or (CONTAINER,)),
-            ModulePart("text"),
-            *shards.with_collectives(
-                stack, call, positions, one_row=_one_row(workload, call), one_sequence=workload.own_batch == 1
-            ),
+        found = (
+            ModulePart("root", own if own and shards.last else (CONTAINER,)),
+            *shards.of_stage((ModulePart("text"), *stack), call),
         )
+        one_row, one_sequence = _one_row(workload, call), workload.own_batch == 1
+        return tuple(shards.with_collectives(found, call, positions, one_row=one_row, one_sequence=one_sequence))
 
     return parts
 
@@ -203,7 +206,10 @@ def row_calls(
 def decoder_stack(
     config: DecoderConfig, workload: Workload, style: DecoderStyle, shards: Shards | None = None
 ) -> Callable[[StackCall], DecoderStack]:
-    """Return a function that builds the :class:`DecoderStack`, the layers of the decoder, for one call."""
+    """Return a function that builds the :class:`DecoderStack`, the layers of the decoder, for one call.
+
+    Branches: of several pipeline stages, the last one has a copy of a tied table.
+    """
     shards = shards or Shards.of(config, workload, SPLIT_ALL)
     width = sym("text_hidden")
     inner = shards.of_part(sym("text_intermediate"), "mlp")
@@ -237,8 +243,9 @@ def decoder_stack(
             table_kind=style.table,
             own_positions=style.positions_per_sequence,
             tables=style.rotary_tables,
+            unread=max(0, style.rotary_tables - len({windows_of(config)[i] for i in shards.layers})),
             norm=style.norm,
-            tied=config.tied,
+            tied=config.tied and shards.mesh.pp == 1,
             scaled=style.scaled_embeddings,
         )
 
@@ -314,17 +321,24 @@ def _mixtures(
 
 
 def logits_and_masks(
-    workload: Workload, call: StackCall, config: DecoderConfig | None = None, vocabulary: Size | None = None
+    workload: Workload,
+    call: StackCall,
+    config: DecoderConfig | None = None,
+    vocabulary: Size | None = None,
+    shards: Shards | None = None,
 ) -> Size:
     """Return the bytes that enter and leave a decoder as activations: logits, and the masks of eager attention.
 
     Args:
         config: of the layers, if some have a window; layers with equal windows share one mask.
         vocabulary: columns of the logits, padded ones included (default: those of the vocabulary).
+        shards: of a rank, whose pipeline stage may have a part of the layers and hidden states in place of logits.
     """
     windows = (0,) if config is None else windows_of(config)
     columns = sym("text_vocab") if vocabulary is None else vocabulary
     out = call.batch * positions_kept(workload, call) * columns
+    if shards is not None:
+        windows, out = [windows[i] for i in shards.layers], shards.border(call, out)
     if workload.attention != "eager":
         return out * call.item_bytes
     if is_packed(workload, call) and config is not None:

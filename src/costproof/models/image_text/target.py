@@ -357,7 +357,7 @@ class ImageTextTarget(Native[C]):
 
     def domain(self) -> Domain:
         """Return the domain of a proof: prompts with one image, several or none, and random sizes."""
-        from costproof.models.image_text.domain import domain
+        from costproof.models.image_text.layout import domain
 
         return domain(self.workload())
 
