@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import sympy
 
 from costproof.algebra.evaluation import evaluate
-from costproof.algebra.series import CONTEXT, STEPS
+from costproof.algebra.series import CACHED, CONTEXT, STEPS
 from costproof.algebra.symbols import parse, sym, text
+from costproof.analytic.symbols import PAST_SYMBOLS
 from costproof.compare.align import bound_metrics
 from costproof.compare.proof.certificate import (
     Certificate,
@@ -402,7 +403,8 @@ def assemble_certificate(
         claims=tuple(_claim(found, proof.sized) for found in right.values()),
         counterexamples=tuple(sorted(wrong, key=_size)),
         missing=missing,
-        symbols={s: d for s, d in target.symbol_docs().items() if s not in info.symbols},
+        symbols={s: d for s, d in target.symbol_docs().items() if s not in info.symbols}
+        | (PAST_SYMBOLS if any(CACHED.name in claim.free for found in right.values() for _, claim in found) else {}),
         not_claimed=(NOT_CLAIMED[0], *proof.not_claimed, *left_out, *NOT_CLAIMED[1:]),
     )
 
