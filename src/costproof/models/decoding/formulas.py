@@ -138,7 +138,10 @@ def decoder_ledger(
 def decoder_parts(
     config: DecoderConfig, workload: Workload, style: DecoderStyle, plan: ShardPlan | None = None
 ) -> Callable[[StackCall], tuple[ModulePart, ...]]:
-    """Return a function from one call to the parts (role, layers) of its modules, from the root to the logits."""
+    """Return a function from one call to the parts (role, layers) of its modules, from the root to the logits.
+
+    Branches: the tokens of a single sequence need not be put in order for a collective.
+    """
 
     shards = Shards.of(config, workload, plan or SPLIT_ALL, style)
 
