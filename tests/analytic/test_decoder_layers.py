@@ -8,7 +8,16 @@ import sympy
 from costproof.algebra.series import ROW_SIZES, ROW_SUMS
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention import Attention, PackedAttention
-from costproof.analytic.collectives import AllGather, AllReduce, Joined, MaskedRows, ReduceScatter
+from costproof.analytic.collectives import (
+    AllGather,
+    AllReduce,
+    Joined,
+    MaskedRows,
+    ReduceScatter,
+    RingAttention,
+    Send,
+    UlyssesAttention,
+)
 from costproof.analytic.costs import Layer
 from costproof.analytic.embedding import PickedPositions
 from costproof.analytic.experts import ClampedExperts
@@ -146,6 +155,29 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
         # 2 of the 8 elements leave that the operator before it counts
         Expected(params=5, read=10, vector={"elementwise": 2}, outgoing=-12),
     ),
+    (
+        "10 elements sent to the next stage",
+        Send(elements=10, item_bytes=2),
+        Expected(incoming=20),
+    ),
+    (
+        "attention in a ring of 3 ranks with 4 positions",
+        RingAttention(batch=2, tokens=4, heads=6, kv_heads=2, head_dim=5, ranks=3, pairs=26, item_bytes=2),
+        # 2 * 6 heads x 4 queries x 12 keys, each a product of 5 terms and a weighted row of 5; 2 * 4 * 2 * 2 * 5 cached
+        Expected(flops={"attention": 2 * 6 * 4 * 12 * 20}, cache=320),
+    ),
+    (
+        "attention of 2 of 6 heads on all 12 positions of 3 ranks",
+        UlyssesAttention(batch=2, tokens=4, heads=6, kv_heads=3, head_dim=5, ranks=3, item_bytes=2),
+        # 2 * 2 heads x 12 x 12 scores; in 2 * 12 * (2 + 1 + 1) * 5 elements, out 2 * 12 * 2 * 5, cached 2 * 12 * 2 * 5
+        Expected(
+            flops={"attention": 2 * 2 * 144 * 20},
+            vector={"softmax": 5 * 576, "elementwise": 576},
+            incoming=960,
+            outgoing=480,
+            cache=480,
+        ),
+    ),
     ("parts of a result joined again", Joined(elements=10, item_bytes=2), Expected()),
     (
         "rows of experts of other ranks",
@@ -172,10 +204,11 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
         (ReduceScatter(8, 4, 2, masked=True, in_order=True), 3 * 2 * 2, 16, 2 * (2 * 9 + 8 + 2)),
         # 8 read, 2 written, read again with a bias of 5, written
         (ReduceScatter(8, 4, 2, bias=5, in_order=True), 3 * 2 * 2, 16, 2 * (8 + 2 + 2 + 5 + 2)),
+        (Send(elements=10, item_bytes=2), 20, 20, 20),
     ],
 )
 def test_collectives_by_hand(
-    layer: AllReduce | AllGather | ReduceScatter, sent: int, payload: int, unfused: int
+    layer: AllReduce | AllGather | ReduceScatter | Send, sent: int, payload: int, unfused: int
 ) -> None:
     costs = layer.costs()
     (found,) = costs.exchanges.values()

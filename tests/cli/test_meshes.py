@@ -103,7 +103,10 @@ def test_roofline_takes_a_mesh(tmp_path: Path) -> None:
         ("llama --tp 4 --rank 4", "0 to 3"),
         ("llama --rank 1", "0, since there is one device"),
         ("llama --tp 2 --rows 3,4", "one device, or equal sequences"),
-        ("llama --pp 2", "this axis is not counted yet"),
+        ("llama --pp 33", "fewer layers than pipeline stages"),
+        ("llama --cp 2", "0: of a shared sequence the prompt is counted"),
+        ("llama --cp-plan ring", "--cp of 2 or more"),
+        ("qwen3-moe --cp 2 --new-tokens 0", "layers with experts"),
         ("llama --dp 4", "fewer sequences than data-parallel ranks"),
         ("gpt2 --tp 2", "no plan says how this model is split over devices"),
         ("bert --tp 2", "no plan says how this model is split over devices"),
@@ -154,3 +157,29 @@ def test_a_diff_between_one_device_and_several(tmp_path: Path) -> None:
     total = found["totals"]["comm_bytes"]
     assert (total["base"], total["head"]) == (0, 10 * (5 * 128 + 51 * 2))
     assert found["incomplete"] == []
+
+
+def test_a_sweep_over_stages(tmp_path: Path) -> None:
+    """The first stage has ceil or floor of 80 / p layers and the embedding, and sends 8192 x 2 bytes a token."""
+    line = ("-q", "sweep", LLAMA, "--text-tokens", "3", "--new-tokens", "0", "--over", "pp=1,2,3,5")
+    found = costproof(*line, "--metric", "params", "--metric", "comm_bytes", cwd=tmp_path)
+    rows = list(csv.DictReader(io.StringIO(found.stdout[found.stdout.index("pp,") :])))
+    layer, table = 8192 * (64 + 64 + 8 + 8) * 128 + 3 * 8192 * 28_672 + 2 * 8192, 128_256 * 8192
+    held = {1: 80 * layer + 2 * table + 8192, **{p: n * layer + table for p, n in ((2, 40), (3, 27), (5, 16))}}
+    assert {int(r["pp"]): (int(r["params"]), int(r["comm_bytes"])) for r in rows} == {
+        p: (size, 0 if p == 1 else 3 * 8192 * 2) for p, size in held.items()
+    }
+
+
+def test_how_long_stages_wait(tmp_path: Path) -> None:
+    """3 of 8 + 3 slots; interleaved 3 of 2 x 8 + 3, and the last stage sends what its first part returns."""
+    line = ("roofline", LLAMA, "--on", "h100-sxm", "--pp", "4", "--microbatches", "8")
+    notes = json.loads(costproof(*line, "-f", "json", cwd=tmp_path).stdout)["notes"]
+    (said,) = (note for note in notes if "microbatches" in note)
+    assert "each waits 3/11 of a pass" in said
+    assert "sends hidden states 8 times" in said
+    text = " ".join(costproof(*line, "--schedule", "interleaved:2", "--rank", "3", cwd=tmp_path).stdout.split())
+    assert "each waits 3/19 of a pass" in text
+    assert "sends hidden states 8 times in the forwards; layers are counted as contiguous stages have them" in text
+    refused = costproof("-q", *line, "--schedule", "zero", cwd=tmp_path)
+    assert (refused.code, "there is no such schedule" in refused.stderr) == (2, True)

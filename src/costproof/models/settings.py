@@ -15,6 +15,7 @@ from typing import Any, Final, get_args
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean, invalid_choice
 from costproof.ledger.files import MAX_BYTES, first_bytes
 from costproof.ledger.mesh import AXES, PLAN, RANK, no_such_setting
+from costproof.ledger.mesh import CP_PLAN as SHARED_INPUT
 from costproof.ledger.run import RunOptions, parse_integer
 from costproof.ledger.workload import KV_BLOCK as BLOCK_INPUT
 from costproof.ledger.workload import PAD_TO as PAD_INPUT
@@ -63,6 +64,12 @@ MESH: Final = (
         "text",
         metavar="PLAN|FILE",
     ),
+)
+CP_PLAN: Final = Setting(
+    SHARED_INPUT,
+    "How devices share a sequence: a ring of contiguous or zigzag parts, or heads exchanged for positions (Ulysses).",
+    "choice",
+    ("ring", "zigzag", "ulysses"),
 )
 
 MAX_BATCH: Final = 1024
