@@ -17,7 +17,7 @@ from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Invocation, Workload
 from costproof.models.target import Exportable
-from costproof.run.operands import GraphRun
+from costproof.run.graph_limits import GraphRun
 
 OLMO2: dict[str, Any] = {
     "model_type": "olmo2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,

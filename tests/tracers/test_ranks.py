@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any, Final
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -18,9 +20,10 @@ from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import COMM, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Workload
+from costproof.models.decoding.rank_model import keep_stage
 from costproof.models.decoding.target import CausalTarget
 from costproof.models.registry import load_target
-from costproof.patches.sharding import fake_group
+from costproof.patches.sharding import cut_to_stage, fake_group
 from costproof.run.counters import record_counters
 from costproof.tracers.dynamic import DynamicResult, dynamic_ledger
 from costproof.tracers.flop_counter_mode import LocalJudge
@@ -150,12 +153,15 @@ CASES: Final = {
     "experts by expert": ("mixtral", {}, {"tp": 4, "ep": 4, "rank": 1}),
     "only the head": ("gpt-oss", {}, {"tp": 4, "rank": 3}),
     "latents": ("deepseek-v3", LATENT, {"tp": 2, "ep": 2, "rank": 1}),
+    "first stage": ("gemma2", {"layers": 3, "tied": True}, {"pp": 2, "batch": 1}),
+    "middle stage": ("qwen3-moe", {"layers": 4}, {"pp": 3, "tp": 2, "ep": 2, "rank": 3}),
+    "last stage": ("llama", {"layers": 3, "tied": True}, {"pp": 2, "tp": 2, "dp": 2, "batch": 3, "rank": 7}),
 }
 
 
 @pytest.mark.parametrize(("family", "sizes", "mesh"), CASES.values(), ids=CASES)
 def test_graph_and_run_of_a_rank_are_equal(family: str, sizes: dict[str, Any], mesh: dict[str, int]) -> None:
-    target = small(family, layers=2 if sizes is LATENT else 1, **sizes)
+    target = small(family, **{"layers": 2 if sizes is LATENT else 1, **sizes})
     work = workload(target, new_tokens=1, text_tokens=6, **mesh)
     static, run = static_ledger(target, work), dynamic_ledger(target, work)
     assert not static.unknown_ops
@@ -191,6 +197,36 @@ def test_experts_over_ranks_with_batches_of_their_own() -> None:
     for source in (static_ledger, dynamic_ledger):
         with pytest.raises(Incomplete, match="routing"):
             source(target, work)
+
+
+def test_stages_in_turn_return_what_one_device_returns() -> None:
+    """Stages of both readings, run one after another: each is given what the one before it sends."""
+    config: Any = small("gemma2", layers=5).native()[1]
+
+    def made() -> Any:
+        torch.manual_seed(0)
+        model = transformers.Gemma2ForCausalLM(copy.deepcopy(config)).double().eval()
+        for parameter in model.parameters():
+            parameter.data.normal_(0.0, 0.2)
+        return model
+
+    ids = {"input_ids": torch.arange(14).view(2, 7)}
+    register: Any = vars(torch._C._distributed_c10d)["_register_process_group"]
+    with torch.no_grad():
+        expected = made()(**ids, use_cache=False).logits
+        for ours in (True, False):
+            given = ids
+            for stage in range(3):
+                model = made()
+                with fake_group(3, stage):
+                    if ours:
+                        register("pp:3", dist.group.WORLD)
+                        keep_stage(model, 3, stage)
+                    else:
+                        cut_to_stage(model, 1, stage, 3)
+                    assert sum(p.numel() for p in model.parameters()) < sum(p.numel() for p in made().parameters())
+                    given = {"inputs_embeds": model(**given, use_cache=False).logits}
+            assert torch.equal(given["inputs_embeds"], expected)
 
 
 def test_tools_that_lose_collectives_are_refused() -> None:

@@ -55,6 +55,8 @@ MESH_SYMBOLS: Final = {
     "tp": SymbolDoc("t", "ranks that share the weights of each layer"),
     "ep": SymbolDoc("e", "ranks that share the experts of each layer"),
     "text_vocab_rank": SymbolDoc("v_r", "rows of the vocabulary that the rank holds"),
+    "cp": SymbolDoc("c", "ranks that share a sequence"),
+    "cp_rank": SymbolDoc("r", "number of the rank among those that share a sequence, from 0"),
 }
 """Symbols of a rank in addition to those of its decoder."""
 

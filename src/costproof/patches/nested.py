@@ -1,7 +1,7 @@
 """Count models on nested tensors of the jagged layout by the operators that run on their rows.
 
 A jagged tensor is a tensor of the rows of all sequences with the first row of each, and torch runs an operator on it by
-one on the rows. An export records no such tensor, nor does TorchLens: arguments are taken apart into ordinary tensors
+one on the rows. An export records no such tensor, nor does TorchLens: arguments are split into ordinary tensors
 (:class:`Jagged`), which a hook of the module puts together again, and only operators on rows are recorded.
 
 Attention is one operator on rows, as on a GPU; on a CPU, torch runs it by nested tensors of the other layout, whose
@@ -10,6 +10,7 @@ lengths no graph has. Importing this module does not import torch.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -95,11 +96,12 @@ def _assemble(module: nn.Module, args: Any, kwargs: Any) -> Any:
 
 
 def _nested(parts: Jagged) -> Any:
-    from torch.nested._internal.nested_tensor import nested_view_from_values_offsets_lengths
+    from torch.nested._internal import nested_tensor
 
     least, most, axis = (int(t.shape[0]) for t in parts[2:])
     known = {"min_seqlen": least - 1, "max_seqlen": most - 1} if most else {}
-    return nested_view_from_values_offsets_lengths(parts.values, parts.offsets, None, ragged_idx=axis, **known)
+    view: Any = nested_tensor.nested_view_from_values_offsets_lengths
+    return view(parts.values, parts.offsets, None, ragged_idx=axis, **known)
 
 
 def rows_of(value: Any) -> Any:
@@ -116,7 +118,7 @@ class NestedMade:
 
 @contextmanager
 def watched() -> Iterator[NestedMade]:
-    """Stop a forward in the block when it makes a jagged tensor, which only an operator at the dispatcher can follow."""
+    """Stop a forward in the block when it makes a jagged tensor, which only the dispatcher can follow."""
     found = NestedMade()
     with patched(REFUSED, context=(found,)):
         yield found
@@ -169,7 +171,7 @@ def _shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any
     """[T_q, H, D], [T_k, H_kv, D], [T_k, H_kv, D_v] -> result [T_q, H, D_v], and a statistic [H, T_q] of its rows."""
     import torch
 
-    rows, heads, _ = query.shape
+    rows, heads, _width = query.shape
     return query.new_empty((rows, heads, value.shape[-1])), query.new_empty((heads, rows), dtype=torch.float32)
 
 
@@ -183,7 +185,9 @@ def _attend(
     out, statistic = _shapes(query, key, value)
     with torch._C.DisableTorchFunction():  # no tracer records what the operator does
         lengths, of_keys = ([int(n) for n in t.diff()] for t in (starts, key_starts))
-        parts = zip(out.split(lengths), query.split(lengths), key.split(of_keys), value.split(of_keys), strict=True)
+        split: Any = torch.split
+        each = ((out, lengths), (query, lengths), (key, of_keys), (value, of_keys))
+        parts = zip(*(split(rows, sizes) for rows, sizes in each), strict=True)
         for result, *rows in parts:
             q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in rows)
             found = torch.nn.functional.scaled_dot_product_attention(
@@ -198,9 +202,9 @@ def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
         query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
         scale: float | None = None, enable_gqa: bool = False,
     ) -> Any:  # fmt: skip
-        from torch.nested._internal import sdpa
-        from torch.nested._internal.nested_tensor import nested_view_from_values_offsets_lengths
+        from torch.nested._internal import nested_tensor, sdpa
 
+        view: Any = nested_tensor.nested_view_from_values_offsets_lengths
         every = (query, key, value)
         if any(type(t).__name__ != KIND or t._ragged_idx != 2 or t.dim() != 4 for t in every):
             return original(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -210,7 +214,7 @@ def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
         rows = [t._values.transpose(0, 1) for t in every]
         longest = [t._values.shape[1] if (n := t._maybe_max_seqlen) is None else n for t in (query, key)]
         found = _operator()(*rows, query.offsets(), key.offsets(), *longest, is_causal, scale)[0]
-        return nested_view_from_values_offsets_lengths(
+        return view(
             found, query.offsets(), None, min_seqlen=query._maybe_min_seqlen, max_seqlen=query._maybe_max_seqlen
         ).transpose(1, 2)
 
@@ -220,8 +224,7 @@ def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
 def _of_any_name(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(func: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(func, "__name__", "") == "scaled_dot_product_attention":  # TorchLens replaces the function itself
-            from torch.nested._internal import ops
-
+            ops: Any = sys.modules[_OPERATORS]
             return ops.jagged_scaled_dot_product_attention(*args, **kwargs)
         return original(func, *args, **kwargs)
 
@@ -258,6 +261,10 @@ PATCHES: Final = (
         f"{_TENSORS}:jagged_from_list", _with_offsets, "its offsets are literals, whose values an export hides", _TEST,
         missing="skip",
     ),
+    Patch(
+        "torch.fx._symbolic_trace:is_fx_tracing", lambda original: lambda: False,
+        "nested_tensor_from_jagged refuses every trace because of it", _TEST, missing="skip",
+    ),
 )  # fmt: skip
 
 
@@ -265,8 +272,8 @@ PATCHES: Final = (
 def rows_exported() -> Iterator[None]:
     """Let an export record the operators on the rows of jagged tensors while the block runs.
 
-    The exporter records operators before the dispatcher reaches the class of a tensor. Here, one on a jagged tensor goes
-    there first, with the modes of the exporter inactive, and those on rows come back to them.
+    The exporter records operators before the dispatcher reaches the class of a tensor. Here, one on a jagged tensor
+    goes there first, with the modes of the exporter inactive, and those on rows come back to them.
     """
     import torch
     from torch.nested._internal.nested_tensor import _nt_view_dummy
@@ -344,7 +351,8 @@ def _plain_size(original: Callable[..., Any], modes: _Modes, known: list[tuple[A
 
         tensor = mb_unwrap_functional_tensor(tensor)
         if (found := next((n for t, n in known if t is tensor), None)) is None:
-            found = torch.SymInt(NestedIntNode(_FIRST + len(known), coeff))
+            whole: Any = torch.SymInt
+            found = whole(NestedIntNode(_FIRST + len(known), coeff))
             known.append((tensor, found))
         return found
 
@@ -366,9 +374,5 @@ EXPORTED: Final = (
     Patch(
         f"{_TENSORS}:get_tensor_symint", _plain_size, "a ragged size would be a symbol that no input of the graph has",
         _TEST,
-    ),
-    Patch(
-        "torch.fx._symbolic_trace:is_fx_tracing", lambda original, modes, known: lambda: False,
-        "nested_tensor_from_jagged refuses every trace because of it", _TEST,
     ),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +16,7 @@ from costproof.ledger.errors import BadInput, Incomplete, first_line
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
 
 NOTE: Final = (
     "operators are recorded at the dispatcher, since TorchLens sees distributed tensors in the size of the whole model"
@@ -70,7 +71,7 @@ def plans_of(model: nn.Module, tensor: int, expert: int) -> tuple[Plan, Plan]:
     if resolve is None:
         raise Incomplete("the model has no plan of transformers for several devices", got=type(model).__name__)
     try:
-        with _quiet():
+        with quiet():
             found = resolve(DistributedConfig(tp_size=tensor, ep_size=expert))
     except ValueError as error:
         raise Incomplete("transformers cannot distribute this model", got=first_line(error)) from error
@@ -78,8 +79,8 @@ def plans_of(model: nn.Module, tensor: int, expert: int) -> tuple[Plan, Plan]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence transformers' warnings on rules of a plan that match nothing, which plans have for other sizes."""
+def quiet() -> Iterator[None]:
+    """Silence warnings of transformers, such as those on rules of a plan that match nothing."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -103,17 +104,41 @@ class _SplitParameter:
 class Distributed:
     """A model that transformers has distributed: outside of :meth:`running` its parameters are plain local tensors."""
 
-    def __init__(self, model: nn.Module, plans: tuple[Plan, Plan], ranks: int, rank: int) -> None:
-        self.ranks, self.rank = ranks, rank
-        with fake_group(ranks, rank):
-            self._held = tuple(_distribute(model, ranks, plans))
+    def __init__(self, model: nn.Module, plans: tuple[Plan, Plan], ranks: int, rank: int, stages: int = 1) -> None:
+        """Distribute a model.
+
+        Args:
+            plans: empty if ranks have no parts of layers.
+            ranks: that share each layer.
+            rank: of those of all pipeline stages, the ones of a stage being neighbours.
+            stages: pipeline stages; see :func:`cut_to_stage`.
+        """
+        self.ranks, self.rank, self._stages = ranks, rank, stages
+        with self._group():
+            self._held = tuple(_distribute(model, self._mesh(), plans)) if ranks > 1 else ()
         for one in self._held:
             one.module._parameters[one.name] = one.local
+        if stages > 1:
+            cut_to_stage(model, ranks, rank, stages)
+
+    def _group(self) -> AbstractContextManager[None]:
+        return fake_group(self.ranks * self._stages, self.rank)
+
+    def _mesh(self) -> DeviceMesh:
+        """Make the groups of ranks, which have the same names each time."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        if self._stages == 1:
+            return init_device_mesh("cpu", (self.ranks,), mesh_dim_names=(AXIS,))
+        both = init_device_mesh("cpu", (self._stages, self.ranks), mesh_dim_names=("pp", AXIS))
+        return both[AXIS]
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Run the model as its rank while the block runs."""
-        with fake_group(self.ranks, self.rank):
+        with self._group():
+            if self._stages > 1 and self._held:
+                self._mesh()
             for one in self._held:
                 one.module._parameters[one.name] = one.distributed
             try:
@@ -123,14 +148,56 @@ class Distributed:
                     one.module._parameters[one.name] = one.local
 
 
-def _distribute(model: nn.Module, ranks: int, plans: tuple[Plan, Plan]) -> Iterator[_SplitParameter]:
+class _Missing:
+    """Forward of a module of another pipeline stage, as that of vLLM's ``PPMissingLayer``."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the first argument."""
+        return args[0] if args else next(iter(kwargs.values()))
+
+
+def cut_to_stage(model: Any, ranks: int, rank: int, stages: int) -> None:
+    """Make a model one stage of a pipeline, as vLLM makes one of a model of transformers.
+
+    Layers of other stages are replaced by modules that pass hidden states on; so are embedding, norm and head where
+    another stage runs them. The decoder receives its input from the rank before, and sends its result to the one after.
+    """
     import torch
-    from torch.distributed.device_mesh import init_device_mesh
+    import torch.distributed as dist
+
+    decoder, stage = model.get_decoder(), rank // ranks
+    counts = [len(decoder.layers) // stages] * stages
+    for left in range(len(decoder.layers) % stages):
+        counts[-2 - left] += 1
+    missing = type("PPMissingLayer", (_Missing, torch.nn.Module), {})
+    owner = [i for i, count in enumerate(counts) for _ in range(count)]
+    for i, of in enumerate(owner):
+        decoder.layers[i] = decoder.layers[i] if of == stage else missing()
+    if stage:
+        model.set_input_embeddings(missing())
+    if stage < stages - 1:
+        decoder.norm = missing()
+        model.set_output_embeddings(missing())
+        model.config.final_logit_softcapping = None
+    kind = type(decoder)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if stage:
+            dist.recv(kwargs["inputs_embeds"], rank - ranks)
+        found = kind.forward(self, *args, **kwargs)
+        if stage < stages - 1:
+            dist.send(found.last_hidden_state, rank + ranks)
+        return found
+
+    decoder.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+
+def _distribute(model: nn.Module, mesh: DeviceMesh, plans: tuple[Plan, Plan]) -> Iterator[_SplitParameter]:
+    import torch
     from torch.distributed.tensor import DTensor
     from transformers.distributed.expert_parallel import apply_expert_parallelism
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=(AXIS,))
     tensor, expert = plans
     # As from_pretrained, which ties parameters only behind the distribution.
     first: dict[int, tuple[nn.Module, str]] = {}

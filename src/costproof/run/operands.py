@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from costproof.algebra.conditions import Condition
-from costproof.algebra.evaluation import evaluate
-from costproof.algebra.identity import free_symbols
-from costproof.algebra.symbols import parse
-from costproof.estimate.memory import MemoryLimit, MemoryPoint
 from costproof.ledger.baseline import Baseline, fold_capture
 from costproof.ledger.capture import Capture, without_uncalled_stages
 from costproof.ledger.environment import environment, require
-from costproof.ledger.errors import BadInput, Incomplete, Problems, no_such
-from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.errors import BadInput, no_such
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Workload
 from costproof.models.config import key_named, keys_of
@@ -31,6 +24,7 @@ from costproof.models.target import Exportable, Target, WithKeys
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.targets import evaluate_formulas
 from costproof.run.count_lock import count_lock
+from costproof.run.graph_limits import GraphRun
 from costproof.run.operand_files import OperandInput, file_at, is_revision
 from costproof.run.request import build_workload, request, settings
 from costproof.tracers.cache import check_configuration_file
@@ -251,161 +245,3 @@ def target_of(side: Baseline) -> WithKeys | None:
         return usual.with_keys({k: v for k, v in own.items() if v != known[k]})
     except BadInput:
         return None
-
-
-_FAR: Final = 2**40
-"""Upper end of the search."""
-_Sizes = Mapping[tuple[str, str], Mapping[str, int]]
-"""(stage, invocation) -> the values of its symbols."""
-
-
-class _NotKnownError(Exception):
-    """Raised if the limit of a setting cannot be determined; the message gives the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class GraphRun:
-    """A run whose costs are known only from exported graphs, not from formulas."""
-
-    target: Exportable
-    workload: Workload
-    ledger: Ledger
-
-    def limits(self, setting: str, held: int, room: int) -> Iterator[MemoryLimit]:
-        """Yield the first value of a setting at which the cache no longer fits next to the other bytes.
-
-        Args:
-            setting: ``batch`` or ``text_tokens``.
-            held: bytes that do not depend on the setting.
-            room: bytes of the memory.
-        """
-        own: int = getattr(self.workload, setting)
-        try:
-            if self._sizes(setting, own) == self._sizes(setting, own + 1):
-                return  # the run has no such size
-        except BadInput:  # or takes no other one
-            return
-        here: tuple[MemoryPoint, ...] = ()
-        try:
-            here = (MemoryPoint(own, held + self._cache(setting, own)),)
-            at = self._first(setting, own, room - held)
-            if at is None:
-                self._check_constant(setting, own)
-                yield MemoryLimit(setting, "weights and cache", "never", None, here)
-                return
-            points = tuple(MemoryPoint(n, held + self._cache(setting, n)) for n in (at - 1, at) if n > 0)
-            if why := self._refusal(setting, at):
-                yield MemoryLimit(setting, "weights and cache", "refused", at, here, why)
-                return
-            self._check_graphs(setting, [p.at for p in points])
-        except _NotKnownError as error:
-            yield MemoryLimit(setting, "weights and cache", "not solved", None, here, str(error))
-            return
-        yield MemoryLimit(setting, "weights and cache", "from", at, points)
-
-    def _sizes(self, setting: str, at: int) -> _Sizes:
-        there: dict[str, Any] = {setting: at}
-        return {(c.stage, c.id): c.symbols for c in self.target.invocations(replace(self.workload, **there))}
-
-    def _refusal(self, setting: str, at: int) -> str:
-        """Return the error with which the model rejects a run of this size, as text; empty if it accepts it."""
-        there: dict[str, Any] = {setting: at}
-        try:
-            self.target.check(replace(self.workload, **there))
-        except BadInput as error:
-            return (error.problems[0] if isinstance(error, Problems) else error).line
-        return ""
-
-    def _cached(self) -> list[CostNode]:
-        """Return the cost nodes that have a cache, also those of unknown size."""
-        return [n for n in self.ledger.nodes if n.cost("kv_cache_bytes") != 0]
-
-    def _cache(self, setting: str, at: int) -> int:
-        """Return the cache bytes at a value of the setting, by the formulas of the graphs.
-
-        Raises:
-            _NotKnownError: a size is not known.
-        """
-        sizes = self._sizes(setting, at)
-        found = 0
-        for node in self._cached():
-            size = node.cost("kv_cache_bytes")
-            if "kv_cache_bytes" in node.exprs:
-                size = evaluate(parse(node.exprs["kv_cache_bytes"]), sizes[node.stage, node.invocation])
-            if size is None:
-                raise _NotKnownError(f"the cache of {node.module or node.stage} is not known")
-            found += size
-        return found
-
-    def _check_constant(self, setting: str, own: int) -> None:
-        """Check that neither the cache nor a condition of its graphs depends on the setting.
-
-        Raises:
-            _NotKnownError: one of them does, so that the values that were tried are not a proof.
-        """
-        before, after = self._sizes(setting, own), self._sizes(setting, own + 1)
-        varied = {k for call, values in before.items() for k, v in values.items() if after[call].get(k) != v}
-        texts = [n.exprs["kv_cache_bytes"] for n in self._cached() if "kv_cache_bytes" in n.exprs]
-        self._check_graphs(setting, [own, _FAR])
-        texts += [condition.margin for *_, conditions in self._graphs() for condition in conditions]
-        if varied & frozenset().union(*map(free_symbols, texts)):
-            raise _NotKnownError(f"it fits at every value tried, up to {_FAR:,}; larger ones were not looked at")
-
-    def _first(self, setting: str, own: int, room: int) -> int | None:
-        """Return the first value at which the cache exceeds the room, or ``None`` if no value up to 2**40 does.
-
-        The search doubles, then bisects: a cache does not shrink as a run grows.
-        """
-        below, above = 0, own
-        while self._cache(setting, above) <= room:
-            below, above = above, 2 * above
-            if above > _FAR:
-                return None
-        while above - below > 1:
-            middle = (below + above) // 2
-            below, above = (below, middle) if self._cache(setting, middle) > room else (middle, above)
-        return above
-
-    def _check_graphs(self, setting: str, places: list[int]) -> None:
-        """Check that the exported graphs are valid at other values of the setting.
-
-        Raises:
-            _NotKnownError: an export has a constant in place of the setting, or one of its conditions fails.
-        """
-        own: int = getattr(self.workload, setting)
-        before, after = self._sizes(setting, own), self._sizes(setting, own + 1)
-        for stage, free, conditions in self._graphs():
-            for at in places:
-                if at == 1 < own:
-                    raise _NotKnownError(f"a graph in symbols need not be that of {setting.replace('_', '-')} 1")
-                for (name, invocation), values in self._sizes(setting, at).items():
-                    if name != stage:
-                        continue
-                    varied = {k for k, v in after[name, invocation].items() if before[name, invocation].get(k) != v}
-                    if not varied <= free:
-                        option = setting.replace("_", "-")
-                        raise _NotKnownError(
-                            f"the graph of {stage} was exported at {option} {own}, as a number; "
-                            f"a run of {option} {own + 1} or more may have a symbol"
-                        )
-                    if unmet := next((c.text for c in conditions if not c.holds(values)), ""):
-                        raise _NotKnownError(f"the graph of {stage} holds only where {unmet}")
-
-    def _graphs(self) -> list[tuple[str, frozenset[str], tuple[Condition, ...]]]:
-        """Return (stage, symbols, conditions) of each export with a cache."""
-        from costproof.tracers.cache import cache_enabled, cached_export
-        from costproof.tracers.derive.subject import size_limits
-
-        stages = {n.stage for n in self._cached()}
-        with count_lock(), cache_enabled(True):
-            model = self.target.build(self.workload)
-            found = []
-            for job in self.target.export_jobs(model, self.workload):
-                free = frozenset().union(*(free_symbols(size.symbol) for size in job.sizes))
-                for stage in stages.intersection(job.stages):
-                    try:
-                        conditions = size_limits(cached_export(job), {})
-                    except Incomplete as error:
-                        raise _NotKnownError(error.line) from error
-                    found.append((stage, free, conditions))
-        return found

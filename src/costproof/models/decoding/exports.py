@@ -272,6 +272,14 @@ def _example(usual: int, workload: Workload, decoder: Decoder) -> int:
     return usual if not window or usual < window - 1 else next(n for n in (window - 2, window - 3) if n != _BATCH)
 
 
+def with_hidden_states(job: ExportJob, workload: Workload, width: int) -> ExportJob:
+    """Return a job that is given the hidden states of another pipeline stage in place of token ids."""
+    shape = job.args["ids"].shape
+    args = {"embeds": on_meta(workload, *shape, width), **{k: v for k, v in job.args.items() if k != "ids"}}
+    named: dict[tuple[str | int, ...], tuple[str | int, ...]] = {("ids",): ("embeds",)}
+    return replace(job, args=args, sizes=[replace(s, argument=named.get(s.argument, s.argument)) for s in job.sizes])
+
+
 def of_rank(
     jobs: Iterable[ExportJob], workload: Workload, numbers: Mapping[str, int] | None = None
 ) -> tuple[ExportJob, ...]:

@@ -350,7 +350,41 @@ def shard_for_export(model: nn.Module, workload: Workload) -> nn.Module:
         multiple, sequence = (1, False) if engine is None else (engine.padding(mesh.tp), engine.sequence)
         shard(model, plans, mesh.tp, own, multiple=multiple, sequence=sequence)
         _fit_heads(model, plans[0], mesh.tp)
+    if mesh.pp > 1:
+        keep_stage(model, mesh.pp, mesh.coordinates(workload.rank).pp)
     return model
+
+
+def keep_stage(model: Any, stages: int, stage: int) -> None:
+    """Leave a decoder the layers of a pipeline stage, with embedding or output on the first and last one.
+
+    In place of other modules are modules that return what they get. All stages but the last send their hidden states.
+    """
+    import torch
+
+    def unchanged(self: nn.Module, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return hidden
+
+    absent = type("Absent", (torch.nn.Module,), {"forward": unchanged})
+    stack, (size, more) = model.model, divmod(len(model.model.layers), stages)
+    sizes = [size + (stages - more <= i + 1 < stages) for i in range(stages)]
+    start = sum(sizes[:stage])
+    for i in {*range(len(stack.layers))} - {*range(start, start + sizes[stage])}:
+        stack.layers[i] = absent()
+    if stage > 0:
+        stack.embed_tokens = None
+    if stage == stages - 1:
+        return
+    stack.norm, model.lm_head = absent(), absent()
+    model.config.final_logit_softcapping = None
+    base, ops = type(stack), torch.ops._c10d_functional
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = base.forward(self, *args, **kwargs)
+        ops.wait_tensor(ops.isend(result.last_hidden_state, stage + 1, 0, f"pp:{stages}"))
+        return result
+
+    stack.__class__ = type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
 
 
 def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | None:
@@ -360,8 +394,9 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | No
         Incomplete: transformers cannot run this model on this mesh, or not by this plan.
     """
     mesh, engine = workload.mesh, _engine(workload)
+    own = mesh.coordinates(workload.rank)
     if mesh.tp == 1:
-        return None
+        return None if mesh.pp == 1 else Distributed(model, ({}, {}), 1, own.pp, mesh.pp)
     plans = _plans(model, mesh, engine)
     if not _splits_evenly(model, plans[0], mesh.tp):
         raise Incomplete(
@@ -374,7 +409,7 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | No
             f"transformers cannot run this plan: it {why}", where=f"--{PLAN}", got=engine.name,
             fix="--sources analytic,static",
         )  # fmt: skip
-    found = Distributed(model, plans, mesh.tp, mesh.coordinates(workload.rank).tp)
+    found = Distributed(model, plans, mesh.tp, own.pp * mesh.tp + own.tp, mesh.pp)
     _fit_heads(model, plans[0], mesh.tp)
     return found
 

@@ -6,7 +6,7 @@ by ``tp`` or ``ep``; the rows of the vocabulary, which may be uneven, have a sym
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, cast
 
@@ -15,7 +15,7 @@ import sympy
 from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import sym
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
-from costproof.ledger.mesh import PLAN, Mesh, shard
+from costproof.ledger.mesh import CP_PLAN, PLAN, Mesh, shard, stage_layers
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.plans import OWN, named_plan, split_parts
 
@@ -155,7 +155,8 @@ def mesh_symbols(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> 
     if mesh.one:
         return {}
     start, stop = shard(_padded(config.vocab, plan.multiple), mesh.tp, mesh.coordinates(workload.rank).tp)
-    return {"tp": mesh.tp, "ep": mesh.ep, "text_vocab_rank": stop - start}
+    found = {"tp": mesh.tp, "ep": mesh.ep, "text_vocab_rank": stop - start}
+    return found | ({"cp": mesh.cp, "cp_rank": mesh.coordinates(workload.rank).cp} if mesh.cp > 1 else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,14 @@ class Shards:
     biased: tuple[tuple[str, int], ...] = ()
     """(role of a module, elements of its bias) for biases that are added after a sum over ranks."""
     vocab: int = 0
+    layers: range = range(0)
+    """Layers of the rank's pipeline stage."""
+    stage: int = 0
+    """Pipeline stage of the rank."""
+    tied: bool = False
+    """Whether the last stage of several has a copy of the table of the embedding."""
+    cp_plan: str = ""
+    """How ranks share a sequence: ``ring``, ``zigzag`` or ``ulysses``; empty if each has whole ones."""
 
     @classmethod
     def of(
@@ -187,7 +196,13 @@ class Shards:
         wide = [(role, config.hidden) for role, has in biased.items() if has and _REDUCED[role] in plan.split]
         if style is not None and style.clamped_experts and "experts" in plan.split and workload.mesh.ep == 1:
             wide.append(("text.layer.experts", config.hidden * int(getattr(config, "experts", 0))))
-        return cls(plan, workload.mesh, config.kv_heads, latent, config.hidden, tuple(wide), config.vocab)
+        mesh = workload.mesh
+        return cls(
+            plan, mesh, config.kv_heads, latent, config.hidden, tuple(wide), config.vocab,
+            stage=(stage := mesh.coordinates(workload.rank).pp), layers=stage_layers(config.layers, mesh.pp, stage),
+            tied=config.tied and mesh.pp > 1,
+            cp_plan=str(workload.inputs.get(CP_PLAN, "zigzag")) if mesh.cp > 1 else "",
+        )  # fmt: skip
 
     @property
     def origin(self) -> str:
@@ -196,11 +211,70 @@ class Shards:
 
     def axis_of(self, role: str) -> str:
         """Return the axis of the mesh whose ranks a module exchanges results with."""
+        if role in ("text", "text.layer.attention"):
+            return "pp" if role == "text" else "cp"
         return "ep" if role == "text.layer.experts" and self.mesh.ep > 1 else "tp"
 
-    def added_on_each(self, role: str) -> tuple[int, str]:
-        """Return the elements of a bias that each rank has whole, and its name; 0 if there is none."""
-        return dict(self.biased).get(role, 0), "biases added after a sum over ranks"
+    def added(self, role: str) -> tuple[int, str]:
+        """Return the elements that ranks with one batch have more of a module, and what they are; 0 if there are none.
+
+        Each rank has a bias whole that is added to sums over ranks. The last stage has a copy of a tied table.
+        """
+        if role == "text.embedding" and self.tied:
+            times = 1 if "head" in self.plan.split else self.mesh.tp
+            rows = _padded(self.vocab, self.plan.multiple) if times == 1 else self.vocab
+            return times * rows * self.hidden, "tables of tied output projections on the last stage"
+        return (self.mesh.tp - 1) * dict(self.biased).get(role, 0), "biases added after a sum over ranks"
+
+    @property
+    def last(self) -> bool:
+        """Return whether the rank is of the last pipeline stage, which has the last norm and the output projection."""
+        return self.stage == self.mesh.pp - 1
+
+    def of_stage(self, parts: Iterable[ModulePart], call: StackCall) -> Iterator[ModulePart]:
+        """Yield the modules of a decoder that the rank's pipeline stage has; all but the last one send their result.
+
+        Every stage computes the cosines and sines of its own queries and keys.
+        """
+        from costproof.analytic.collectives import Send
+
+        for part in map(self._of_sequence, parts):
+            if part.role == "text" and not self.last:
+                yield replace(part, layers=(Send(call.rows * sym("text_hidden"), call.item_bytes),))
+            elif part.role.startswith("text.layer"):
+                if part.i in self.layers:
+                    yield part
+            elif part.role == "text.embedding":
+                if self.stage == 0:
+                    yield part
+            elif part.role not in ("text.norm", "lm_head") or self.last:
+                yield part
+
+    def _of_sequence(self, part: ModulePart) -> ModulePart:
+        """Return the part; if ranks share a sequence, its attention is of the rank's positions.
+
+        Contiguous parts of a sequence are in order of the ranks. By zigzag rank r has the parts r and 2 n - 1 - r of
+        2 n, which leaves each rank as many pairs of a query and a key.
+        """
+        from costproof.analytic.attention import Attention
+        from costproof.analytic.collectives import RingAttention, UlyssesAttention
+
+        first, *others = part.layers
+        if not self.cp_plan or not isinstance(first, Attention):
+            return part
+        sizes = (first.batch, first.queries, first.heads, first.kv_heads, first.head_dim, sym("cp"))
+        if self.cp_plan == "ulysses":
+            return replace(part, layers=(UlyssesAttention(*sizes, first.item_bytes), *others))
+        n, half = first.queries, first.queries / 2
+        pairs = sym("cp_rank") * n**2 + n * (n + 1) / 2
+        if self.cp_plan == "zigzag":
+            pairs = (2 * sym("cp") - 1) * half**2 + half * (half + 1)
+        return replace(part, layers=(RingAttention(*sizes, pairs, first.item_bytes), *others))
+
+    def border(self, call: StackCall, out: Size) -> Size:
+        """Return the elements that enter and leave the rank's pipeline stage: hidden states, and ``out`` at last."""
+        hidden = call.rows * sym("text_hidden")
+        return (hidden if self.stage > 0 else 0) + (out if self.last else hidden)
 
     def padding_of(self, role: str, metric: str, cost: int) -> tuple[int, str]:
         """Return what the rows that pad the vocabulary add to a cost of one device, and its name."""
@@ -237,7 +311,7 @@ class Shards:
             metric: parameters or bytes that are held, or FLOPs.
         """
         if metric == "buffer_bytes":
-            return self.mesh.tp, "buffers"
+            return self.mesh.tp * (self.mesh.pp if role == "text.rotary" else 1), "buffers"
         of_kv = role.endswith((".attention.k", ".attention.v")) or (
             role.endswith(".attention") and metric == "kv_cache_bytes" and not self.latent
         )
@@ -389,17 +463,37 @@ def refuse_ranks(workload: Workload) -> None:
         raise Incomplete("no formula gives the live peak of one rank of several", where=workload.mesh.text)
 
 
-def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> list[BadInput]:
-    """Return an error for each reason why a decoder cannot be split over the mesh of a workload."""
+MORE_AXES: Final = ("pp", "cp")
+"""Axes of a mesh by which decoders without towers are counted too."""
+
+
+def mesh_problems(
+    config: DecoderConfig, workload: Workload, plan: ShardPlan, more: Collection[str] = ()
+) -> list[BadInput]:
+    """Return an error for each reason why a decoder cannot be split over the mesh of a workload.
+
+    Args:
+        more: axes that are counted besides ``tp``, ``ep`` and ``dp``.
+    """
     mesh = workload.mesh
+    if mesh.cp == 1 and CP_PLAN in workload.inputs:
+        what, where = "each rank has whole sequences, so no plan shares them", f"--{CP_PLAN.replace('_', '-')}"
+        return [BadInput(what, where=where, expected="--cp of 2 or more", got=workload.inputs[CP_PLAN])]
     if mesh.one and not workload.rank:
         return []
-    found = mesh.problems(workload.rank)
+    found = mesh.problems(workload.rank, more=more)
+    if plan.sequence and max(mesh.pp, mesh.cp) > 1:
+        what, where = "ranks that share tokens are counted without stages and shared sequences", f"--{PLAN}"
+        found.append(BadInput(what, where=where, expected="--pp 1, --cp 1", got=f"{plan.name} with {mesh.text}"))
+    if mesh.pp > config.layers:
+        what = "there are fewer layers than pipeline stages"
+        found.append(BadInput(what, where="--pp", expected=f"at most {config.layers}", got=mesh.pp))
     if workload.rows:
         what, where = "a batch of unequal rows is counted on one device only", f"--rows, {mesh.text}"
         found.append(BadInput(what, where=where, expected="one device, or equal sequences"))
     if found:
         return found
+    found += _sequence_problems(config, workload) if mesh.cp > 1 else []
     for what, size, part in _divided(config):
         if part in plan.split and size % mesh.tp and not (part == "experts" and mesh.ep > 1):
             expected = f"a divisor of the {size} {what}"
@@ -420,6 +514,34 @@ def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) ->
             expected = f"a divisor of the {experts} routed experts" if experts else "1, since no layer has experts"
             found.append(BadInput("the ranks must have equal numbers of experts", where="--ep", expected=expected,
                                   got=mesh.ep))  # fmt: skip
+    return found
+
+
+def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInput]:
+    """Return an error for each reason why ranks cannot share the sequences of a workload, or are not counted so."""
+    mesh, plan = workload.mesh, workload.inputs.get(CP_PLAN, "zigzag")
+    parts = mesh.cp * (2 if plan == "zigzag" else 1)
+    kinds = {"a window": any(config.windows()), "latents": getattr(config, "kv_rank", 0) > 0,
+             "experts": any(_routed(config))}  # fmt: skip
+    found = [
+        BadInput(f"ranks that share a sequence are not counted for layers with {kind}", where="--cp", expected="1",
+                 got=mesh.cp)
+        for kind, has in kinds.items() if has
+    ]  # fmt: skip
+    for wrong, where, expected, got in (
+        (workload.new_tokens > 0, "--new-tokens", "0: of a shared sequence the prompt is counted", workload.new_tokens),
+        (workload.past > 0, "--past", "0", workload.past),
+        (workload.logits != "all", "--logits", "all: each rank has logits of its positions", workload.logits),
+        (workload.attention != "sdpa", "--attention", "sdpa", workload.attention),
+        (workload.text_tokens % parts > 0, "--text-tokens", f"a multiple of the {parts} parts", workload.text_tokens),
+    ):
+        if wrong:
+            found.append(BadInput("ranks cannot share these sequences", where=where, expected=expected, got=got))
+    if plan == "ulysses":
+        for name, heads in (("query", config.heads), ("key/value", config.kv_heads)):
+            if heads % (mesh.cp * mesh.tp):
+                what, expected = f"ranks would share {name} heads", f"tp x cp a divisor of {heads}"
+                found.append(BadInput(what, where="--cp", expected=expected, got=mesh.cp))
     return found
 
 

@@ -1,0 +1,306 @@
+"""Find the batch and length at which a run stops fitting, by its formulas or by the exported graphs of a model.
+
+The graphs give the bytes of the cache as expressions of their symbols. They are evaluated at the sizes of other runs,
+as long as the conditions of the exports hold; beyond them another graph may run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from costproof.algebra.conditions import Condition
+from costproof.algebra.crossing import FAR
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.identity import free_symbols
+from costproof.algebra.symbols import FUNCTIONS, parse, text
+from costproof.compare.diff.changes import WORKLOAD
+from costproof.estimate.arithmetic import CallTerm, FormulaSum, MetricTerm
+from costproof.estimate.memory import HeldKind, MemoryLimit, MemoryPoint
+from costproof.ledger.errors import BadInput, Incomplete, Problems
+from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.peaks import CallPeaks
+from costproof.ledger.workload import PAST, Workload
+from costproof.models.cache_dtype import BlockedCache
+from costproof.models.target import Exportable
+from costproof.parametric.run_family import SettingCurve, Threshold
+from costproof.run.count_lock import count_lock
+
+LivePeak = Callable[..., int]
+"""Settings to change -> the largest live peak of a stage."""
+CACHE: Final = (MetricTerm("kv_cache_bytes", lambda node: True),)
+_GROWING: Final = (*CACHE, MetricTerm("output_bytes", lambda node: True))
+_PAST: Final = (MetricTerm("kv_read_bytes", lambda node: node.stage == "prefill"),)
+"""The cache before the prefill, which reads all of it."""
+_FAR: Final = 2**40
+"""Upper end of the search."""
+_Sizes = Mapping[tuple[str, str], Mapping[str, int]]
+"""(stage, invocation) -> the values of its symbols."""
+
+
+class _NotKnownError(Exception):
+    """Raised if the limit of a setting cannot be determined; the message gives the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRun:
+    """A run whose costs are known only from exported graphs, not from formulas."""
+
+    target: Exportable
+    workload: Workload
+    ledger: Ledger
+
+    def limits(self, setting: str, held: int, room: int) -> Iterator[MemoryLimit]:
+        """Yield the first value of a setting at which the cache no longer fits next to the other bytes.
+
+        Args:
+            setting: ``batch`` or ``text_tokens``.
+            held: bytes that do not depend on the setting.
+            room: bytes of the memory.
+        """
+        own: int = getattr(self.workload, setting)
+        try:
+            if self._sizes(setting, own) == self._sizes(setting, own + 1):
+                return  # the run has no such size
+        except BadInput:  # or takes no other one
+            return
+        here: tuple[MemoryPoint, ...] = ()
+        try:
+            here = (MemoryPoint(own, held + self._cache(setting, own)),)
+            at = self._first(setting, own, room - held)
+            if at is None:
+                self._check_constant(setting, own)
+                yield MemoryLimit(setting, "weights and cache", "never", None, here)
+                return
+            points = tuple(MemoryPoint(n, held + self._cache(setting, n)) for n in (at - 1, at) if n > 0)
+            if why := self._refusal(setting, at):
+                yield MemoryLimit(setting, "weights and cache", "refused", at, here, why)
+                return
+            self._check_graphs(setting, [p.at for p in points])
+        except _NotKnownError as error:
+            yield MemoryLimit(setting, "weights and cache", "not solved", None, here, str(error))
+            return
+        yield MemoryLimit(setting, "weights and cache", "from", at, points)
+
+    def _sizes(self, setting: str, at: int) -> _Sizes:
+        there: dict[str, Any] = {setting: at}
+        return {(c.stage, c.id): c.symbols for c in self.target.invocations(replace(self.workload, **there))}
+
+    def _refusal(self, setting: str, at: int) -> str:
+        """Return the error with which the model rejects a run of this size, as text; empty if it accepts it."""
+        there: dict[str, Any] = {setting: at}
+        try:
+            self.target.check(replace(self.workload, **there))
+        except BadInput as error:
+            return (error.problems[0] if isinstance(error, Problems) else error).line
+        return ""
+
+    def _cached(self) -> list[CostNode]:
+        """Return the cost nodes that have a cache, also those of unknown size."""
+        return [n for n in self.ledger.nodes if n.cost("kv_cache_bytes") != 0]
+
+    def _cache(self, setting: str, at: int) -> int:
+        """Return the cache bytes at a value of the setting, by the formulas of the graphs.
+
+        Raises:
+            _NotKnownError: a size is not known.
+        """
+        sizes = self._sizes(setting, at)
+        found = 0
+        for node in self._cached():
+            size = node.cost("kv_cache_bytes")
+            if "kv_cache_bytes" in node.exprs:
+                size = evaluate(parse(node.exprs["kv_cache_bytes"]), sizes[node.stage, node.invocation])
+            if size is None:
+                raise _NotKnownError(f"the cache of {node.module or node.stage} is not known")
+            found += size
+        return found
+
+    def _check_constant(self, setting: str, own: int) -> None:
+        """Check that neither the cache nor a condition of its graphs depends on the setting.
+
+        Raises:
+            _NotKnownError: one of them does, so that the values that were tried are not a proof.
+        """
+        before, after = self._sizes(setting, own), self._sizes(setting, own + 1)
+        varied = {k for call, values in before.items() for k, v in values.items() if after[call].get(k) != v}
+        texts = [n.exprs["kv_cache_bytes"] for n in self._cached() if "kv_cache_bytes" in n.exprs]
+        self._check_graphs(setting, [own, _FAR])
+        texts += [condition.margin for *_, conditions in self._graphs() for condition in conditions]
+        if varied & frozenset().union(*map(free_symbols, texts)):
+            raise _NotKnownError(f"it fits at every value tried, up to {_FAR:,}; larger ones were not looked at")
+
+    def _first(self, setting: str, own: int, room: int) -> int | None:
+        """Return the first value at which the cache exceeds the room, or ``None`` if no value up to 2**40 does.
+
+        The search doubles, then bisects: a cache does not shrink as a run grows.
+        """
+        below, above = 0, own
+        while self._cache(setting, above) <= room:
+            below, above = above, 2 * above
+            if above > _FAR:
+                return None
+        while above - below > 1:
+            middle = (below + above) // 2
+            below, above = (below, middle) if self._cache(setting, middle) > room else (middle, above)
+        return above
+
+    def _check_graphs(self, setting: str, places: list[int]) -> None:
+        """Check that the exported graphs are valid at other values of the setting.
+
+        Raises:
+            _NotKnownError: an export has a constant in place of the setting, or one of its conditions fails.
+        """
+        own: int = getattr(self.workload, setting)
+        before, after = self._sizes(setting, own), self._sizes(setting, own + 1)
+        for stage, free, conditions in self._graphs():
+            for at in places:
+                if at == 1 < own:
+                    raise _NotKnownError(f"a graph in symbols need not be that of {setting.replace('_', '-')} 1")
+                for (name, invocation), values in self._sizes(setting, at).items():
+                    if name != stage:
+                        continue
+                    varied = {k for k, v in after[name, invocation].items() if before[name, invocation].get(k) != v}
+                    if not varied <= free:
+                        option = setting.replace("_", "-")
+                        raise _NotKnownError(
+                            f"the graph of {stage} was exported at {option} {own}, as a number; "
+                            f"a run of {option} {own + 1} or more may have a symbol"
+                        )
+                    if unmet := next((c.text for c in conditions if not c.holds(values)), ""):
+                        raise _NotKnownError(f"the graph of {stage} holds only where {unmet}")
+
+    def _graphs(self) -> list[tuple[str, frozenset[str], tuple[Condition, ...]]]:
+        """Return (stage, symbols, conditions) of each export with a cache."""
+        from costproof.tracers.cache import cache_enabled, cached_export
+        from costproof.tracers.derive.subject import size_limits
+
+        stages = {n.stage for n in self._cached()}
+        with count_lock(), cache_enabled(True):
+            model = self.target.build(self.workload)
+            found = []
+            for job in self.target.export_jobs(model, self.workload):
+                free = frozenset().union(*(free_symbols(size.symbol) for size in job.sizes))
+                for stage in stages.intersection(job.stages):
+                    try:
+                        conditions = size_limits(cached_export(job), {})
+                    except Incomplete as error:
+                        raise _NotKnownError(error.line) from error
+                    found.append((stage, free, conditions))
+        return found
+
+
+def memory_limits(
+    along: Mapping[str, SettingCurve],
+    weights: int,
+    room: int,
+    kept: FormulaSum | None,
+    live: LivePeak | None,
+    peaks: Sequence[CallPeaks],
+    unpacked: int,
+) -> Iterator[MemoryLimit]:
+    """Yield the first values of settings that do not fit: by weights and cache, by known peaks, and by the bound.
+
+    Args:
+        kept: the bound of activations; ``None`` if the live peak is known.
+        unpacked: bytes of an unpacked matrix, which belong to the bound and the live peak.
+    """
+    for setting, of in along.items():
+        cache = (*CACHE, *(_PAST if of.given.get(f"{WORKLOAD}{PAST}") else ()))
+        held: dict[HeldKind, list[FormulaSum]] = {
+            "weights and cache": [cache],
+            "weights and graph peak": list(_moments(of, peaks)),
+            "weights, cache and bound": [] if kept is None else [(*cache, *kept)],
+        }
+        if live is not None:
+            yield from _live_limit(setting, of, weights + unpacked, room, live)
+        for what, sums in held.items():
+            grow = [terms for terms in sums if of.depends(terms)]
+            if grow:
+                lasting = weights + (unpacked if what == "weights, cache and bound" else 0)
+                found = min((of.first(terms, (), room - lasting) for terms in grow), key=report_order)
+                if what == "weights and graph peak":
+                    found = _where_graphs_hold(found, of, peaks)
+                places = found.places(of.own)
+                points = tuple(MemoryPoint(at, lasting + max(of.value(at, terms) for terms in sums)) for at in places)
+                yield MemoryLimit(setting, what, found.outcome, found.at, points, found.why)
+
+
+def block_limits(
+    along: Mapping[str, SettingCurve],
+    lasting: int,
+    room: int,
+    live: LivePeak | None,
+    blocked: BlockedCache,
+    workload: Workload,
+    unpacked: int,
+) -> Iterator[MemoryLimit]:
+    """Yield the first values of settings at which the blocks of the cache, or the live peak with them, do not fit."""
+    for setting, of in along.items():
+        if live is not None:
+            yield from _live_limit(setting, of, lasting + unpacked, room, live)
+
+        def held(at: int, setting: str = setting) -> int:
+            changed: dict[str, Any] = {setting: at}
+            return lasting + blocked.held(replace(workload, **changed))
+
+        found = of.first_over(lambda at, held=held: held(at) > room)  # type: ignore[misc]
+        points = tuple(MemoryPoint(at, held(at)) for at in found.places(of.own))
+        yield MemoryLimit(setting, "weights and cache", found.outcome, found.at, points, found.why)
+
+
+def _live_limit(setting: str, of: SettingCurve, lasting: int, room: int, live: LivePeak) -> Iterator[MemoryLimit]:
+    """Yield the first value of a setting at which the live peak does not fit; the peak grows with the setting."""
+
+    def held(at: int) -> int:
+        changed: dict[str, Any] = {setting: at}
+        return lasting + live(**changed)
+
+    if not of.depends(_GROWING):
+        return
+    found = of.first_over(lambda at: held(at) > room)
+    points = tuple(MemoryPoint(at, held(at)) for at in found.places(of.own))
+    yield MemoryLimit(setting, "weights and live peak", found.outcome, found.at, points, found.why)
+
+
+def _symbolic_peaks(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[CallPeaks]:
+    """Yield the calls whose graph peak is a formula in symbols of the run."""
+    sizes = of.sizes(of.own)
+    for call in peaks:
+        every = (symbol for source in (call.form, *call.holds) if call.form for symbol in parse(source).free_symbols)
+        if call.form and {symbol.name for symbol in every} <= sizes.get((call.stage, call.invocation), {}).keys():
+            yield call
+
+
+def _moments(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[FormulaSum]:
+    """Yield the live bytes, without inputs, at each moment of the graph peaks that are formulas."""
+    for call in _symbolic_peaks(of, peaks):
+        peak, given = parse(call.form), parse(call.given or "0")
+        for moment in peak.args if peak.func == FUNCTIONS["Max"] else (peak,):
+            yield (CallTerm(text(moment - given), call.stage, call.invocation),)
+
+
+def _where_graphs_hold(found: Threshold, of: SettingCurve, peaks: Iterable[CallPeaks]) -> Threshold:
+    """Return the threshold, marked as unproved if the conditions of the exported graphs fail around it.
+
+    If other formulas hold there, another graph may be exported.
+    """
+    if found.outcome == "not solved":
+        return found
+    ends = found.places(of.own) if found.outcome == "from" else (of.last(found.at or FAR),)
+    for at in ends:
+        if at == 1 < of.own:
+            return Threshold("not solved", None, f"a graph in symbols need not be that of {of.setting} 1")
+        if of.regime(at) is not of.regime(of.own):
+            return Threshold("not solved", None, f"other formulas hold at {of.setting} {at:,}, and maybe another graph")
+        for call in _symbolic_peaks(of, peaks):
+            for source in call.holds:
+                if of.value(at, (CallTerm(source, call.stage, call.invocation),)) < 0:
+                    return Threshold("not solved", None, f"the graph of {call.stage} holds only where {source} >= 0")
+    return found
+
+
+def report_order(found: Threshold) -> tuple[int, int]:
+    """Return a sort key that puts unsolved thresholds first, then the smallest value."""
+    return ({"not solved": 0, "from": 1, "refused": 1, "never": 2}[found.outcome], found.at or 0)
