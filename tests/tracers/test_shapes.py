@@ -290,7 +290,7 @@ def result(call: Call, symbolic: bool) -> tuple[Any, ...]:
         if not isinstance(value, torch.Tensor):
             return value
         dynamic = [DimDynamic.STATIC if size in (1, 8) else DimDynamic.DYNAMIC for size in value.shape]
-        context = StatelessSymbolicContext(dynamic_sizes=dynamic) if symbolic else None
+        context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic) if symbolic else None
         return mode.from_tensor(value, source=next(sources), symbolic_context=context)
 
     try:
