@@ -21,7 +21,7 @@ from tests.models.test_ranks import FAMILIES, target
 CONFIGURATIONS: Final = 20
 MESHES: Final = 10
 PLANS: Final[tuple[dict[str, str], ...]] = ({}, {"plan": "vllm"}, {"plan": "megatron"})
-POOL: Final = tuple(
+POOL: Final[tuple[dict[str, Any], ...]] = tuple(
     {"tp": tp, "dp": dp, **({"ep": tp} if by_expert else {}), **plan}
     for tp, dp, by_expert, plan in product((1, 2, 3, 4, 6, 8, 12), (1, 2, 3), (False, True), PLANS)
     if tp > 1 or (dp > 1 and not by_expert and not plan)

@@ -186,3 +186,12 @@ def test_layers_of_torch_that_take_no_jagged_tensors() -> None:
     with pytest.raises(Incomplete) as refused:
         costproof.count(layer, jagged())
     assert "scaled_dot_product_attention" in str(refused.value.fix)
+
+
+def test_peaks_of_the_graph_by_hand() -> None:
+    """While GELU runs: its argument and result, the sum that is added later, rows and offsets of the input."""
+    (call,) = costproof.peaks("tests.tracers.nested_models:causal").calls
+    assert call.graph is not None
+    assert call.graph.bytes == 4 * ROWS * (2 * 3 * WIDTH + 2 * WIDTH) + 8 * (len(LENGTHS) + 1)
+    assert call.eager is None
+    assert any("a nested tensor" in note for note in call.notes)

@@ -142,13 +142,11 @@ def _usage_error(error: click.ClickException, arguments: Sequence[str]) -> Costp
     told = BadInput(what[:1].lower() + what[1:], where=path, fix=f"see {path} --help")
     if isinstance(error, click.NoSuchOption) and context is not None:
         from costproof.cli.params import TARGET_OF
-        from costproof.ledger.mesh import AXES, PLAN, RANK
+        from costproof.ledger.mesh import AXES, PLAN, RANK, no_such_setting
 
         target, options = context.meta.get(TARGET_OF, ("", ()))
         name = error.option_name.lstrip("-")
         if options and name in (*AXES, RANK, PLAN):
-            from costproof.models.settings import no_such_setting
-
             return no_such_setting(name, f"{path} {target} --{name}", ())
         if options:
             told.expected = f"of {target}: " + ", ".join(name for p in options for name in p.opts)

@@ -14,7 +14,7 @@ from typing import Any, Final, get_args
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean, invalid_choice
 from costproof.ledger.files import MAX_BYTES, first_bytes
-from costproof.ledger.mesh import AXES, PLAN, RANK
+from costproof.ledger.mesh import AXES, PLAN, RANK, no_such_setting
 from costproof.ledger.mesh import CP_PLAN as SHARED_INPUT
 from costproof.ledger.run import RunOptions, parse_integer
 from costproof.ledger.workload import KV_BLOCK as BLOCK_INPUT
@@ -156,14 +156,6 @@ def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]
         got=f"{cached}{length} in the prompt + {workload.new_tokens} new = {total}",
     )
     return [problem] if total > most else []
-
-
-def no_such_setting(name: str, where: str, known: Collection[str], fix: str | None = None) -> BadInput:
-    """Return the error that a target lacks a setting; if it is one of a mesh, because nothing says how to split it."""
-    if name in {setting.name for setting in MESH}:
-        what = "no plan says how this model is split over devices (transformers: tp_plan of the class)"
-        return BadInput(what, where=where, expected="one device")
-    return BadInput("no such setting", where=where, expected="one of " + ", ".join(known), fix=fix)
 
 
 def block_problems(workload: Workload) -> list[CostproofError]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from costproof.ledger.errors import BadInput
@@ -127,7 +128,7 @@ def watched() -> Iterator[NestedMade]:
 def _refused(original: Any, found: NestedMade) -> Any:
     def new(cls: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
         found.seen = True
-        raise RuntimeError("a nested tensor")
+        raise RuntimeError("a nested tensor, whose rows only the dispatcher and an export follow")
 
     return staticmethod(new)
 
@@ -248,6 +249,30 @@ def _with_offsets(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+_RAGGED: Final = "_costproof_ragged"
+"""Attribute of fake offsets: the size that stands for the lengths."""
+_numbers: Final = count(2**40)
+"""Numbers of ragged sizes of fake tensors; those of torch count from 0."""
+
+
+def _plain_size(original: Callable[..., Any]) -> Callable[..., Any]:
+    def size(tensor: Any, *, coeff: int = 1) -> Any:
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensor
+        from torch._subclasses.functional_tensor import mb_unwrap_functional_tensor
+        from torch.nested._internal.nested_int import NestedIntNode
+
+        tensor = mb_unwrap_functional_tensor(tensor)
+        if not isinstance(tensor, FakeTensor):
+            return original(tensor, coeff=coeff)
+        if _RAGGED not in vars(tensor):
+            whole: Any = torch.SymInt
+            setattr(tensor, _RAGGED, whole(NestedIntNode(next(_numbers), coeff)))
+        return vars(tensor)[_RAGGED]
+
+    return size
+
+
 PATCHES: Final = (
     Patch(
         f"{_OPERATORS}:jagged_scaled_dot_product_attention", _whole,
@@ -260,6 +285,10 @@ PATCHES: Final = (
     Patch(
         f"{_TENSORS}:jagged_from_list", _with_offsets, "its offsets are literals, whose values an export hides", _TEST,
         missing="skip",
+    ),
+    Patch(
+        f"{_TENSORS}:get_tensor_symint", _plain_size, "a ragged size would be a symbol that no input of the graph has",
+        _TEST, missing="skip",
     ),
     Patch(
         "torch.fx._symbolic_trace:is_fx_tracing", lambda original: lambda: False,
@@ -279,7 +308,7 @@ def rows_exported() -> Iterator[None]:
     from torch.nested._internal.nested_tensor import _nt_view_dummy
 
     _nt_view_dummy()  # torch makes this tensor once, which must not happen inside an export
-    with patched(*EXPORTED, context=(_Modes([]), [])), torch.no_grad():
+    with patched(*EXPORTED, context=(_Modes([]),)), torch.no_grad():
         yield
 
 
@@ -325,7 +354,7 @@ class _Modes:
                 self.waiting.pop()
 
 
-def _to_class(original: Callable[..., Any], modes: _Modes, known: Any) -> Callable[..., Any]:
+def _to_class(original: Callable[..., Any], modes: _Modes) -> Callable[..., Any]:
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if all(kind.__name__ != KIND for kind in types):
             return original(self, func, types, args, kwargs)
@@ -335,32 +364,13 @@ def _to_class(original: Callable[..., Any], modes: _Modes, known: Any) -> Callab
     return dispatch
 
 
-def _on_rows(original: Any, modes: _Modes, known: Any) -> Any:
+def _on_rows(original: Any, modes: _Modes) -> Any:
     def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with modes.back():
             return original.__func__(cls, func, types, args, kwargs)
 
     return classmethod(dispatch)
 
-
-def _plain_size(original: Callable[..., Any], modes: _Modes, known: list[tuple[Any, Any]]) -> Callable[..., Any]:
-    def size(tensor: Any, *, coeff: int = 1) -> Any:
-        import torch
-        from torch._subclasses.functional_tensor import mb_unwrap_functional_tensor
-        from torch.nested._internal.nested_int import NestedIntNode
-
-        tensor = mb_unwrap_functional_tensor(tensor)
-        if (found := next((n for t, n in known if t is tensor), None)) is None:
-            whole: Any = torch.SymInt
-            found = whole(NestedIntNode(_FIRST + len(known), coeff))
-            known.append((tensor, found))
-        return found
-
-    return size
-
-
-_FIRST: Final = 2**40
-"""Number of the first ragged size of an export; those of torch count from 0."""
 
 EXPORTED: Final = (
     Patch(
@@ -369,10 +379,6 @@ EXPORTED: Final = (
     ),
     Patch(
         f"{_TENSORS}:NestedTensor.__torch_dispatch__", _on_rows, "the exporter's modes must see the operators on rows",
-        _TEST,
-    ),
-    Patch(
-        f"{_TENSORS}:get_tensor_symint", _plain_size, "a ragged size would be a symbol that no input of the graph has",
         _TEST,
     ),
 )  # fmt: skip

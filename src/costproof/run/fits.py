@@ -53,6 +53,8 @@ BLOCKS: Final = (
 )
 SETTINGS: Final = ("batch", "text_tokens")
 """Settings that are varied."""
+_RANK_NAMED: Final = re.compile(rf"[@,]{RANK}=")
+"""Rank 0, the default, is not an input of a workload."""
 _FRACTION: Final = re.compile(r"[0-9]*\.[0-9]+")
 _PREFILL: Final = "prefill"
 _CACHES: Final = ("kv_read_bytes", "kv_cache_bytes")
@@ -109,7 +111,6 @@ class _Room:
 
     device: Device | None
     room: int
-    """Bytes without the reserve."""
     reserve: int
 
 
@@ -152,7 +153,8 @@ def _formula_weights(side: Baseline) -> int | None:
 def _of_all_ranks(target: OperandInput, found: Operand, read: Callable[[str], Operand], room: _Room) -> Fits:
     """Return the answer of the rank that holds most, with the smallest limits of all; of a named rank, its own."""
     workload, model = found.baseline.workload, sharded(found.target)
-    if workload.mesh.one or RANK in workload.inputs or model is None:
+    named = RANK in workload.inputs or (isinstance(target, str) and _RANK_NAMED.search(target) is not None)
+    if workload.mesh.one or named or model is None:
         return _of_rank(found, room)
     answers: list[tuple[tuple[int, ...], Fits]] = []
     counted = count_ranks(model, workload, evaluate_formulas(model, workload))
@@ -242,10 +244,7 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
 
 
 def _of_replica(side: Baseline) -> Baseline:
-    """Return the run of the counted rank's part of the batch, on a mesh without data parallelism.
-
-    As functions of the whole batch its formulas would change at every multiple of the number of parts.
-    """
+    """Return the run of the counted rank's part of the batch, whose formulas do not change at multiples of dp."""
     workload, mesh = side.workload, side.workload.mesh
     if mesh.dp == 1 or mesh.ep not in (1, mesh.tp) or mesh.pp * mesh.cp > 1:
         return side

@@ -86,6 +86,8 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
         scheme = _scheme(target, model)
         if scheme == PLAIN:
             made = BuiltQuantised(model)
+        elif not workload.mesh.one:
+            raise NotBuilt(scheme.method, "transformers builds the whole module, not that of a rank")
         else:
             made = built_quantised(model, target.stored if isinstance(target, WithStorage) else Stored(), scheme)
     except (UnknownFormat, NotBuilt) as error:
