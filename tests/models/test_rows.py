@@ -434,6 +434,22 @@ def test_the_live_peak_of_rows_is_that_by_hand() -> None:
     assert row_peaks(SMALL, "2x1+3, 40+50", attention="eager")[0] == held
 
 
+def test_steps_whose_queries_lie_head_by_head_copy_them() -> None:
+    """Two steps behind 19 tokens, with queries that are joined of halves, and eager attention to all keys.
+
+    Held are 2 ids and positions, caches of a layer with a window (7 tokens) and of one without (19), masks of 20 and of
+    8 keys, both caches after the call, hidden states of 32, queries of 48, keys and values repeated for 4 heads, the
+    copy of queries, and 2 x 4 x 20 scores; a token of a cache has 2 sequences of 24 elements.
+    """
+    target = FAMILIES[4]
+    assert isinstance(target, GptOss)
+    token = 2 * 24 * 2
+    caches = 2 * (7 + 19 + 8 + 20) * token
+    scores = 2 * 2 * 20 * token + 2 * 48 * 2 + 2 * 4 * 20 * 2
+    held = 2 * 16 + caches + 2 * (20 + 8) * 2 + 2 * 32 * 2 + 2 * 48 * 2 + scores
+    assert row_peaks(target, "2x1+19", attention="eager")[0] == held == 19_024
+
+
 PEAKS: Final = {case for case in CASES if not case.startswith("deepseek")}
 QUICK_PEAKS: Final = ("mistral", "gpt2")
 

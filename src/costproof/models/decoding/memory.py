@@ -170,7 +170,8 @@ class RowsTape(DecoderTape):
         results = []
         for i, (row, (keys, values)) in enumerate(zip(self.rows, caches, strict=True)):
             own = DecoderTape(row.call, row.branches, self.tape)
-            copied = block.fused or not (block.pairs or row.branches.one_token)
+            # Queries that were joined lie head by head, of all rows together.
+            copied = block.fused or block.pairs or not row.branches.one_token
             mask = self.masks_of.get((i, windowed))
             results.append(own._core(blocks[row.kind], q, keys, values, mask, copied=copied))
         core = results[0] if len(results) == 1 else self._make(rows * block.heads * block.head_dim, *results)
