@@ -15,7 +15,7 @@ from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.mesh import Parallel
 from costproof.ledger.node import Ledger
 from costproof.models.decoding.domain import CONFIG
-from costproof.models.decoding.sharding import SPLIT_ALL, WHOLE_ATTENTION
+from costproof.models.decoding.plans import SPLIT_ALL, WHOLE_ATTENTION
 from costproof.models.decoding.target import CausalTarget
 from costproof.models.registry import load_target
 from costproof.parametric.targets import count_ranks, evaluate_formulas
@@ -87,6 +87,17 @@ def test_keys_of_a_log_of_sglang() -> None:
 def test_latents_are_whole_on_every_rank(tp: int) -> None:
     """DeepSeek-V3: (512 + 64) elements of 2 bytes in each of 61 layers, whatever tp is (vllm#47929)."""
     assert ledger("deepseek-v3", tp=tp).stage_total("prefill", "kv_cache_bytes") == 70_272
+
+
+def test_uneven_batches_without_decode_steps() -> None:
+    """A ledger lacks the decode stage if it is never called; the formulas of the rank with one sequence have it."""
+    model = target("llama")
+    config = replace(model.config, vocab=64, layers=1, hidden=32, heads=4, kv_heads=4, head_dim=8, intermediate=16)
+    small = replace(model, config=config)
+    work = small.workload(text_tokens=5, new_tokens=0, tp=2, dp=2, batch=3)
+    found = count_sources(Prepared(small, work, ("analytic",))).capture.parallel
+    assert found is not None
+    assert [row.stages["prefill"]["kv_cache_bytes"] for row in found.ranks] == [2 * 320, 320]  # 5 x 2 heads x 8 x 2 x 2
 
 
 def test_ranks_of_an_uneven_vocabulary() -> None:

@@ -121,7 +121,8 @@ def _rank_costs(
     found: dict[str, dict[str, int]] = {s: dict.fromkeys(ledger.metrics, 0) for s in ledger.stages}
     found[""] = {m: 0 for m in HELD if m in ledger.metrics}
     for (stage, call, metric, expr), times in terms.items():
-        if metric in ledger.metrics and (not call or (stage, call) in values):
+        # The counted ledger lacks stages that are never called; formulas of another rank have them.
+        if stage in found and metric in ledger.metrics and (not call or (stage, call) in values):
             known = {**config, **values[stage, call]} if call else common
             found[stage][metric] += times * evaluate(expr, known)
     return found
