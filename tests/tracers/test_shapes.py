@@ -303,7 +303,7 @@ def result(call: Call, symbolic: bool) -> tuple[Any, ...]:
 @pytest.mark.parametrize("symbolic", [False, True])
 def test_drawn_results_are_those_of_torch(symbolic: bool) -> None:
     draw, seen = random.Random(40 + symbolic), Counter[bool]()
-    for _ in range(120):
+    for _ in range(60 if symbolic else 160):
         call = drawn_call(draw)
         expected = result(call, symbolic)
         with patched(*SHAPES_OF_RESULTS), mock.patch.object(export, "_on_meta", wraps=export._on_meta) as shortcut:
@@ -314,4 +314,4 @@ def test_drawn_results_are_those_of_torch(symbolic: bool) -> None:
             assert set(found[-1]) <= set(expected[-1]), call
             found, expected = found[:-1], expected[:-1]
         assert found == expected, (call, [t.stride() for t in call[1] if isinstance(t, torch.Tensor)])
-    assert min(seen[True], seen[False]) > 20
+    assert min(seen[True], seen[False]) > 10
