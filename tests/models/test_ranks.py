@@ -15,7 +15,7 @@ from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.mesh import Parallel
 from costproof.ledger.node import Ledger
 from costproof.models.decoding.domain import CONFIG
-from costproof.models.decoding.plans import SPLIT_ALL, WHOLE_ATTENTION
+from costproof.models.decoding.sharding import SPLIT_ALL, WHOLE_ATTENTION
 from costproof.models.decoding.target import CausalTarget
 from costproof.models.registry import load_target
 from costproof.parametric.targets import count_ranks, evaluate_formulas

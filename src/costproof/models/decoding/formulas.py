@@ -40,8 +40,7 @@ from costproof.models.decoding.names import (
     row_kinds,
     sandwich_names,
 )
-from costproof.models.decoding.plans import SPLIT_ALL, ShardPlan
-from costproof.models.decoding.sharding import OF_OWN_TOKENS, Shards
+from costproof.models.decoding.sharding import OF_OWN_TOKENS, SPLIT_ALL, ShardPlan, Shards
 
 ALL_PROJECTIONS: Final[tuple[Projection, ...]] = ("q", "k", "v", "out")
 

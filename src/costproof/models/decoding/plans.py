@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from costproof.ledger.document import read_document, read_source
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from costproof.ledger.mesh import Mesh
-    from costproof.ledger.workload import Workload
-    from costproof.models.decoding.config import DecoderConfig
-    from costproof.models.decoding.formulas import DecoderStyle
 
 Layout = Literal["column", "row", "by_head", "vocabulary", "by_expert", "replicated"]
 """How the weights of a module lie on ranks.
@@ -345,128 +342,3 @@ def _error(plan: LayoutPlan, what: str, pattern: str, expected: str, got: str = 
 
 def _shown(paths: Mapping[str, str]) -> Iterable[str]:
     return (path.replace("{i}", "*") for role, path in paths.items() if role in _PLACES)
-
-
-Part = Literal["attention", "mlp", "experts", "shared", "embedding", "head"]
-"""A part of a decoder that a plan splits or leaves whole."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardPlan:
-    """Which parts of a decoder tensor parallelism splits; all others are whole on each rank.
-
-    Attention is split by head: q, k, v by columns and the output projection by rows. An MLP and an expert are split by
-    inner width: gate and up projections by columns, the down projection by rows. Embedding and output projection are
-    split by rows of the vocabulary. Norms, routers, and the projections to latents are never split.
-    """
-
-    name: str
-    source: str
-    split: frozenset[Part]
-    multiple: int = 1
-    """The vocabulary is padded to a multiple of this number."""
-    joint: bool = False
-    """Whether routed and shared experts are added on each rank, before one sum over ranks."""
-    sequence: bool = False
-    """Whether ranks share the tokens of a prompt between the split modules."""
-
-    def patterns(self) -> dict[str, str]:
-        """Return the plan in the form of transformers: module pattern -> layout, for the dense modules."""
-        layer = "model.layers.*"
-        found = {
-            "attention": {**dict.fromkeys((f"{layer}.self_attn.{x}_proj" for x in "qkv"), "colwise"),
-                          f"{layer}.self_attn.o_proj": "rowwise"},
-            "mlp": {f"{layer}.mlp.gate_proj": "colwise", f"{layer}.mlp.up_proj": "colwise",
-                    f"{layer}.mlp.down_proj": "rowwise"},
-            "experts": {f"{layer}.mlp.experts.gate_up_proj": "packed_colwise",
-                        f"{layer}.mlp.experts.down_proj": "rowwise", f"{layer}.mlp.experts": "moe_tp_experts"},
-            "shared": {f"{layer}.mlp.shared_experts.gate_proj": "colwise",
-                       f"{layer}.mlp.shared_experts.up_proj": "colwise",
-                       f"{layer}.mlp.shared_experts.down_proj": "rowwise"},
-            "embedding": {"model.embed_tokens": "embedding_rowwise"},
-            "head": {"lm_head": "colwise_gather_output"},
-        }  # fmt: skip
-        return {pattern: layout for part in found for pattern, layout in found[part].items() if part in self.split}
-
-
-_PARTS: Final[tuple[Part, ...]] = ("attention", "mlp", "experts", "shared", "embedding", "head")
-_SOURCE: Final = "transformers: base_model_tp_plan and _tp_plan of the class"
-SPLIT_ALL: Final = ShardPlan(OWN, _SOURCE, frozenset(_PARTS))
-WHOLE_ATTENTION: Final = ShardPlan(OWN, _SOURCE, frozenset(_PARTS) - {"attention"})
-HEAD_ONLY: Final = ShardPlan(OWN, _SOURCE, frozenset({"head"}))
-"""Plans of the classes of transformers."""
-
-
-def chosen_plan(
-    config: DecoderConfig, workload: Workload, own: ShardPlan, style: DecoderStyle, names: Mapping[str, str]
-) -> ShardPlan:
-    """Return the plan that a workload names, or that of the class.
-
-    Args:
-        own: plan of the class.
-        names: role -> module path.
-
-    Raises:
-        Problems: the plan does not fit the model.
-    """
-    text = workload.inputs.get(PLAN)
-    if text is None or workload.mesh.tp == 1:
-        return own
-    plan, mesh = named_plan(str(text)), workload.mesh
-    latent, routed = style.latent is not None, routed_layers(config)
-    absent: tuple[str, ...] = ()
-    if latent:
-        absent = ("k", "v", *(("q",) if getattr(config, "q_rank", 0) else ("q_down", "q_norm", "q_up")))
-    paths = {role: path for role, path in names.items() if role.removeprefix("text.layer.attention.") not in absent}
-    if any(routed):
-        experts = names["text.layer.experts"]
-        paths |= {"text.layer.experts.gate_up": f"{experts}.gate_up_proj"}
-        paths |= {"text.layer.experts.down": f"{experts}.down_proj"}
-    layers = {role: _layers_of(role, routed, style) for role, path in paths.items() if "{i}" in path}
-    paths = {role: path for role, path in paths.items() if layers.get(role, True)}
-    split = cast("frozenset[Part]", split_parts(plan, paths, layers, mesh))
-    problems: list[CostproofError] = []
-    if config.tied and len({"embedding", "head"} & split) == 1:
-        what = "embedding and output projection share one table, so they need one layout"
-        problems.append(BadInput(what, where=f"--{PLAN}", expected="vocabulary for both, or for none"))
-    key = plan.matching(names["text.layer.attention.k"].format(i=0)) if not latent else ()
-    if "attention" in split and config.kv_heads % mesh.tp and any(layout == "column" for _, layout in key):
-        what = "this layout makes no copies of key/value heads"
-        expected = f"a divisor of the {config.kv_heads} key/value heads, or by_head"
-        problems.append(BadInput(what, where=f"--{PLAN}, {key[0][0]}, --tp", expected=expected, got=mesh.tp))
-    if plan.sequence and (any(routed) or latent or workload.past):
-        what = "ranks that share tokens are counted only for dense decoders without latents, and without a past"
-        problems.append(BadInput(what, where=f"--{PLAN} {plan.name}", got=config.architecture))
-    elif plan.sequence and workload.text_tokens % mesh.tp:
-        what, expected = "ranks that share tokens must have equally many", f"a multiple of tp {mesh.tp}"
-        problems.append(BadInput(what, where="--text-tokens", expected=expected, got=workload.text_tokens))
-    multiple = plan.padding(mesh.tp)
-    if {"embedding", "head"} & split and padded(config.vocab, multiple) % mesh.tp and multiple > 1:
-        what = f"{plan.name} gives each rank equally many rows of the vocabulary, padded to a multiple of {multiple}"
-        problems.append(BadInput(what, where="--tp", got=mesh.tp,
-                                 expected=f"a divisor of {padded(config.vocab, multiple)}"))  # fmt: skip
-    if problems:
-        raise Problems("the plan does not fit this model", problems)
-    joint = plan.joint and style.shared_experts != 0
-    return ShardPlan(plan.name, plan.source, split, multiple, joint, plan.sequence)
-
-
-def routed_layers(config: DecoderConfig) -> tuple[bool, ...]:
-    """Return, for each layer, whether it has a mixture of experts."""
-    routed = getattr(config, "routed", None)
-    return routed() if routed is not None else (False,) * config.layers
-
-
-def _layers_of(role: str, routed: tuple[bool, ...], style: DecoderStyle) -> list[int]:
-    """Return the layers that have a module."""
-    mixture = role.startswith(("text.layer.experts", "text.layer.shared", "text.layer.router"))
-    if role.startswith("text.layer.shared") and style.shared_experts == 0:
-        return []
-    if mixture or role.startswith("text.layer.mlp."):
-        return [i for i, has in enumerate(routed) if has is mixture]
-    return [*range(len(routed))]
-
-
-def padded(size: int, multiple: int) -> int:
-    """Return a size, rounded up to a multiple."""
-    return -(-size // multiple) * multiple

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.mesh import PLAN, Mesh
+from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.decoder import text_config
 from costproof.models.decoding.plans import ROWS_ALONE, LayoutPlan, named_plan, styles_of
@@ -413,6 +414,16 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | No
 
 _RANK: Final = "_costproof_rank"
 """Attribute of a distributed model with its rank."""
+
+
+def refuse_values(workload: Workload, options: RunOptions) -> None:
+    """Check that a rank of several devices is not to run with values.
+
+    Raises:
+        Incomplete: it is.
+    """
+    if not workload.mesh.one and options.real:
+        raise Incomplete("a rank of several devices is counted without values", where="--run", expected="meta")
 
 
 def distributed(built: Built, workload: Workload) -> Built:

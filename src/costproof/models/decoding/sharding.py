@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 import sympy
 
 from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import sym
-from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.mesh import CP_PLAN, PLAN, Mesh, shard, stage_layers
-from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
-from costproof.models.decoding.plans import OWN, Part, ShardPlan, padded, routed_layers
+from costproof.models.decoding.plans import OWN, named_plan, split_parts
 
 if TYPE_CHECKING:
     from costproof.analytic.compose import ModulePart, StackCall
@@ -26,13 +25,136 @@ if TYPE_CHECKING:
     from costproof.models.decoding.config import DecoderConfig
     from costproof.models.decoding.formulas import DecoderStyle
 
+Part = Literal["attention", "mlp", "experts", "shared", "embedding", "head"]
+"""A part of a decoder that a plan splits or leaves whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """Which parts of a decoder tensor parallelism splits; all others are whole on each rank.
+
+    Attention is split by head: q, k, v by columns and the output projection by rows. An MLP and an expert are split by
+    inner width: gate and up projections by columns, the down projection by rows. Embedding and output projection are
+    split by rows of the vocabulary. Norms, routers, and the projections to latents are never split.
+    """
+
+    name: str
+    source: str
+    split: frozenset[Part]
+    multiple: int = 1
+    """The vocabulary is padded to a multiple of this number."""
+    joint: bool = False
+    """Whether routed and shared experts are added on each rank, before one sum over ranks."""
+    sequence: bool = False
+    """Whether ranks share the tokens of a prompt between the split modules."""
+
+    def patterns(self) -> dict[str, str]:
+        """Return the plan in the form of transformers: module pattern -> layout, for the dense modules."""
+        layer = "model.layers.*"
+        found = {
+            "attention": {**dict.fromkeys((f"{layer}.self_attn.{x}_proj" for x in "qkv"), "colwise"),
+                          f"{layer}.self_attn.o_proj": "rowwise"},
+            "mlp": {f"{layer}.mlp.gate_proj": "colwise", f"{layer}.mlp.up_proj": "colwise",
+                    f"{layer}.mlp.down_proj": "rowwise"},
+            "experts": {f"{layer}.mlp.experts.gate_up_proj": "packed_colwise",
+                        f"{layer}.mlp.experts.down_proj": "rowwise", f"{layer}.mlp.experts": "moe_tp_experts"},
+            "shared": {f"{layer}.mlp.shared_experts.gate_proj": "colwise",
+                       f"{layer}.mlp.shared_experts.up_proj": "colwise",
+                       f"{layer}.mlp.shared_experts.down_proj": "rowwise"},
+            "embedding": {"model.embed_tokens": "embedding_rowwise"},
+            "head": {"lm_head": "colwise_gather_output"},
+        }  # fmt: skip
+        return {pattern: layout for part in found for pattern, layout in found[part].items() if part in self.split}
+
+
+_PARTS: Final[tuple[Part, ...]] = ("attention", "mlp", "experts", "shared", "embedding", "head")
+_SOURCE: Final = "transformers: base_model_tp_plan and _tp_plan of the class"
+SPLIT_ALL: Final = ShardPlan(OWN, _SOURCE, frozenset(_PARTS))
+WHOLE_ATTENTION: Final = ShardPlan(OWN, _SOURCE, frozenset(_PARTS) - {"attention"})
+HEAD_ONLY: Final = ShardPlan(OWN, _SOURCE, frozenset({"head"}))
+"""Plans of the classes of transformers."""
+
+
+def chosen_plan(
+    config: DecoderConfig, workload: Workload, own: ShardPlan, style: DecoderStyle, names: Mapping[str, str]
+) -> ShardPlan:
+    """Return the plan that a workload names, or that of the class.
+
+    Args:
+        own: plan of the class.
+        names: role -> module path.
+
+    Raises:
+        Problems: the plan does not fit the model.
+    """
+    text = workload.inputs.get(PLAN)
+    if text is None or workload.mesh.tp == 1:
+        return own
+    plan, mesh = named_plan(str(text)), workload.mesh
+    latent, routed = style.latent is not None, _routed(config)
+    absent: tuple[str, ...] = ()
+    if latent:
+        absent = ("k", "v", *(("q",) if getattr(config, "q_rank", 0) else ("q_down", "q_norm", "q_up")))
+    paths = {role: path for role, path in names.items() if role.removeprefix("text.layer.attention.") not in absent}
+    if any(routed):
+        experts = names["text.layer.experts"]
+        paths |= {"text.layer.experts.gate_up": f"{experts}.gate_up_proj"}
+        paths |= {"text.layer.experts.down": f"{experts}.down_proj"}
+    layers = {role: _layers_of(role, routed, style) for role, path in paths.items() if "{i}" in path}
+    paths = {role: path for role, path in paths.items() if layers.get(role, True)}
+    split = cast("frozenset[Part]", split_parts(plan, paths, layers, mesh))
+    problems: list[CostproofError] = []
+    if config.tied and len({"embedding", "head"} & split) == 1:
+        what = "embedding and output projection share one table, so they need one layout"
+        problems.append(BadInput(what, where=f"--{PLAN}", expected="vocabulary for both, or for none"))
+    key = plan.matching(names["text.layer.attention.k"].format(i=0)) if not latent else ()
+    if "attention" in split and config.kv_heads % mesh.tp and any(layout == "column" for _, layout in key):
+        what = "this layout makes no copies of key/value heads"
+        expected = f"a divisor of the {config.kv_heads} key/value heads, or by_head"
+        problems.append(BadInput(what, where=f"--{PLAN}, {key[0][0]}, --tp", expected=expected, got=mesh.tp))
+    if plan.sequence and (any(routed) or latent or workload.past):
+        what = "ranks that share tokens are counted only for dense decoders without latents, and without a past"
+        problems.append(BadInput(what, where=f"--{PLAN} {plan.name}", got=config.architecture))
+    elif plan.sequence and workload.text_tokens % mesh.tp:
+        what, expected = "ranks that share tokens must have equally many", f"a multiple of tp {mesh.tp}"
+        problems.append(BadInput(what, where="--text-tokens", expected=expected, got=workload.text_tokens))
+    multiple = plan.padding(mesh.tp)
+    if {"embedding", "head"} & split and _padded(config.vocab, multiple) % mesh.tp and multiple > 1:
+        what = f"{plan.name} gives each rank equally many rows of the vocabulary, padded to a multiple of {multiple}"
+        problems.append(BadInput(what, where="--tp", got=mesh.tp,
+                                 expected=f"a divisor of {_padded(config.vocab, multiple)}"))  # fmt: skip
+    if problems:
+        raise Problems("the plan does not fit this model", problems)
+    joint = plan.joint and style.shared_experts != 0
+    return ShardPlan(plan.name, plan.source, split, multiple, joint, plan.sequence)
+
+
+def _routed(config: DecoderConfig) -> tuple[bool, ...]:
+    """Return, for each layer, whether it has a mixture of experts."""
+    routed = getattr(config, "routed", None)
+    return routed() if routed is not None else (False,) * config.layers
+
+
+def _layers_of(role: str, routed: tuple[bool, ...], style: DecoderStyle) -> list[int]:
+    """Return the layers that have a module."""
+    mixture = role.startswith(("text.layer.experts", "text.layer.shared", "text.layer.router"))
+    if role.startswith("text.layer.shared") and style.shared_experts == 0:
+        return []
+    if mixture or role.startswith("text.layer.mlp."):
+        return [i for i, has in enumerate(routed) if has is mixture]
+    return [*range(len(routed))]
+
+
+def _padded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
 
 def mesh_symbols(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> dict[str, int]:
     """Return the values of ``MESH_SYMBOLS`` for the counted rank; empty for one device."""
     mesh = workload.mesh
     if mesh.one:
         return {}
-    start, stop = shard(padded(config.vocab, plan.multiple), mesh.tp, mesh.coordinates(workload.rank).tp)
+    start, stop = shard(_padded(config.vocab, plan.multiple), mesh.tp, mesh.coordinates(workload.rank).tp)
     found = {"tp": mesh.tp, "ep": mesh.ep, "text_vocab_rank": stop - start}
     return found | ({"cp": mesh.cp, "cp_rank": mesh.coordinates(workload.rank).cp} if mesh.cp > 1 else {})
 
@@ -100,7 +222,7 @@ class Shards:
         """
         if role == "text.embedding" and self.tied:
             times = 1 if "head" in self.plan.split else self.mesh.tp
-            rows = padded(self.vocab, self.plan.multiple) if times == 1 else self.vocab
+            rows = _padded(self.vocab, self.plan.multiple) if times == 1 else self.vocab
             return times * rows * self.hidden, "tables of tied output projections on the last stage"
         return (self.mesh.tp - 1) * dict(self.biased).get(role, 0), "biases added after a sum over ranks"
 
@@ -156,10 +278,10 @@ class Shards:
 
     def padding_of(self, role: str, metric: str, cost: int) -> tuple[int, str]:
         """Return what the rows that pad the vocabulary add to a cost of one device, and its name."""
-        more = padded(self.vocab, self.plan.multiple) - self.vocab
+        more = _padded(self.vocab, self.plan.multiple) - self.vocab
         part = part_of(role)
-        split = part in ("embedding", "head") and part in self.plan.split and metric != "buffer_bytes"
-        return cost * more // self.vocab if split and more else 0, "padding of the vocabulary"
+        padded = part in ("embedding", "head") and part in self.plan.split and metric != "buffer_bytes"
+        return cost * more // self.vocab if padded and more else 0, "padding of the vocabulary"
 
     def of_part(self, size: Size, part: Part) -> Size:
         """Return a rank's share of heads or of an inner width."""
@@ -331,16 +453,6 @@ def _why_whole(role: str, part: Part | None, *, latent: bool) -> str:
     return "routers" if role.endswith(".router") else "norms" if "norm" in role else "tables of rotary embedding"
 
 
-def refuse_values(workload: Workload, options: RunOptions) -> None:
-    """Check that a rank of several devices is not to run with values.
-
-    Raises:
-        Incomplete: it is.
-    """
-    if not workload.mesh.one and options.real:
-        raise Incomplete("a rank of several devices is counted without values", where="--run", expected="meta")
-
-
 def refuse_ranks(workload: Workload) -> None:
     """Check that the live peak of a run on one device is asked for.
 
@@ -410,7 +522,7 @@ def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInp
     mesh, plan = workload.mesh, workload.inputs.get(CP_PLAN, "zigzag")
     parts = mesh.cp * (2 if plan == "zigzag" else 1)
     kinds = {"a window": any(config.windows()), "latents": getattr(config, "kv_rank", 0) > 0,
-             "experts": any(routed_layers(config))}  # fmt: skip
+             "experts": any(_routed(config))}  # fmt: skip
     found = [
         BadInput(f"ranks that share a sequence are not counted for layers with {kind}", where="--cp", expected="1",
                  got=mesh.cp)
@@ -436,7 +548,7 @@ def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInp
 def _divided(config: DecoderConfig) -> Iterator[tuple[str, int, Part]]:
     """Yield (name, size, part) of each width that tensor parallelism divides."""
     yield "attention heads", config.heads, "attention"
-    kinds = routed_layers(config)
+    kinds = _routed(config)
     if not all(kinds):
         yield "elements of an MLP's inner width", config.intermediate, "mlp"
     if any(kinds):

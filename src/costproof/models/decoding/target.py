@@ -27,15 +27,17 @@ from costproof.models.decoding.build import build
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
-from costproof.models.decoding.plans import SPLIT_ALL, ShardPlan, chosen_plan, given_plan
-from costproof.models.decoding.rank_model import as_rank, distributed, shard_for_export
+from costproof.models.decoding.plans import given_plan
+from costproof.models.decoding.rank_model import as_rank, distributed, refuse_values, shard_for_export
 from costproof.models.decoding.sharding import (
     MORE_AXES,
+    SPLIT_ALL,
+    ShardPlan,
     Shards,
+    chosen_plan,
     mesh_problems,
     mesh_symbols,
     refuse_ranks,
-    refuse_values,
 )
 from costproof.models.native import Native
 from costproof.models.specs import Built, ExportJob, Run, layers_cut

@@ -14,7 +14,7 @@ from costproof.models.config_reader import Section
 from costproof.models.decoding.config import number_of
 from costproof.models.decoding.formulas import DecoderStyle
 from costproof.models.decoding.latent import LatentConfig, LatentTarget, latent_style, latents_of
-from costproof.models.decoding.plans import WHOLE_ATTENTION, ShardPlan
+from costproof.models.decoding.sharding import WHOLE_ATTENTION, ShardPlan
 from costproof.weights.stored import Stored
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from costproof.models.decoding.formulas import (
 )
 from costproof.models.decoding.memory import decoder_tapes, row_tapes
 from costproof.models.decoding.names import STAGES
-from costproof.models.decoding.plans import ShardPlan
+from costproof.models.decoding.sharding import ShardPlan
 from costproof.models.decoding.target import CausalTarget
 from costproof.storage.scheme import CheckpointLayout
 

@@ -14,7 +14,7 @@ from costproof.models import settings
 from costproof.models.config_reader import Section
 from costproof.models.decoding.config import UNUSED_ROUTER_KEYS, MixtureConfig, experts_of, pattern_of
 from costproof.models.decoding.formulas import ALL_PROJECTIONS, DecoderStyle
-from costproof.models.decoding.plans import HEAD_ONLY, ShardPlan
+from costproof.models.decoding.sharding import HEAD_ONLY, ShardPlan
 from costproof.models.decoding.target import CausalTarget
 from costproof.models.target import Setting
 from costproof.weights.stored import Stored
