@@ -102,6 +102,52 @@ class AllGather:
 
 
 @layer
+class GatheredTokens:
+    """Gathers the tokens that n ranks route, each its own, to the experts of all, and returns to each its sums.
+
+    Every rank sends its hidden states [tokens, hidden], the numbers of the chosen experts [tokens, top_k] in 8 bytes,
+    and their weights to the n - 1 others, whatever the routing is. Its experts run on the tokens of all n ranks. A
+    reduce-scatter adds the results [n tokens, hidden] of all ranks; of each chunk n - 1 partial sums are sent:
+
+        own = tokens hidden item_bytes
+        all_gather: comm_payload_bytes = n (own + tokens top_k (8 + weight_item)), of which a rank sends n - 1 parts
+        reduce_scatter: comm_payload_bytes = n own, comm_bytes = (n - 1) own
+
+    The module is given, and returns, what one rank has. Unfused, the gather writes n parts, which the experts read, and
+    these write n parts, which the reduce-scatter reads; in the same way n parts of the weights are written and read.
+    Numbers of experts are integers, which do not count there.
+    """
+
+    name: ClassVar[str] = "gathered_tokens"
+    title: ClassVar[str] = "Exchange of tokens between ranks that share experts"
+    source: ClassVar[str] = (
+        "vLLM distributed.device_communicators.all2all (AgRsAll2AllManager, its default): all-gather, reduce-scatter"
+    )
+
+    tokens: Size
+    hidden: Size
+    top_k: Size
+    ranks: Size
+    item_bytes: Size
+    weight_item: Size
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        own = self.tokens * self.hidden * self.item_bytes
+        weights = self.tokens * self.top_k * self.weight_item
+        part = own + weights + 8 * self.tokens * self.top_k
+        return LayerCosts(
+            input_bytes=(1 - self.ranks) * (own + weights),
+            output_bytes=(1 - self.ranks) * own,
+            intermediate_bytes=self.ranks * (4 * own + 2 * weights),
+            exchanges={
+                "all_gather": Exchange(self.ranks * part, (self.ranks - 1) * part, 3),
+                "reduce_scatter": Exchange(self.ranks * own, (self.ranks - 1) * own),
+            },
+        )
+
+
+@layer
 class Joined:
     """Joins parts of a tensor of ``elements`` elements again, which plans do to give each part its own gradient.
 

@@ -67,6 +67,8 @@ class ExpertMixture:
     """Whether the kernel gathers weights for every row (see :class:`~costproof.analytic.experts.Experts`)."""
     held: Size | None = None
     """Number of experts that this device holds (default: all)."""
+    batches: Size = 1
+    """Number of ranks whose tokens these experts get; each rank routes its own."""
     looped: bool = False
     """Whether every expert is a module that runs in a loop; otherwise one kernel runs all on stacked weights."""
 
@@ -78,7 +80,7 @@ class ExpertMixture:
         return (
             ModulePart(role, self._around(rows, b)),
             ModulePart(f"{layer}.router", (router,)),
-            *self._experts(f"{layer}.experts", rows, b),
+            *self._experts(f"{layer}.experts", rows * self.batches, b),
             *(shared.parts(f"{layer}.shared", rows, b) if self.shared != 0 else ()),
         )
 

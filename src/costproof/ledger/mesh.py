@@ -21,6 +21,8 @@ from costproof.ledger.errors import BadInput
 
 RANK: Final = "rank"
 """Input of a workload: the rank that is counted, 0 by default."""
+EP_BATCHES: Final = "ep/tp"
+"""Group of ranks that share experts and have batches of their own (:meth:`Mesh.group`)."""
 ON_ONE_DEVICE: Final = {"tp": "1", "ep": "1", "text_vocab_rank": "text_vocab"}
 """Symbols of the formulas of a rank -> the formulas that they equal on one device."""
 
@@ -75,6 +77,11 @@ class Mesh:
         """Return the axes with more than one rank: ``tp 8, dp 2``."""
         return ", ".join(f"{axis} {n}" for axis in AXES if (n := getattr(self, axis)) > 1)
 
+    @property
+    def batches(self) -> int:
+        """Return how many batches the experts of a group along ``ep`` serve: 1 if its ranks are those of ``tp``."""
+        return max(1, self.ep // self.tp)
+
     def coordinates(self, rank: int) -> Coordinates:
         """Return the coordinates of a rank."""
         rest, tp = divmod(rank, self.tp)
@@ -83,10 +90,15 @@ class Mesh:
         return Coordinates(tp, rank % (self.world // self.pp) % self.ep, pp, dp, cp)
 
     def group(self, axis: str, rank: int) -> tuple[int, ...]:
-        """Return the ranks that a rank shares a group with along an axis, itself included, in ascending order."""
-        if axis == "ep":
+        """Return the ranks that a rank shares a group with along an axis, itself included, in ascending order.
+
+        Args:
+            axis: of the mesh, or ``ep/tp``: ranks along ``ep`` with equal indices along ``tp``, one for each batch.
+        """
+        if axis in ("ep", EP_BATCHES):
             first = rank - self.coordinates(rank).ep
-            return tuple(range(first, first + self.ep))
+            every = tuple(range(first, first + self.ep))
+            return every if axis == "ep" else every[rank % self.tp :: self.tp]
         step = {"tp": 1, "cp": self.tp, "dp": self.tp * self.cp, "pp": self.tp * self.cp * self.dp}[axis]
         first = rank - step * int(getattr(self.coordinates(rank), axis))
         return tuple(first + step * i for i in range(getattr(self, axis)))
@@ -158,7 +170,7 @@ class Collectives:
     kind: str
     """One of ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all`` and ``send``."""
     group: str
-    """Axis of the mesh."""
+    """Axis of the mesh, or ``ep/tp`` (:meth:`Mesh.group`)."""
     ranks: tuple[int, ...]
     """Ranks of the group, the counted one included."""
     dtype: str

@@ -110,11 +110,14 @@ class Sharing(Protocol):
     def origin(self) -> str:
         """Return the origin of the plan."""
 
-    def axis_of(self, role: str) -> str:
-        """Return the axis of the mesh whose ranks a module exchanges results with."""
+    def axis_of(self, role: str, kind: str) -> str:
+        """Return the group of the mesh in which a module runs a kind of collective (:meth:`Mesh.group`)."""
 
     def held_by(self, role: str, metric: Metric) -> tuple[int, str]:
         """Return how many times ranks with one batch have a cost of one device, and why if several do."""
+
+    def copies_of_batches(self, role: str) -> int:
+        """Return how many groups of ranks, each with all of a module, share the batch."""
 
     def added_on_each(self, role: str) -> tuple[int, str]:
         """Return elements of a module's parameters that each rank has whole though others are split, and what."""

@@ -133,7 +133,7 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
     found: dict[tuple[str, str, str, str, str], list[CostNode]] = {}
     for n in ledger.nodes:
         if n.cost("messages"):
-            place = (n.stage, n.invocation, n.kind, sharing.axis_of(n.role), folded_path(n.module))
+            place = (n.stage, n.invocation, n.kind, sharing.axis_of(n.role, n.kind), folded_path(n.module))
             found.setdefault(place, []).append(n)
     for (stage, call, kind, axis, module), nodes in found.items():
         count, payload, sent = (sum(n.cost(m) or 0 for n in nodes) for m in _EXCHANGED)
@@ -145,16 +145,18 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
     """Yield what ranks have more than one device: copies along ``tp`` by cause, and copies along ``dp``."""
     item = FLOAT_BYTES[workload.dtype]
     for stage, metric in (*(("", m) for m in HELD), *((s, m) for s in one.stages for m in DONE)):
-        if (whole := one.stage_total(stage, metric) if stage else one.total(metric)) is None:
+        if (one.stage_total(stage, metric) if stage else one.total(metric)) is None:
             continue
         copies: Counter[str] = Counter()
         for node in bearing((n for n in one.nodes if not stage or n.stage == stage), metric):
-            times, why = sharing.held_by(node.role, metric)
+            cost, (times, why) = node.cost(metric) or 0, sharing.held_by(node.role, metric)
             more, bias = sharing.added_on_each(node.role) if metric in ("params", "weight_bytes") else (0, "")
-            copies[why] += (times - 1) * (node.cost(metric) or 0)
-            copies[bias] += (workload.mesh.tp - 1) * more * (item if metric == "weight_bytes" else 1)
-        if not stage:
-            copies[DATA_COPIES] += (workload.mesh.dp - 1) * (whole + copies.total())
+            added = (workload.mesh.tp - 1) * more * (item if metric == "weight_bytes" else 1)
+            copies[why] += (times - 1) * cost
+            copies[bias] += added
+            if not stage:
+                again = sharing.copies_of_batches(node.role) - 1
+                copies[DATA_COPIES] += again * (times * cost + added)
         for what, amount in copies.items():
             if amount:
                 yield Duplicate(what, stage, metric, amount, amount if metric.endswith("_bytes") else 0)

@@ -385,7 +385,7 @@ def _mixtures(
 ) -> dict[int, ExpertMixture]:
     """Return layer index -> mixture of experts; all mixtures of a decoder are equal.
 
-    Branches: ranks that share experts hold a part of them.
+    Branches: ranks that share experts hold a part of them, and those with batches of their own gather the tokens.
     """
     if style.routing is None:
         return {}
@@ -394,6 +394,7 @@ def _mixtures(
         width=sym("text_hidden"),
         inner=shards.of_part(sym("text_moe"), "experts"),
         held=sym("text_experts") / sym("ep") if workload.mesh.ep > 1 else None,
+        batches=sym("ep") / sym("tp") if workload.mesh.batches > 1 else 1,
         experts=sym("text_experts"),
         top_k=sym("text_topk"),
         function=config.activation,

@@ -14,7 +14,7 @@ import sympy
 
 from costproof.algebra.symbols import sym
 from costproof.ledger.errors import BadInput
-from costproof.ledger.mesh import Mesh, shard
+from costproof.ledger.mesh import EP_BATCHES, Mesh, shard
 from costproof.ledger.workload import Workload
 
 if TYPE_CHECKING:
@@ -109,9 +109,13 @@ class Shards:
         """Return the origin of the plan."""
         return self.plan.source
 
-    def axis_of(self, role: str) -> str:
-        """Return the axis of the mesh whose ranks a module exchanges results with."""
-        return "ep" if role == "text.layer.experts" and self.mesh.ep > 1 else "tp"
+    def axis_of(self, role: str, kind: str) -> str:
+        """Return the group of the mesh in which a module runs a kind of collective."""
+        if role != "text.layer.experts" or self.mesh.ep == 1:
+            return "tp"
+        if self.mesh.batches == 1:
+            return "ep"
+        return "tp" if kind == "all_reduce" else EP_BATCHES
 
     def added_on_each(self, role: str) -> tuple[int, str]:
         """Return the elements of a bias that each rank has whole, and its name; 0 if there is none."""
@@ -161,6 +165,11 @@ class Shards:
         """Return the rows of the vocabulary that a rank holds in a part, ``embedding`` or ``head``."""
         return sym("text_vocab_rank") if self.mesh.tp > 1 and part in self.plan.split else sym("text_vocab")
 
+    def copies_of_batches(self, role: str) -> int:
+        """Return how many groups of ranks, each with all of a module, share the batch: ``dp``, for experts fewer."""
+        shared = part_of(role) == "experts" and self.mesh.ep > 1
+        return self.mesh.dp // self.mesh.batches if shared else self.mesh.dp
+
     def _of_experts(self, metric: str) -> tuple[int, str]:
         """Return as :meth:`held_by` for experts, each of which one rank of a group has whole."""
         if metric == "flops":
@@ -182,17 +191,18 @@ class Shards:
             positions: positions per sequence that get logits.
             one_row: whether a single position gets logits.
         """
-        if self.mesh.tp == 1:
+        if self.mesh.tp == self.mesh.ep == 1:
             yield from parts
             return
-        from costproof.analytic.collectives import AllGather, AllReduce, Joined, MaskedRows
+        from costproof.analytic.collectives import AllGather, AllReduce, GatheredTokens, Joined, MaskedRows
         from costproof.analytic.experts import ClampedExperts, Experts
         from costproof.analytic.linear import Linear
 
         ranks, width, b = sym("tp"), sym("text_hidden"), call.item_bytes
-        reduced = {role for role, part in _REDUCED.items() if part in self.plan.split}
+        split = self.plan.split if self.mesh.tp > 1 else frozenset[Part]()
+        reduced = {role for role, part in _REDUCED.items() if part in split}
         reduced |= {"text.layer.experts"} if self.mesh.ep > 1 else set()
-        latent = self.latent and "attention" in self.plan.split
+        latent = self.latent and "attention" in split
         for part in parts:
             if part.role.endswith(".kv_down") and latent:
                 yield replace(
@@ -202,12 +212,15 @@ class Shards:
                 first, *others = part.layers
                 bias = width if isinstance(first, Linear) and first.bias else 0
                 own = (replace(first, bias=False),) if isinstance(first, Linear) else (first,)
-                added = AllReduce(call.rows * width, ranks, b, bias, masked=part.role == "text.embedding")
                 if isinstance(first, Experts | ClampedExperts) and self.mesh.ep > 1:
                     item = first.weight_item if isinstance(first, Experts) else b
                     others.append(MaskedRows(first.rows, width, first.intermediate, b, item, first.batched))
-                yield replace(part, layers=(*own, *others, added))
-            elif part.role == "lm_head" and "head" in self.plan.split:
+                    if self.mesh.batches > 1:
+                        others.append(GatheredTokens(call.rows, width, first.top_k, sym("ep") / ranks, b, item))
+                if self.mesh.tp > 1:
+                    others.append(AllReduce(call.rows * width, ranks, b, bias, masked=part.role == "text.embedding"))
+                yield replace(part, layers=(*own, *others))
+            elif part.role == "lm_head" and "head" in split:
                 own_rows = self.vocabulary("head")
                 gather = AllGather(call.batch * positions, sym("text_vocab"), own_rows, ranks, b, one_row)
                 yield replace(part, layers=(*part.layers, gather))
@@ -284,9 +297,9 @@ def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) ->
     if workload.batch < mesh.dp:
         what = "there are fewer sequences than data-parallel ranks"
         found.append(BadInput(what, where="--batch", expected=f"at least {mesh.dp}", got=workload.batch))
-    if mesh.ep not in (1, mesh.tp):
-        what = "experts are counted over the ranks that share weights, so far"
-        found.append(BadInput(what, where="--ep", expected=f"1, or tp {mesh.tp}", got=mesh.ep))
+    if mesh.batches > 1 and workload.batch % mesh.dp:
+        what = "ranks that gather each other's tokens need equal batches"
+        found.append(BadInput(what, where="--batch", expected=f"a multiple of dp {mesh.dp}", got=workload.batch))
     if mesh.ep > 1:
         experts = getattr(config, "experts", 0)
         if not experts or experts % mesh.ep:
