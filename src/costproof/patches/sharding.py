@@ -6,6 +6,7 @@ tensors that have no values.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,13 +17,16 @@ from costproof.ledger.errors import BadInput, Incomplete, first_line
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
 
 NOTE: Final = (
     "operators are recorded at the dispatcher, since TorchLens sees distributed tensors in the size of the whole model"
 )
 """Note on the run of a model that transformers has distributed."""
 AXIS: Final = "tp"
-"""Name of the dimension of the mesh."""
+"""Name of the dimension of the mesh whose ranks have the same tokens."""
+BATCHES: Final = "batches"
+"""Name of the dimension whose ranks have tokens of their own and share experts."""
 Plan = Mapping[str, str]
 """Path of a module or a parameter -> name of a style of transformers."""
 
@@ -71,7 +75,8 @@ def plans_of(model: nn.Module, tensor: int, expert: int) -> tuple[Plan, Plan]:
         raise Incomplete("the model has no plan of transformers for several devices", got=type(model).__name__)
     try:
         with _quiet():
-            found = resolve(DistributedConfig(tp_size=tensor, ep_size=expert))
+            batches = max(1, expert // tensor)
+            found = resolve(DistributedConfig(tp_size=tensor, ep_size=expert, fsdp_size=batches))
     except ValueError as error:
         raise Incomplete("transformers cannot distribute this model", got=first_line(error)) from error
     return found[0], found[1]
@@ -103,17 +108,18 @@ class _SplitParameter:
 class Distributed:
     """A model that transformers has distributed: outside of :meth:`running` its parameters are plain local tensors."""
 
-    def __init__(self, model: nn.Module, plans: tuple[Plan, Plan], ranks: int, rank: int) -> None:
-        self.ranks, self.rank = ranks, rank
-        with fake_group(ranks, rank):
-            self._held = tuple(_distribute(model, ranks, plans))
+    def __init__(self, model: nn.Module, plans: tuple[Plan, Plan], ranks: int, rank: int, batches: int = 1) -> None:
+        self.rank, self.sizes = rank, (batches, ranks)
+        with fake_group(ranks * batches, rank):
+            self._held = tuple(_distribute(model, plans, _meshes(*self.sizes)))
         for one in self._held:
             one.module._parameters[one.name] = one.local
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Run the model as its rank while the block runs."""
-        with fake_group(self.ranks, self.rank):
+        with fake_group(math.prod(self.sizes), self.rank):
+            _meshes(*self.sizes)  # makes the groups again, by the same names
             for one in self._held:
                 one.module._parameters[one.name] = one.distributed
             try:
@@ -123,14 +129,81 @@ class Distributed:
                     one.module._parameters[one.name] = one.local
 
 
-def _distribute(model: nn.Module, ranks: int, plans: tuple[Plan, Plan]) -> Iterator[_SplitParameter]:
-    import torch
+def _meshes(batches: int, ranks: int) -> tuple[DeviceMesh, DeviceMesh]:
+    """Return torch's meshes of the ranks with this rank's batch, and of all that share its experts."""
     from torch.distributed.device_mesh import init_device_mesh
+
+    if batches == 1:
+        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=(AXIS,))
+        return mesh, mesh
+    both = init_device_mesh("cpu", (batches, ranks), mesh_dim_names=(BATCHES, AXIS))
+    return both[AXIS], both._flatten("experts")
+
+
+class GatheringExperts:
+    """Runs the experts of this rank on the tokens of all ranks that share them, whatever the routing is.
+
+    An implementation of expert parallelism in the form of transformers' ``EPImplementation``, which has none of ranks
+    with batches of their own whose sizes do not depend on values. Ranks with the same place along ``tp`` gather their
+    tokens, mask the rows of each other's experts, and add and scatter the results.
+    """
+
+    def __init__(self, experts: Any, ep_mesh: Any, tp_mesh: Any) -> None:
+        import torch.distributed as dist
+
+        self.forward, self.held = experts.forward, int(experts.num_experts)
+        self.everyone, self.alike = ep_mesh, tp_mesh
+        every = dist.get_process_group_ranks(ep_mesh.get_group())
+        self.place = every.index(dist.get_rank())
+        self.batches = len(every) // tp_mesh.size()
+
+    def __call__(self, hidden: Any, chosen: Any, weights: Any) -> Any:
+        import torch
+        import torch.distributed as dist
+
+        group = self._batches()
+        gathered = []
+        for part in (hidden, chosen, weights):
+            joined = part.new_empty((self.batches * part.shape[0], *part.shape[1:]))
+            dist.all_gather_into_tensor(joined, part.contiguous(), group=group)
+            gathered.append(joined)
+        tokens, ids, scores = gathered
+        first = self.place * self.held
+        foreign = (ids < first) | (ids >= first + self.held)
+        sums = self.forward(tokens, (ids - first).masked_fill(foreign, self.held), scores.masked_fill(foreign, 0.0))
+        own = torch.empty_like(hidden)
+        dist.reduce_scatter_tensor(own, sums.contiguous(), group=group)
+        if self.alike.size() > 1:
+            dist.all_reduce(own, group=self.alike.get_group())
+        return own
+
+    def _batches(self) -> Any:
+        root = self.everyone._get_root_mesh()
+        return root[BATCHES].get_group()
+
+
+@contextmanager
+def _registered() -> Iterator[str]:
+    """Let transformers know :class:`GatheringExperts` by a name while the block runs."""
+    from transformers.distributed.expert_parallel import EPImplementationInterface
+
+    name = "costproof_gather"
+    known = EPImplementationInterface._global_mapping
+    known[name] = GatheringExperts
+    try:
+        yield name
+    finally:
+        del known[name]
+
+
+def _distribute(
+    model: nn.Module, plans: tuple[Plan, Plan], meshes: tuple[DeviceMesh, DeviceMesh]
+) -> Iterator[_SplitParameter]:
+    import torch
     from torch.distributed.tensor import DTensor
     from transformers.distributed.expert_parallel import apply_expert_parallelism
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=(AXIS,))
     tensor, expert = plans
     # As from_pretrained, which ties parameters only behind the distribution.
     first: dict[int, tuple[nn.Module, str]] = {}
@@ -146,9 +219,11 @@ def _distribute(model: nn.Module, ranks: int, plans: tuple[Plan, Plan]) -> Itera
                 first[id(parameter)] = module, name
     try:
         if tensor:
-            apply_tensor_parallelism(model, mesh, dict(tensor))
+            apply_tensor_parallelism(model, meshes[0], dict(tensor))
         if expert:
-            apply_expert_parallelism(model, mesh, mesh, dict(expert))
+            with _registered() as name:
+                form = "auto" if meshes[0].size() == meshes[1].size() else name
+                apply_expert_parallelism(model, meshes[1], meshes[0], dict(expert), ep_implementation=form)
     except ValueError as error:
         raise Incomplete("transformers cannot distribute this model", got=first_line(error)) from error
     for module, name, (owner, first_name) in tied:

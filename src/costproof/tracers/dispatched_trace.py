@@ -40,6 +40,7 @@ _GROUPS: Final = ("c10d", "_c10d_functional", "_dtensor")
 _WHOLE: Final[Mapping[str, Any]] = {
     "linear": torch.ops.aten.linear.default,
     "scaled_dot_product_attention": torch.ops.aten.scaled_dot_product_attention.default,
+    "repeat_interleave": torch.ops.aten.repeat_interleave.self_int,
     "matmul": torch.ops.aten.matmul.default,
     "__matmul__": torch.ops.aten.matmul.default,
 }

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 GROUP: Final = "tp"
 """Prefix of the name of the group in exported collectives; behind a colon follows its number of ranks."""
+BATCHES: Final = "ep/tp"
+"""The same of ranks that share experts and have batches of their own."""
 _WHOLE: Final = frozenset({
     "replicate", "replicated_with_grad_allreduce", "local_params", "mla_kv_a_proj", "all_reduce", "moe_identity_expert",
     "moe_tp_experts", "ep_dispatch_experts",
@@ -37,6 +39,8 @@ class Share:
     ranks: int
     rank: int
     size: int = 0
+    batches: int = 1
+    """Ranks that have tokens of their own among those that share experts."""
 
     @property
     def chunk(self) -> int:
@@ -50,22 +54,30 @@ class Share:
         return first, min(first + self.chunk, self.size)
 
 
-def shard(model: nn.Module, plans: tuple[Plan, Plan], ranks: int, rank: int) -> None:
+def shard(model: nn.Module, plans: tuple[Plan, Plan], ranks: int, rank: int, batches: int = 1) -> None:
     """Replace the parameters of a model by the parts that one rank holds, and let its modules run the collectives.
+
+    Args:
+        plans: for the ranks of a group along ``tp``, and for those that share experts.
+        ranks: of a group along ``tp``.
+        rank: among those that share experts.
+        batches: groups along ``tp``, each with a batch of its own, that share experts.
 
     Raises:
         Incomplete: a plan has a style that is not known here, or experts that the ranks do not divide.
     """
     modules, parameters = dict(model.named_modules()), dict(model.named_parameters(remove_duplicate=False))
     made: dict[int, nn.Parameter] = {}
+    tensor, expert = Share("", ranks, rank % ranks), Share("", ranks * batches, rank, batches=batches)
     for name, style in {**plans[0], **plans[1]}.items():
         owner, _, leaf = name.rpartition(".")
+        share = replace(expert if name in plans[1] else tensor, style=style)
         if name in parameters:
-            _split(modules[owner], leaf, Share(style, ranks, rank), made)
+            _split(modules[owner], leaf, share, made)
         else:
             if style == "mla_kv_a_proj":
                 modules[name]._rope_width = text_config(model).qk_rope_head_dim
-            _join(modules[name], Share(style, ranks, rank))
+            _join(modules[name], share)
 
 
 def _split(module: nn.Module, leaf: str, share: Share, made: dict[int, nn.Parameter]) -> None:
@@ -222,15 +234,32 @@ def _dispatched(
 ) -> torch.Tensor:
     """Run the experts of this rank on the tokens that chose them, and add the results of all ranks.
 
-    A token's choice of another rank's expert gets a number behind the last expert, and weight 0.
+    A token's choice of another rank's expert gets a number behind the last expert, and weight 0. Ranks with batches of
+    their own first gather the tokens of all, and each gets back the sums of its own.
     """
     import torch
 
     own = module.num_experts
+    if share.batches > 1:
+        value, chosen, weights = (_all_gather_first(x, share.batches) for x in (value, chosen, weights))
     elsewhere = (chosen // own) != share.rank
     here = torch.where(elsewhere, own, chosen % own)
     result = inner(module, value, here, weights.masked_fill(elsewhere, 0.0))
-    return _all_reduce(result, share).to(value.dtype)
+    if share.batches > 1:
+        ops = torch.ops._c10d_functional
+        group = f"{BATCHES}:{share.batches}"
+        result = ops.wait_tensor(ops.reduce_scatter_tensor(result, "sum", share.batches, group))
+    alike = replace(share, ranks=share.ranks // share.batches)
+    return (_all_reduce(result, alike) if alike.ranks > 1 else result).to(value.dtype)
+
+
+def _all_gather_first(value: torch.Tensor, batches: int) -> torch.Tensor:
+    """Return the parts of all ranks [rows, ..] one behind the other [batches rows, ..]."""
+    import torch
+
+    ops = torch.ops._c10d_functional
+    every: torch.Tensor = ops.wait_tensor(ops.all_gather_into_tensor(value, batches, f"{BATCHES}:{batches}"))
+    return every
 
 
 _FORWARDS: Final[Mapping[str, Callable[..., Any]]] = {
@@ -255,10 +284,10 @@ def shard_for_export(model: nn.Module, mesh: Mesh, rank: int) -> nn.Module:
     Raises:
         Incomplete: the mesh or the plan is not one that a graph can count.
     """
-    if mesh.tp > 1:
-        plans, own = _plans(model, mesh), mesh.coordinates(rank).tp
-        _copy_heads(model, plans[0], mesh.tp, own)
-        shard(model, plans, mesh.tp, own)
+    if mesh.tp > 1 or mesh.ep > 1:
+        plans, at = plans_of(model, mesh.tp, mesh.ep), mesh.coordinates(rank)
+        _copy_heads(model, plans[0], mesh.tp, at.tp)
+        shard(model, plans, mesh.tp, at.ep if mesh.batches > 1 else at.tp, mesh.batches)
         _fit_heads(model, plans[0], mesh.tp)
     return model
 
@@ -269,27 +298,18 @@ def distribute_for_run(model: nn.Module, mesh: Mesh, rank: int) -> Distributed |
     Raises:
         Incomplete: transformers cannot run this model on this mesh.
     """
-    if mesh.tp == 1:
+    if mesh.tp == mesh.ep == 1:
         return None
-    plans = _plans(model, mesh)
+    plans, at = plans_of(model, mesh.tp, mesh.ep), mesh.coordinates(rank)
     if not _splits_evenly(model, plans[0], mesh.tp):
         raise Incomplete(
             "transformers cannot split fewer key/value heads than ranks (its issue 48307)",
             where="--tp", expected=f"a divisor of {kv_heads(model)}", got=mesh.tp,
             fix="--sources analytic,static, which give a rank a copy of one head",
         )  # fmt: skip
-    found = Distributed(model, plans, mesh.tp, mesh.coordinates(rank).tp)
+    found = Distributed(model, plans, mesh.tp, at.ep if mesh.batches > 1 else at.tp, mesh.batches)
     _fit_heads(model, plans[0], mesh.tp)
     return found
-
-
-def _plans(model: nn.Module, mesh: Mesh) -> tuple[Plan, Plan]:
-    if mesh.ep not in (1, mesh.tp):
-        raise Incomplete(
-            "between ranks with batches of their own, how many tokens each sends depends on the routing, which has no "
-            "values here", where="--ep", expected=f"1 or {mesh.tp}, as --tp", got=mesh.ep, fix="--sources analytic",
-        )  # fmt: skip
-    return plans_of(model, mesh.tp, mesh.ep)
 
 
 def kv_heads(model: nn.Module) -> int:
