@@ -139,6 +139,30 @@ def test_data_parallel_ranks_share_the_batch() -> None:
     assert data == 2 * (one + norms)
 
 
+def test_experts_over_batches_by_hand() -> None:
+    """DeepSeek-V3 on 8 ranks with a prompt of one token each: attention is whole, of 256 experts a rank has 32.
+
+    In 58 layers a rank sends 7 copies of the token, of 7,168 x 2 bytes, with 8 numbers and 8 float32 weights, and 7
+    partial sums of others' tokens. Its experts get 8 tokens x 8 choices, most of them of other ranks' experts.
+    """
+    found = ranks(target("deepseek-v3"), dp=8, ep=8, batch=8)
+    assert [row.ranks for row in found.ranks] == [tuple(range(8))]
+    sent = {c.kind: (c.group, c.count, c.bytes, c.sent_bytes, c.dtype) for c in found.collectives}
+    each = 14_336 + 8 * (8 + 4)
+    assert sent == {
+        "all_gather": ("ep/tp", 58 * 3, 58 * 8 * each, 58 * 7 * each, "bfloat16, int64, float32"),
+        "reduce_scatter": ("ep/tp", 58, 58 * 8 * 14_336, 58 * 7 * 14_336, "bfloat16"),
+    }
+    (row,) = found.ranks
+    one, experts = found.one_device[""]["params"], 58 * 256 * 3 * 7168 * 2048
+    assert row.stages["prefill"]["params"] == one - experts + experts // 8
+    assert row.stages["prefill"]["kv_cache_bytes"] == 70_272
+    copies = {(d.what, d.stage, d.metric): d.amount for d in found.duplicates}
+    assert copies["copies of data-parallel ranks", "", "params"] == 7 * (one - experts)
+    passed = 58 * 8 * 8 * 6 * 7168 * 2048  # of 8 tokens on one device
+    assert copies["rows of experts of other ranks, which the kernel gets and skips", "prefill", "flops"] == 7 * passed
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sums_over_ranks_of_random_configurations(family: str) -> None:
     """Ranks sum to one device and the copies that the plan names, which are worked out without local widths."""
@@ -149,6 +173,8 @@ def test_sums_over_ranks_of_random_configurations(family: str) -> None:
         drawn = model.drawn(sizes, rng)
         small: Any = drawn[0] if drawn is not None else None
         run = {"tp": rng.choice((2, 3, 4)), "dp": rng.choice((1, 2)), "batch": rng.randint(2, 4), "text_tokens": 3}
+        if getattr(small.config, "experts", 0) and counted % 2:
+            run |= {"tp": rng.choice((1, 2)), "dp": 4, "batch": 4, "ep": rng.choice((2, 4, 8))}
         try:
             found = ranks(small, **run, new_tokens=1)
         except Problems:
@@ -192,6 +218,9 @@ def test_plans_are_those_of_transformers() -> None:
         ("llama", {"tp": 2, "rank": 2}, "--rank"),
         ("llama", {"dp": 2}, "--batch"),
         ("llama", {"tp": 2, "ep": 2}, "--ep"),
+        ("mixtral", {"dp": 2, "ep": 2, "batch": 3}, "--batch"),
+        ("mixtral", {"dp": 3, "ep": 3, "batch": 3}, "--ep"),
+        ("mixtral", {"dp": 4, "ep": 3, "batch": 4}, "--ep"),
         ("llama", {"rank": 1}, "--rank"),
     ],
 )
@@ -270,6 +299,8 @@ AGREE: Final[tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]] = (
     ("llama", {**_SMALL, "attention_bias": True, "mlp_bias": True}, {"tp": 4, "rank": 3, "attention": "eager"}),
     ("deepseek-v2", _LATENT, {"tp": 4, "rank": 3, "batch": 2}),
     ("qwen3-moe", _MIXED, {"tp": 4, "ep": 4, "experts": "batched_mm", "dp": 2, "batch": 3}),
+    ("qwen3-moe", _MIXED, {"dp": 4, "ep": 4, "batch": 4, "rank": 1}),
+    ("deepseek-v2", _LATENT, {"tp": 2, "dp": 2, "ep": 4, "batch": 4, "rank": 2}),
 )
 
 

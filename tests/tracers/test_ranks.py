@@ -150,6 +150,10 @@ CASES: Final = {
     "experts by expert": ("mixtral", {}, {"tp": 4, "ep": 4, "rank": 1}),
     "only the head": ("gpt-oss", {}, {"tp": 4, "rank": 3}),
     "latents": ("deepseek-v3", LATENT, {"tp": 2, "ep": 2, "rank": 1}),
+    "experts over batches": ("qwen3-moe", {}, {"dp": 2, "ep": 2, "rank": 1, "experts": "batched_mm"}),
+    "experts over tp and batches": ("mixtral", {}, {"tp": 2, "dp": 2, "ep": 4, "rank": 2}),
+    "two groups of batches": ("gpt-oss", {}, {"dp": 4, "ep": 2, "batch": 4, "rank": 3}),
+    "latents over batches": ("deepseek-v3", LATENT, {"tp": 2, "dp": 2, "ep": 4, "rank": 3}),
 }
 
 
@@ -186,11 +190,26 @@ def test_ranks_with_a_copy_of_a_head() -> None:
 
 
 def test_experts_over_ranks_with_batches_of_their_own() -> None:
-    target = small("mixtral", layers=1)
-    work = replace(workload(target, tp=2, new_tokens=0), inputs={"tp": 2, "dp": 2, "ep": 4})
-    for source in (static_ledger, dynamic_ledger):
-        with pytest.raises(Incomplete, match="routing"):
-            source(target, work)
+    """Four ranks, tp 2 and dp 2, each with one prompt of 20 tokens, share 8 experts; a token chooses 2.
+
+    Ranks 0 and 2 gather two parts of hidden states of 64 x 2 bytes, two numbers of 8 bytes and two weights of 2 bytes
+    for each token, and scatter sums of 40 tokens; then ranks 0 and 1 add up theirs. All 80 pairs of a token and an
+    expert pass the products of a rank, 3 of 2 x 64 x 32 FLOPs each, though it has two of the experts.
+    """
+    target = small("mixtral", layers=1, intermediate=32)
+    work = workload(target, tp=2, dp=2, ep=4, new_tokens=0)
+    expected = {
+        "all_gather": (20 * (128 + 16 + 4), 2 * 20 * (128 + 16 + 4), 3),
+        "reduce_scatter": (20 * 128, 2 * 20 * 128, 1),
+        "all_reduce": (20 * 128, 20 * 128, 1),
+    }
+    for ledger in (static_ledger(target, work), dynamic_ledger(target, work).ledger):
+        mine = {kind: found for (_, module, kind), found in collectives(ledger).items() if "experts" in module}
+        assert mine == expected
+        flops = [n.cost("flops") or 0 for n in ledger.nodes if n.module.endswith("experts") and "flops" in n.costs]
+        assert sum(flops) == 80 * 3 * 2 * 64 * 32
+        held = [n.cost("params") for n in ledger.nodes if n.module.endswith("experts") and "params" in n.costs]
+        assert held == [2 * 3 * 64 * 32]
 
 
 def test_tools_that_lose_collectives_are_refused() -> None:

@@ -174,7 +174,7 @@ class Collectives:
     ranks: tuple[int, ...]
     """Ranks of the group, the counted one included."""
     dtype: str
-    """Dtype on the wire."""
+    """Dtype on the wire; of several kinds of tensors, their dtypes separated by commas."""
     count: int
     bytes: int
     """Bytes of the full tensors of all of them."""

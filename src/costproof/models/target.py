@@ -119,6 +119,9 @@ class Sharing(Protocol):
     def copies_of_batches(self, role: str) -> int:
         """Return how many groups of ranks, each with all of a module, share the batch."""
 
+    def further_dtypes(self, axis: str, kind: str) -> tuple[str, ...]:
+        """Return the dtypes, other than the run's, of tensors in a kind of collective in a group."""
+
     def added_on_each(self, role: str) -> tuple[int, str]:
         """Return elements of a module's parameters that each rank has whole though others are split, and what."""
 

@@ -138,7 +138,8 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
     for (stage, call, kind, axis, module), nodes in found.items():
         count, payload, sent = (sum(n.cost(m) or 0 for n in nodes) for m in _EXCHANGED)
         ranks = workload.mesh.group(axis, workload.rank)
-        yield Collectives(stage, call, kind, axis, ranks, workload.dtype, count, payload, sent, module)
+        dtype = ", ".join((workload.dtype, *sharing.further_dtypes(axis, kind)))
+        yield Collectives(stage, call, kind, axis, ranks, dtype, count, payload, sent, module)
 
 
 def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[Duplicate]:

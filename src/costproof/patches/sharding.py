@@ -161,25 +161,24 @@ class GatheringExperts:
         import torch
         import torch.distributed as dist
 
-        group = self._batches()
+        # torch 2.13 has new names and warns of the old ones.
+        gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+        scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+        group = self.everyone._get_root_mesh()[BATCHES].get_group()
         gathered = []
         for part in (hidden, chosen, weights):
             joined = part.new_empty((self.batches * part.shape[0], *part.shape[1:]))
-            dist.all_gather_into_tensor(joined, part.contiguous(), group=group)
+            gather(joined, part.contiguous(), group=group)
             gathered.append(joined)
         tokens, ids, scores = gathered
         first = self.place * self.held
         foreign = (ids < first) | (ids >= first + self.held)
         sums = self.forward(tokens, (ids - first).masked_fill(foreign, self.held), scores.masked_fill(foreign, 0.0))
         own = torch.empty_like(hidden)
-        dist.reduce_scatter_tensor(own, sums.contiguous(), group=group)
+        scatter(own, sums.contiguous(), group=group)
         if self.alike.size() > 1:
             dist.all_reduce(own, group=self.alike.get_group())
         return own
-
-    def _batches(self) -> Any:
-        root = self.everyone._get_root_mesh()
-        return root[BATCHES].get_group()
 
 
 @contextmanager

@@ -89,6 +89,8 @@ class Shards:
     """Width of the decoder."""
     biased: frozenset[str] = frozenset()
     """Roles of modules whose bias is added after a sum over ranks."""
+    wide_weights: bool = True
+    """Whether the router's weights are in float32."""
 
     @classmethod
     def of(
@@ -102,7 +104,8 @@ class Shards:
             "text.layer.mlp.down": style is not None and style.mlp_bias,
         }
         roles = frozenset(role for role, has in biased.items() if has and _REDUCED[role] in plan.split)
-        return cls(plan, workload.mesh, config.kv_heads, latent, config.hidden, roles)
+        wide = style is None or style.routing is None or not style.routing.narrow
+        return cls(plan, workload.mesh, config.kv_heads, latent, config.hidden, roles, wide)
 
     @property
     def origin(self) -> str:
@@ -164,6 +167,11 @@ class Shards:
     def vocabulary(self, part: Part) -> Size:
         """Return the rows of the vocabulary that a rank holds in a part, ``embedding`` or ``head``."""
         return sym("text_vocab_rank") if self.mesh.tp > 1 and part in self.plan.split else sym("text_vocab")
+
+    def further_dtypes(self, axis: str, kind: str) -> tuple[str, ...]:
+        """Return the dtypes, other than the run's, of tensors in a kind of collective in a group."""
+        routed = (axis, kind) == (EP_BATCHES, "all_gather")
+        return ("int64", *(("float32",) * self.wide_weights)) if routed else ()
 
     def copies_of_batches(self, role: str) -> int:
         """Return how many groups of ranks, each with all of a module, share the batch: ``dp``, for experts fewer."""
