@@ -199,6 +199,26 @@ class Duplicate:
 
 
 @dataclass(frozen=True, slots=True)
+class Dispatch:
+    """What the counted rank sends to the experts of other ranks, and gets for its own, in a form of dispatch."""
+
+    stage: str
+    invocation: str
+    form: str
+    """``all-gather``, ``all-to-all``, ``low-latency``, ``by-rank`` or ``by-node``."""
+    routing: str
+    """``any`` if the numbers hold for every routing; else ``bound``, the most of any, or ``uniform``, the mean."""
+    copies: str
+    """Copies of a token that leave its rank, or its node, in a layer; exact: ``1023/256``."""
+    sent_bytes: int
+    """Bytes that the rank sends in all layers and calls, to dispatch and to combine, rounded up."""
+    fp8_bytes: int
+    """The same if tokens are dispatched in fp8 with a scale for each 128 elements, and combined in the run's dtype."""
+    expert_flops: int
+    """FLOPs of the routed experts of the rank, rounded up."""
+
+
+@dataclass(frozen=True, slots=True)
 class Parallel:
     """A run on several devices: its mesh, the costs of each rank, and what ranks have in common.
 
@@ -216,6 +236,8 @@ class Parallel:
     one_device: dict[str, dict[str, int]]
     """Stage -> metric -> cost of the same batch on one device; what devices hold is under the stage ````."""
     duplicates: tuple[Duplicate, ...]
+    dispatches: tuple[Dispatch, ...] = ()
+    """Forms in which tokens may reach the experts of other ranks; the costs are those of ``all-gather``."""
 
     def extremes(self, stage: str, metric: str) -> tuple[tuple[int, tuple[int, ...]], tuple[int, tuple[int, ...]]]:
         """Return (smallest cost, its ranks) and (largest cost, its ranks) of a metric in a stage."""

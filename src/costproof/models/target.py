@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from costproof.analytic.memory_tape import MemoryTape
+    from costproof.estimate.routing import RoutedLayers
     from costproof.models.cache_dtype import BlockedCache
     from costproof.weights.stored import Stored
 
@@ -109,6 +110,10 @@ class Sharing(Protocol):
     @property
     def origin(self) -> str:
         """Return the origin of the plan."""
+
+    @property
+    def routed(self) -> RoutedLayers | None:
+        """Return the mixtures of experts that ranks share; ``None`` without them."""
 
     def axis_of(self, role: str, kind: str) -> str:
         """Return the group of the mesh in which a module runs a kind of collective (:meth:`Mesh.group`)."""

@@ -9,10 +9,11 @@ from typing import Any, Final, Protocol, Self
 
 from costproof.algebra.evaluation import SymbolValues, evaluate, shared_values
 from costproof.compare.diff.changes import SETTINGS, WORKLOAD, settings
+from costproof.estimate.routing import dispatch_rows
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import BadInput, Bug
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.mesh import AXES, RANK, Collectives, Duplicate, Parallel, RankCosts
+from costproof.ledger.mesh import AXES, RANK, Collectives, Dispatch, Duplicate, Parallel, RankCosts, shard
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, TargetInfo, Workload, folded_path
@@ -94,7 +95,7 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
         {"": {m: cost for m in HELD if (cost := one.total(m)) is not None},
          **{s: {m: cost for m in DONE if (cost := one.stage_total(s, m)) is not None}
             for s in one.stages if s in rows[0].stages}},
-        tuple(_duplicates(one, workload, sharing)),
+        tuple(_duplicates(one, workload, sharing)), tuple(_dispatches(target, workload, sharing)),
     )  # fmt: skip
     for problem in found.problems():
         raise Bug(problem.what, where=problem.where, expected=problem.expected, got=problem.got)
@@ -140,6 +141,20 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
         ranks = workload.mesh.group(axis, workload.rank)
         dtype = ", ".join((workload.dtype, *sharing.further_dtypes(axis, kind)))
         yield Collectives(stage, call, kind, axis, ranks, dtype, count, payload, sent, module)
+
+
+def _dispatches(target: Sharded, workload: Workload, sharing: Sharing) -> Iterator[Dispatch]:
+    """Yield the forms in which tokens may reach the experts of other ranks, if they have batches of their own."""
+    mesh, routed = workload.mesh, sharing.routed
+    if mesh.batches == 1 or routed is None:
+        return
+    tokens = {}
+    for call in target.invocations(workload):
+        known = call.symbols
+        every = known["B"] * known.get("S", 1)
+        first, behind = shard(every, mesh.tp, mesh.coordinates(workload.rank).tp)
+        tokens[call.stage, call.id] = (every, behind - first, known.get("N", 1))
+    yield from dispatch_rows(routed, mesh, tokens, FLOAT_BYTES[workload.dtype])
 
 
 def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[Duplicate]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import sympy
 
 from costproof.algebra.symbols import sym
+from costproof.estimate.routing import RoutedLayers
 from costproof.ledger.errors import BadInput
 from costproof.ledger.mesh import EP_BATCHES, Mesh, shard
 from costproof.ledger.workload import Workload
@@ -91,6 +92,8 @@ class Shards:
     """Roles of modules whose bias is added after a sum over ranks."""
     wide_weights: bool = True
     """Whether the router's weights are in float32."""
+    routed: RoutedLayers | None = None
+    """The mixtures of experts that ranks share; ``None`` without them."""
 
     @classmethod
     def of(
@@ -105,7 +108,8 @@ class Shards:
         }
         roles = frozenset(role for role, has in biased.items() if has and _REDUCED[role] in plan.split)
         wide = style is None or style.routing is None or not style.routing.narrow
-        return cls(plan, workload.mesh, config.kv_heads, latent, config.hidden, roles, wide)
+        mixtures = _mixtures(config, style) if workload.mesh.ep > 1 else None
+        return cls(plan, workload.mesh, config.kv_heads, latent, config.hidden, roles, wide, mixtures)
 
     @property
     def origin(self) -> str:
@@ -281,6 +285,19 @@ def _why_whole(role: str, part: Part | None, *, latent: bool) -> str:
     if part is not None:
         return f"{part}, which the plan leaves whole"
     return "routers" if role.endswith(".router") else "norms" if "norm" in role else "tables of rotary embedding"
+
+
+def _mixtures(config: DecoderConfig, style: DecoderStyle | None) -> RoutedLayers | None:
+    """Return the mixtures of experts of a decoder with the limits of its router; ``None`` without them."""
+    experts, routed = getattr(config, "experts", 0), getattr(config, "routed", None)
+    if not experts or routed is None or style is None or style.routing is None:
+        return None
+    limits = (1, 1)
+    if style.routing.groups != 0:
+        limits = config.groups, config.best_groups  # type: ignore[attr-defined]
+    inner = getattr(config, "expert_width", 0) or config.intermediate
+    top_k: int = config.top_k  # type: ignore[attr-defined]
+    return RoutedLayers(sum(routed()), experts, top_k, config.hidden, inner, *limits)
 
 
 def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> list[BadInput]:
