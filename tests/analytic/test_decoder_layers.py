@@ -8,7 +8,7 @@ import sympy
 from costproof.algebra.series import ROW_SIZES, ROW_SUMS
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention import Attention, PackedAttention
-from costproof.analytic.collectives import AllGather, AllReduce, Joined, MaskedRows
+from costproof.analytic.collectives import AllGather, AllReduce, GatheredTokens, Joined, MaskedRows
 from costproof.analytic.costs import Layer
 from costproof.analytic.embedding import PickedPositions
 from costproof.analytic.experts import ClampedExperts
@@ -146,6 +146,12 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
         MaskedRows(rows=3, hidden=4, intermediate=5, item_bytes=2, weight_item=4),
         Expected(),
     ),
+    (
+        "tokens of 4 ranks with 3 each",
+        GatheredTokens(tokens=3, hidden=4, top_k=2, ranks=4, item_bytes=2, weight_item=4),
+        # experts count 4 * (24 + 24) bytes in and 4 * 24 out, of which a rank has a quarter
+        Expected(incoming=-3 * (24 + 24), outgoing=-3 * 24),
+    ),
 ]
 
 
@@ -167,6 +173,21 @@ def test_collectives_by_hand(layer: AllReduce | AllGather, sent: int, payload: i
     (found,) = costs.exchanges.values()
     assert (found.sent_bytes, found.payload_bytes, found.messages) == (sent, payload, 1)
     assert costs.unfused_bytes == unfused
+
+
+def test_tokens_of_four_ranks_by_hand() -> None:
+    """Hidden states 3 x 4 x 2 = 24 bytes, numbers 3 x 2 x 8 = 48, weights 24; three others send and get them.
+
+    24 + 24 enter, 4 x 48 are written and read by the experts, 4 x 24 written by them and read, 24 returned; what
+    enters and leaves the experts is counted there.
+    """
+    costs = GatheredTokens(tokens=3, hidden=4, top_k=2, ranks=4, item_bytes=2, weight_item=4).costs()
+    gather, scatter = (costs.exchanges[kind] for kind in ("all_gather", "reduce_scatter"))
+    assert (gather.payload_bytes, gather.sent_bytes, gather.messages) == (4 * 96, 3 * 96, 3)
+    assert (scatter.payload_bytes, scatter.sent_bytes, scatter.messages) == (4 * 24, 3 * 24, 1)
+    experts = 4 * (24 + 24) + 4 * 24
+    assert costs.unfused_bytes is not None
+    assert experts + costs.unfused_bytes == 24 + 24 + 2 * 4 * 48 + 2 * 4 * 24 + 24
 
 
 @pytest.mark.parametrize(("layer", "expected"), [c[1:] for c in DECODERS], ids=[c[0] for c in DECODERS])

@@ -131,13 +131,16 @@ class Distributed:
 
 def _meshes(batches: int, ranks: int) -> tuple[DeviceMesh, DeviceMesh]:
     """Return torch's meshes of the ranks with this rank's batch, and of all that share its experts."""
+    import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
     if batches == 1:
         mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=(AXIS,))
         return mesh, mesh
-    both = init_device_mesh("cpu", (batches, ranks), mesh_dim_names=(BATCHES, AXIS))
-    return both[AXIS], both._flatten("experts")
+    # Torch keeps meshes in caches, by shape and names: those of another rank would name groups that this one is not in.
+    own = f"{AXIS}_of_{dist.get_rank()}"
+    both = init_device_mesh("cpu", (batches, ranks), mesh_dim_names=(BATCHES, own))
+    return both[own], both._flatten("experts")
 
 
 class GatheringExperts:
