@@ -98,6 +98,15 @@ def test_the_same_bits_on_any_number_of_threads_and_for_any_layout(dtype: torch.
     assert torch.equal(one.view(-1)[: BLOCK + 3], random_normal((BLOCK + 3,), 0, "w", "cpu", dtype))
 
 
+def test_inference_tensors_on_several_threads() -> None:
+    one = random_normal((40 * BLOCK,), 0, "w", "cpu", torch.bfloat16)
+    with threads(2), torch.inference_mode():
+        two = random_normal((40 * BLOCK,), 0, "w", "cpu", torch.bfloat16)
+        assert torch.get_num_threads() == 2
+    assert two.is_inference()
+    assert torch.equal(one, two)
+
+
 def test_narrow_dtypes_round_the_wide_one() -> None:
     wide = random_normal((BLOCK,), 0, "w", "cpu", torch.float32)
     for dtype in (torch.bfloat16, torch.float16):
