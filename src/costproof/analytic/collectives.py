@@ -148,6 +148,63 @@ class GatheredTokens:
 
 
 @layer
+class ExchangedPairs:
+    """Sends each pair of a token and a chosen expert to the rank of the expert, and its result back.
+
+    Of its tokens top_k pairs a rank sends ``sent`` to the n - 1 others, and gets ``got`` of theirs, so its experts run
+    on rows = tokens top_k - sent + got. How many depends on the routing. Before them it tells each other rank how many
+    pairs each of the experts there gets, in 8 bytes each:
+
+        comm_payload_bytes = (tokens top_k + rows) hidden item_bytes + 8 experts
+        comm_bytes = (sent + got) hidden item_bytes + 8 (n - 1) experts / n
+
+    A rank weights the results that it gets back and adds those of a token: 2 tokens top_k hidden operations.
+
+    The module is given, and returns, ``tokens`` rows. Unfused, the tokens are read once and copied for each pair, which
+    is read; what arrives is written, and so is a weight of 1 for each row. The experts' results are written and read.
+    What comes back is written, and so is a tensor for it in the tokens' order; putting it there reads both and writes
+    one, which is read; the products with the weights are written and read. Experts mask no weights beforehand, as those
+    of gathered tokens do.
+    """
+
+    name: ClassVar[str] = "exchanged_pairs"
+    title: ClassVar[str] = "Exchange of pairs of a token and an expert between ranks that share experts"
+    source: ClassVar[str] = "transformers distributed.expert_parallel (AllToAllEP)"
+
+    tokens: Size
+    hidden: Size
+    top_k: Size
+    ranks: Size
+    experts: Size
+    sent: Size
+    got: Size
+    item_bytes: Size
+    weight_item: Size
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        pairs = self.tokens * self.top_k
+        rows, state = pairs - self.sent + self.got, self.hidden * self.item_bytes
+        own, weights = self.tokens * state, pairs * self.weight_item
+        arrived = rows * (state + self.item_bytes)
+        counts = 8 * self.experts
+        return LayerCosts(
+            vector_flops={"elementwise": 2 * pairs * self.hidden},
+            input_bytes=own + weights - arrived,
+            output_bytes=own - rows * state,
+            intermediate_bytes=8 * pairs * state + 2 * pairs * self.hidden * self.weight_item
+            + 2 * rows * state + 2 * arrived - 2 * rows * self.item_bytes,
+            exchanges={
+                "all_to_all": Exchange(
+                    (pairs + rows) * state + counts,
+                    (self.sent + self.got) * state + counts - counts / self.ranks,
+                    3,
+                )
+            },
+        )
+
+
+@layer
 class Joined:
     """Joins parts of a tensor of ``elements`` elements again, which plans do to give each part its own gradient.
 

@@ -21,9 +21,14 @@ from costproof.ledger.errors import BadInput
 
 RANK: Final = "rank"
 """Input of a workload: the rank that is counted, 0 by default."""
+DISPATCH: Final = "dispatch"
+"""Input of a workload: the form in which tokens reach the experts of other ranks, if not all tokens are gathered."""
+PAIRS: Final = "pairs"
+"""Input of a workload: pairs of a token and an expert that ranks send each other, as :func:`pairs_of` reads them."""
 EP_BATCHES: Final = "ep/tp"
 """Group of ranks that share experts and have batches of their own (:meth:`Mesh.group`)."""
-ON_ONE_DEVICE: Final = {"tp": "1", "ep": "1", "text_vocab_rank": "text_vocab"}
+ON_ONE_DEVICE: Final = {"tp": "1", "ep": "1", "text_vocab_rank": "text_vocab", "text_pairs_sent": "0",
+                         "text_pairs_got": "0"}
 """Symbols of the formulas of a rank -> the formulas that they equal on one device."""
 
 
@@ -145,6 +150,34 @@ def own_batch(batch: int, mesh: Mesh, rank: int) -> int:
     if mesh.dp == 1:
         return batch
     return batch // mesh.dp + (mesh.coordinates(rank).dp < batch % mesh.dp)
+
+
+def pairs_of(inputs: Mapping[str, object]) -> tuple[tuple[int, ...], ...]:
+    """Return, for each rank, how many pairs of a token and an expert it sends to each rank of its group along ``ep``.
+
+    They are those of one call, in every layer; ``6,2;3,5`` has two ranks. Empty if the workload names no routing.
+
+    Raises:
+        BadInput: the text is not such a table.
+    """
+    text = str(inputs.get(PAIRS, ""))
+    rows = [row.split(",") for row in text.split(";")] if text else []
+    if not all(n.strip().isdecimal() for row in rows for n in row):
+        expected = "numbers, with commas in a row and semicolons between rows: 6,2;3,5"
+        raise BadInput("these are not the pairs of ranks", where="--pairs", expected=expected, got=text[:80])
+    return tuple(tuple(map(int, row)) for row in rows)
+
+
+def splits_of(inputs: Mapping[str, object], rank: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return the pairs that a rank sends to, and gets from, each rank of its group along ``ep``; ``None`` if gathered.
+
+    Raises:
+        BadInput: as :func:`pairs_of`.
+    """
+    every, mesh = pairs_of(inputs), Mesh.of(inputs)
+    if not every:
+        return None
+    return every[rank], tuple(every[other][mesh.coordinates(rank).ep] for other in mesh.group("ep", rank))
 
 
 def one_device(metric: str, *, where: str) -> BadInput:

@@ -14,7 +14,7 @@ from typing import Any, Final, get_args
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean, invalid_choice
 from costproof.ledger.files import MAX_BYTES, first_bytes
-from costproof.ledger.mesh import AXES, RANK
+from costproof.ledger.mesh import AXES, DISPATCH, PAIRS, RANK
 from costproof.ledger.run import RunOptions, parse_integer
 from costproof.ledger.workload import KV_BLOCK as BLOCK_INPUT
 from costproof.ledger.workload import PAD_TO as PAD_INPUT
@@ -57,6 +57,8 @@ MESH: Final = (
     Setting("dp", "Devices that share the batch (data parallelism)."),
     Setting("cp", "Devices that share a sequence (context parallelism)."),
     Setting(RANK, "Rank of these devices to count."),
+    Setting(DISPATCH, "How tokens reach experts of other ranks.", "choice", ("all-gather", "all-to-all")),
+    Setting(PAIRS, "Pairs of a token and an expert that each rank sends to each: 6,2;3,5.", "text", (), "N,..;N,.."),
 )
 
 MAX_BATCH: Final = 1024
@@ -105,7 +107,8 @@ def changed(
     own = {name: values.pop(name) for name in values.keys() - common}
     inputs = {**workload.inputs, **own}
     # A run without these is the same run.
-    inputs = {k: v for k, v in inputs.items() if v != (1 if k in AXES else 0 if k in (PAST_INPUT, RANK) else None)}
+    plain = {**dict.fromkeys(AXES, 1), PAST_INPUT: 0, RANK: 0, DISPATCH: "all-gather"}
+    inputs = {k: v for k, v in inputs.items() if v != plain.get(k)}
     return replace(workload, **values, inputs=inputs)
 
 

@@ -13,7 +13,18 @@ from costproof.estimate.routing import dispatch_rows
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import BadInput, Bug
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.mesh import AXES, RANK, Collectives, Dispatch, Duplicate, Parallel, RankCosts, shard
+from costproof.ledger.mesh import (
+    AXES,
+    DISPATCH,
+    PAIRS,
+    RANK,
+    Collectives,
+    Dispatch,
+    Duplicate,
+    Parallel,
+    RankCosts,
+    shard,
+)
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, TargetInfo, Workload, folded_path
@@ -107,7 +118,7 @@ def _terms(ledger: Ledger) -> _Terms:
 
 
 def _of_one(workload: Workload) -> dict[str, SettingValue]:
-    return {name: value for name, value in workload.inputs.items() if name not in (*AXES, RANK)}
+    return {name: value for name, value in workload.inputs.items() if name not in (*AXES, RANK, DISPATCH, PAIRS)}
 
 
 def _rank_costs(
@@ -146,7 +157,7 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
 def _dispatches(target: Sharded, workload: Workload, sharing: Sharing) -> Iterator[Dispatch]:
     """Yield the forms in which tokens may reach the experts of other ranks, if they have batches of their own."""
     mesh, routed = workload.mesh, sharing.routed
-    if mesh.batches == 1 or routed is None:
+    if mesh.batches == 1 or routed is None or PAIRS in workload.inputs:
         return
     tokens = {}
     for call in target.invocations(workload):

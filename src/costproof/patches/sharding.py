@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import BadInput, Incomplete, first_line
@@ -108,10 +109,19 @@ class _SplitParameter:
 class Distributed:
     """A model that transformers has distributed: outside of :meth:`running` its parameters are plain local tensors."""
 
-    def __init__(self, model: nn.Module, plans: tuple[Plan, Plan], ranks: int, rank: int, batches: int = 1) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        plans: tuple[Plan, Plan],
+        ranks: int,
+        rank: int,
+        batches: int = 1,
+        splits: tuple[Sequence[int], Sequence[int]] | None = None,
+    ) -> None:
         self.rank, self.sizes = rank, (batches, ranks)
+        form = GatheringExperts if splits is None else partial(ExchangingExperts, splits)
         with fake_group(ranks * batches, rank):
-            self._held = tuple(_distribute(model, plans, _meshes(*self.sizes)))
+            self._held = tuple(_distribute(model, plans, _meshes(*self.sizes), form))
         for one in self._held:
             one.module._parameters[one.name] = one.local
 
@@ -184,14 +194,47 @@ class GatheringExperts:
         return own
 
 
+class ExchangingExperts:
+    """Sends pairs of a token and an expert to the expert's rank, in numbers that are given, and gets results back.
+
+    As transformers' ``AllToAllEP``, which reads the numbers from the router's choices; here these have no values.
+    """
+
+    def __init__(self, splits: tuple[Sequence[int], Sequence[int]], experts: Any, ep_mesh: Any, tp_mesh: Any) -> None:
+        self.forward, self.held, self.mesh = experts.forward, int(experts.num_experts), ep_mesh
+        self.sent, self.got = map(list, splits)
+
+    def __call__(self, hidden: Any, chosen: Any, weights: Any) -> Any:
+        import torch
+
+        ids, places = chosen.reshape(-1).sort()
+        load = torch.zeros(self.held * self.mesh.size(), dtype=torch.long, device=hidden.device)
+        load.scatter_add_(0, ids, torch.ones_like(ids))
+        loads = self._exchange(load, None, None)
+        rows = self._exchange(hidden[places // chosen.shape[1]], self.got, self.sent)
+        ends = loads.cumsum(0)
+        mine = torch.searchsorted(ends, torch.arange(len(rows), device=rows.device), right=True) % self.held
+        unit = rows.new_ones((len(rows), 1))
+        back = self._exchange(self.forward(rows, mine.unsqueeze(1), unit), self.sent, self.got)
+        ordered = torch.empty_like(back)
+        ordered[places] = back
+        parts = ordered.view(chosen.shape[0], chosen.shape[1], -1) * weights.unsqueeze(2)
+        return parts.sum(dim=1)
+
+    def _exchange(self, tensor: Any, into: list[int] | None, out_of: list[int] | None) -> Any:
+        from torch.distributed._functional_collectives import all_to_all_single, wait_tensor
+
+        return wait_tensor(all_to_all_single(tensor.contiguous(), into, out_of, self.mesh.get_group()))
+
+
 @contextmanager
-def _registered() -> Iterator[str]:
-    """Let transformers know :class:`GatheringExperts` by a name while the block runs."""
+def _registered(form: Callable[..., Any]) -> Iterator[str]:
+    """Let transformers know an implementation of expert parallelism by a name while the block runs."""
     from transformers.distributed.expert_parallel import EPImplementationInterface
 
-    name = "costproof_gather"
+    name = "costproof"
     known = EPImplementationInterface._global_mapping
-    known[name] = GatheringExperts
+    known[name] = form
     try:
         yield name
     finally:
@@ -199,7 +242,10 @@ def _registered() -> Iterator[str]:
 
 
 def _distribute(
-    model: nn.Module, plans: tuple[Plan, Plan], meshes: tuple[DeviceMesh, DeviceMesh]
+    model: nn.Module,
+    plans: tuple[Plan, Plan],
+    meshes: tuple[DeviceMesh, DeviceMesh],
+    implementation: Callable[..., Any],
 ) -> Iterator[_SplitParameter]:
     import torch
     from torch.distributed.tensor import DTensor
@@ -223,7 +269,7 @@ def _distribute(
         if tensor:
             apply_tensor_parallelism(model, meshes[0], dict(tensor))
         if expert:
-            with _registered() as name:
+            with _registered(implementation) as name:
                 form = "auto" if meshes[0].size() == meshes[1].size() else name
                 apply_expert_parallelism(model, meshes[1], meshes[0], dict(expert), ep_implementation=form)
     except ValueError as error:

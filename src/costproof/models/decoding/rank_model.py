@@ -41,6 +41,8 @@ class Share:
     size: int = 0
     batches: int = 1
     """Ranks that have tokens of their own among those that share experts."""
+    splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    """Pairs of a token and an expert that this rank sends to each of them, and gets; ``None`` if tokens are gathered."""
 
     @property
     def chunk(self) -> int:
@@ -54,7 +56,9 @@ class Share:
         return first, min(first + self.chunk, self.size)
 
 
-def shard(model: nn.Module, plans: tuple[Plan, Plan], ranks: int, rank: int, batches: int = 1) -> None:
+def shard(
+    model: nn.Module, plans: tuple[Plan, Plan], ranks: int, rank: int, batches: int = 1, splits: Splits | None = None
+) -> None:
     """Replace the parameters of a model by the parts that one rank holds, and let its modules run the collectives.
 
     Args:
@@ -62,13 +66,14 @@ def shard(model: nn.Module, plans: tuple[Plan, Plan], ranks: int, rank: int, bat
         ranks: of a group along ``tp``.
         rank: among those that share experts.
         batches: groups along ``tp``, each with a batch of its own, that share experts.
+        splits: as in :class:`Share`.
 
     Raises:
         Incomplete: a plan has a style that is not known here, or experts that the ranks do not divide.
     """
     modules, parameters = dict(model.named_modules()), dict(model.named_parameters(remove_duplicate=False))
     made: dict[int, nn.Parameter] = {}
-    tensor, expert = Share("", ranks, rank % ranks), Share("", ranks * batches, rank, batches=batches)
+    tensor, expert = Share("", ranks, rank % ranks), Share("", ranks * batches, rank, 0, batches, splits)
     for name, style in {**plans[0], **plans[1]}.items():
         owner, _, leaf = name.rpartition(".")
         share = replace(expert if name in plans[1] else tensor, style=style)
@@ -240,6 +245,8 @@ def _dispatched(
     import torch
 
     own = module.num_experts
+    if share.splits is not None:
+        return _exchanged(share, module, inner, value, chosen, weights)
     if share.batches > 1:
         value, chosen, weights = (_all_gather_first(x, share.batches) for x in (value, chosen, weights))
     elsewhere = (chosen // own) != share.rank
@@ -251,6 +258,35 @@ def _dispatched(
         result = ops.wait_tensor(ops.reduce_scatter_tensor(result, "sum", share.batches, group))
     alike = replace(share, ranks=share.ranks // share.batches)
     return (_all_reduce(result, alike) if alike.ranks > 1 else result).to(value.dtype)
+
+
+def _exchanged(
+    share: Share, module: Any, inner: Inner, value: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Send each pair of a token and an expert to the rank of the expert; weight and add the results that come back.
+
+    The sizes are given; that they are those of the choices is up to the caller, as with values of any other kind.
+    """
+    import torch
+
+    assert share.splits is not None
+    (to, of), ops, group = share.splits, torch.ops._c10d_functional, f"{BATCHES}:{share.ranks}@{share.rank}"
+    even = [module.num_experts] * share.ranks
+    order = chosen.flatten().argsort()
+    every = torch.arange(sum(even), device=value.device)
+    counts = (chosen.flatten()[:, None] == every).sum(0)
+    counts = ops.wait_tensor(ops.all_to_all_single(counts, even, even, group))
+    pairs = ops.wait_tensor(ops.all_to_all_single(value[order // chosen.shape[-1]], of, to, group))
+    own = torch.arange(module.num_experts, device=value.device).repeat(share.ranks)
+    own = own.repeat_interleave(counts, output_size=sum(of))[:, None]
+    result = inner(module, pairs, own, torch.ones_like(own, dtype=pairs.dtype))
+    back = ops.wait_tensor(ops.all_to_all_single(result, to, of, group))
+    placed = torch.empty_like(back)
+    placed[order] = back
+    return (placed.view(*weights.shape, -1) * weights[..., None]).sum(1).to(value.dtype)
+
+
+Splits = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _all_gather_first(value: torch.Tensor, batches: int) -> torch.Tensor:
@@ -278,7 +314,7 @@ _FORWARDS: Final[Mapping[str, Callable[..., Any]]] = {
 """Style -> forward of a module in it, if it is not the module's own."""
 
 
-def shard_for_export(model: nn.Module, mesh: Mesh, rank: int) -> nn.Module:
+def shard_for_export(model: nn.Module, mesh: Mesh, rank: int, splits: Splits | None = None) -> nn.Module:
     """Return the model as a rank of a mesh holds it, by our reading of transformers' plan.
 
     Raises:
@@ -287,12 +323,14 @@ def shard_for_export(model: nn.Module, mesh: Mesh, rank: int) -> nn.Module:
     if mesh.tp > 1 or mesh.ep > 1:
         plans, at = plans_of(model, mesh.tp, mesh.ep), mesh.coordinates(rank)
         _copy_heads(model, plans[0], mesh.tp, at.tp)
-        shard(model, plans, mesh.tp, at.ep if mesh.batches > 1 else at.tp, mesh.batches)
+        shard(model, plans, mesh.tp, at.ep if mesh.batches > 1 else at.tp, mesh.batches, splits)
         _fit_heads(model, plans[0], mesh.tp)
     return model
 
 
-def distribute_for_run(model: nn.Module, mesh: Mesh, rank: int) -> Distributed | None:
+def distribute_for_run(
+    model: nn.Module, mesh: Mesh, rank: int, splits: Splits | None = None
+) -> Distributed | None:
     """Let transformers distribute the model for a rank of a mesh; ``None`` if each rank has the whole model.
 
     Raises:
@@ -307,7 +345,7 @@ def distribute_for_run(model: nn.Module, mesh: Mesh, rank: int) -> Distributed |
             where="--tp", expected=f"a divisor of {kv_heads(model)}", got=mesh.tp,
             fix="--sources analytic,static, which give a rank a copy of one head",
         )  # fmt: skip
-    found = Distributed(model, plans, mesh.tp, at.ep if mesh.batches > 1 else at.tp, mesh.batches)
+    found = Distributed(model, plans, mesh.tp, at.ep if mesh.batches > 1 else at.tp, mesh.batches, splits)
     _fit_heads(model, plans[0], mesh.tp)
     return found
 

@@ -15,7 +15,7 @@ import sympy
 from costproof.algebra.symbols import sym
 from costproof.estimate.routing import RoutedLayers
 from costproof.ledger.errors import BadInput
-from costproof.ledger.mesh import EP_BATCHES, Mesh, shard
+from costproof.ledger.mesh import DISPATCH, EP_BATCHES, PAIRS, Mesh, pairs_of, shard, splits_of
 from costproof.ledger.workload import Workload
 
 if TYPE_CHECKING:
@@ -74,7 +74,12 @@ def mesh_symbols(config: DecoderConfig, workload: Workload) -> dict[str, int]:
     if mesh.one:
         return {}
     start, stop = shard(config.vocab, mesh.tp, mesh.coordinates(workload.rank).tp)
-    return {"tp": mesh.tp, "ep": mesh.ep, "text_vocab_rank": stop - start}
+    found = {"tp": mesh.tp, "ep": mesh.ep, "text_vocab_rank": stop - start}
+    splits = splits_of(workload.inputs, workload.rank)
+    if splits is not None:
+        (sent, got), own = splits, mesh.coordinates(workload.rank).ep
+        found |= {"text_pairs_sent": sum(sent) - sent[own], "text_pairs_got": sum(got) - got[own]}
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,8 @@ class Shards:
     """Roles of modules whose bias is added after a sum over ranks."""
     wide_weights: bool = True
     """Whether the router's weights are in float32."""
+    exchanges: bool = False
+    """Whether ranks send pairs of a token and an expert to the rank of the expert; else all tokens are gathered."""
     routed: RoutedLayers | None = None
     """The mixtures of experts that ranks share; ``None`` without them."""
 
@@ -109,7 +116,13 @@ class Shards:
         roles = frozenset(role for role, has in biased.items() if has and _REDUCED[role] in plan.split)
         wide = style is None or style.routing is None or not style.routing.narrow
         mixtures = _mixtures(config, style) if workload.mesh.ep > 1 else None
-        return cls(plan, workload.mesh, config.kv_heads, latent, config.hidden, roles, wide, mixtures)
+        exchanges = PAIRS in workload.inputs
+        return cls(plan, workload.mesh, config.kv_heads, latent, config.hidden, roles, wide, exchanges, mixtures)
+
+    @property
+    def gathers(self) -> bool:
+        """Return whether ranks gather the tokens of several batches for their experts."""
+        return self.mesh.batches > 1 and not self.exchanges
 
     @property
     def origin(self) -> str:
@@ -184,7 +197,7 @@ class Shards:
 
     def _of_experts(self, metric: str) -> tuple[int, str]:
         """Return as :meth:`held_by` for experts, each of which one rank of a group has whole."""
-        if metric == "flops":
+        if metric == "flops" and not self.exchanges:
             return self.mesh.ep, "rows of experts of other ranks, which the kernel gets and skips"
         return 1, ""
 
@@ -206,7 +219,14 @@ class Shards:
         if self.mesh.tp == self.mesh.ep == 1:
             yield from parts
             return
-        from costproof.analytic.collectives import AllGather, AllReduce, GatheredTokens, Joined, MaskedRows
+        from costproof.analytic.collectives import (
+            AllGather,
+            AllReduce,
+            ExchangedPairs,
+            GatheredTokens,
+            Joined,
+            MaskedRows,
+        )
         from costproof.analytic.experts import ClampedExperts, Experts
         from costproof.analytic.linear import Linear
 
@@ -227,7 +247,11 @@ class Shards:
                 if isinstance(first, Experts | ClampedExperts) and self.mesh.ep > 1:
                     item = first.weight_item if isinstance(first, Experts) else b
                     others.append(MaskedRows(first.rows, width, first.intermediate, b, item, first.batched))
-                    if self.mesh.batches > 1:
+                    if self.exchanges:
+                        pairs = sym("text_pairs_sent"), sym("text_pairs_got")
+                        sizes = call.rows, width, sym("text_topk"), sym("ep"), sym("text_experts")
+                        others.append(ExchangedPairs(*sizes, *pairs, b, 4 if self.wide_weights else b))
+                    if self.gathers:
                         others.append(GatheredTokens(call.rows, width, first.top_k, sym("ep") / ranks, b, item))
                 if self.mesh.tp > 1:
                     others.append(AllReduce(call.rows * width, ranks, b, bias, masked=part.role == "text.embedding"))
@@ -322,6 +346,7 @@ def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) ->
     if workload.batch < mesh.dp:
         what = "there are fewer sequences than data-parallel ranks"
         found.append(BadInput(what, where="--batch", expected=f"at least {mesh.dp}", got=workload.batch))
+    found += _pair_problems(config, workload)
     if mesh.batches > 1 and workload.batch % mesh.dp:
         what = "ranks that gather each other's tokens need equal batches"
         found.append(BadInput(what, where="--batch", expected=f"a multiple of dp {mesh.dp}", got=workload.batch))
@@ -332,6 +357,45 @@ def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) ->
             found.append(BadInput("the ranks must have equal numbers of experts", where="--ep", expected=expected,
                                   got=mesh.ep))  # fmt: skip
     return found
+
+
+def _pair_problems(config: DecoderConfig, workload: Workload) -> Iterator[BadInput]:
+    """Yield an error for each reason why tokens cannot be sent to the experts of other ranks."""
+    mesh, inputs = workload.mesh, workload.inputs
+    if (DISPATCH in inputs) != (PAIRS in inputs):
+        what, fix = "how many pairs of a token and an expert ranks send each other depends on the routing", ""
+        where, expected = f"--{DISPATCH}, --{PAIRS}", "both, or none"
+        if DISPATCH in inputs:
+            fix = "name the pairs, or see the means and bounds that a report of the mesh without --dispatch has"
+        yield BadInput(what, where=where, expected=expected, got=str(inputs.get(DISPATCH, inputs.get(PAIRS)))[:80],
+                       fix=fix)  # fmt: skip
+        return
+    if PAIRS not in inputs:
+        return
+    if mesh.tp > 1 or mesh.ep == 1 or workload.new_tokens or workload.batch % mesh.dp:
+        what, where = "the pairs of ranks are those of one prompt on ranks with whole attention", f"--{PAIRS}"
+        expected = "--ep above 1, --tp 1, --new-tokens 0, and equal batches"
+        yield BadInput(what, where=where, expected=expected, got=f"{mesh.text}, {workload.new_tokens} new tokens")
+        return
+    try:
+        pairs = pairs_of(inputs)
+    except BadInput as error:
+        yield error
+        return
+    each = workload.batch // mesh.dp * workload.text_tokens * getattr(config, "top_k", 0)
+    if len(pairs) != mesh.world or any(len(row) != mesh.ep or sum(row) != each for row in pairs):
+        expected = f"{mesh.world} rows of {mesh.ep} numbers, each with the sum {each}: tokens of a rank x top-k"
+        yield BadInput("these are not the pairs of the ranks", where=f"--{PAIRS}", expected=expected,
+                       got=str(inputs[PAIRS])[:80])  # fmt: skip
+    elif not all(sum(column) for column in _columns(pairs, mesh)):
+        yield BadInput("a rank without a single pair runs no experts", where=f"--{PAIRS}", got=str(inputs[PAIRS])[:80],
+                       expected="at least one pair for each rank")  # fmt: skip
+
+
+def _columns(pairs: tuple[tuple[int, ...], ...], mesh: Mesh) -> Iterator[tuple[int, ...]]:
+    """Yield, for each rank, the pairs that it gets from those of its group."""
+    for rank in range(mesh.world):
+        yield tuple(pairs[other][mesh.coordinates(rank).ep] for other in mesh.group("ep", rank))
 
 
 def _divided(config: DecoderConfig) -> Iterator[tuple[str, int, Part]]:

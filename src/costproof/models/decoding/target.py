@@ -16,6 +16,7 @@ from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc, TokenPadding
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.evaluate import evaluate_ledger
+from costproof.ledger.mesh import PAIRS, splits_of
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import KV_BLOCK, PAD_TO, PAST, ROWS, BatchRow, ExpertKernel, Invocation, Workload
@@ -317,7 +318,9 @@ class CausalTarget(Native[C]):
             Incomplete: no graph counts a rank of this mesh.
         """
         model = Native.build(self, workload)
-        return model if workload.mesh.one else shard_for_export(model, workload.mesh, workload.rank)
+        return model if workload.mesh.one else shard_for_export(
+            model, workload.mesh, workload.rank, splits_of(workload.inputs, workload.rank)
+        )
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
         """Return the model that runs; on several devices, as transformers distributes it to the counted rank.
@@ -329,7 +332,8 @@ class CausalTarget(Native[C]):
         if not workload.mesh.one and self.options.real:
             raise Incomplete("a rank of several devices is counted without values", where="--run", expected="meta")
         built = Native.build_run(self, workload, progress)
-        rank = distribute_for_run(built.model, workload.mesh, workload.rank)
+        splits = splits_of(workload.inputs, workload.rank)
+        rank = distribute_for_run(built.model, workload.mesh, workload.rank, splits)
         vars(built.model)[_RANK] = rank
         return built if rank is None else replace(built, notes=(*built.notes, DISPATCHED))
 
@@ -340,6 +344,8 @@ class CausalTarget(Native[C]):
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the export jobs of the prefill and of a decode step."""
         jobs = exports.export_jobs(model, _own(workload), self.decoder)
+        if PAIRS in workload.inputs:  # of one prompt, whose sizes they decide
+            return (exports.prefill_of(model, _own(workload), self.decoder),)
         single = workload.mesh.tp > 1 and workload.own_batch == 1
         return tuple(map(exports.with_one_sequence, jobs)) if single else tuple(jobs)
 

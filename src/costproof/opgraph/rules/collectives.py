@@ -18,6 +18,8 @@ from costproof.opgraph.rules.sizes import nbytes, numel, prod
 
 GROUP_SIZE: Final = "group_size"
 """Key in ``OpCall.attrs`` with the number of ranks in the group, if the source knows the group itself."""
+GROUP_RANK: Final = "group_rank"
+"""The same with the place of the counted rank in the group."""
 
 
 def ranks_of(op: OpCall) -> int:
@@ -29,7 +31,8 @@ def ranks_of(op: OpCall) -> int:
     known = attr(op, GROUP_SIZE)
     if isinstance(known, int):
         return known
-    _, _, size = str(attr(op, "group_name", default="")).partition(":")
+    _, _, place = str(attr(op, "group_name", default="")).partition(":")
+    size = place.partition("@")[0]
     if not size.isdecimal():
         raise Uncountable("the size of the group is not known")
     return int(size)
@@ -83,15 +86,20 @@ def reduce_scatter(op: OpCall) -> OpCost:
 
 @operator_rule("_c10d_functional.all_to_all_single", "c10d.alltoall_base_")
 def all_to_all(op: OpCall) -> OpCost:
-    """Count 0 FLOPs; with equal parts a rank sends all but its own part of the local tensor.
+    """Count 0 FLOPs; a rank sends all but its own part of the local tensor.
 
-    Unequal parts depend on the routing; without the plan the number of bytes is unknown.
+    Of unequal parts the rank's own must be known: its place in the group is an attribute, or in its name (``ep:4@1``).
     """
     n = ranks_of(op)
     local = op.names.get("input") or op.tensors[-1]
     parts = attr(op, "input_split_sizes", "input_splits", default=())
     if len({*map(str, parts)}) > 1:
-        raise Uncountable("the parts that each rank receives differ, and no plan of the routing is given")
+        _, _, place = str(attr(op, "group_name", default="")).partition("@")
+        own = attr(op, GROUP_RANK) if isinstance(attr(op, GROUP_RANK), int) else place
+        if not str(own).isdecimal() or int(own) >= len(parts):
+            raise Uncountable("the parts that each rank receives differ, and no plan of the routing is given")
+        row = prod((nbytes(local), sympy.Rational(1, sum(parts))))
+        return _collective(local, "all_to_all", nbytes(local), prod((sum(parts) - parts[int(own)], row)), n)
     return _collective(local, "all_to_all", nbytes(local), prod((n - 1, _chunk(local, n))), n)
 
 
