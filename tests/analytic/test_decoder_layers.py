@@ -8,7 +8,7 @@ import sympy
 from costproof.algebra.series import ROW_SIZES, ROW_SUMS
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention import Attention, PackedAttention
-from costproof.analytic.collectives import AllGather, AllReduce, GatheredTokens, Joined, MaskedRows
+from costproof.analytic.collectives import AllGather, AllReduce, ExchangedPairs, GatheredTokens, Joined, MaskedRows
 from costproof.analytic.costs import Layer
 from costproof.analytic.embedding import PickedPositions
 from costproof.analytic.experts import ClampedExperts
@@ -152,6 +152,15 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
         # experts count 4 * (24 + 24) bytes in and 4 * 24 out, of which a rank has a quarter
         Expected(incoming=-3 * (24 + 24), outgoing=-3 * 24),
     ),
+    (
+        "6 pairs of 3 tokens, of which 4 are sent, and 5 that others send",
+        ExchangedPairs(
+            tokens=3, hidden=4, top_k=2, ranks=4, experts=8, sent=4, got=5, item_bytes=2, weight_item=4
+        ),
+        # 7 pairs arrive or stay, of 8 bytes and a weight of 2, which the experts count; 24 and weights of 24 come in.
+        # 6 x 4 results are weighted and added.
+        Expected(vector={"elementwise": 2 * 24}, incoming=24 + 24 - 7 * 10, outgoing=24 - 7 * 8),
+    ),
 ]
 
 
@@ -188,6 +197,21 @@ def test_tokens_of_four_ranks_by_hand() -> None:
     experts = 4 * (24 + 24) + 4 * 24
     assert costs.unfused_bytes is not None
     assert experts + costs.unfused_bytes == 24 + 24 + 2 * 4 * 48 + 2 * 4 * 24 + 24
+
+
+def test_pairs_of_four_ranks_by_hand() -> None:
+    """A pair has 8 bytes; 4 are sent and 5 results returned, and 3 other ranks are told the pairs of 2 experts each.
+
+    6 copies of 3 tokens are written and read, 7 rows and their weights of 2 bytes arrive, 7 results leave; 6 return,
+    are put in order, of which a tensor is made, written and read, and are weighted and added in float32.
+    """
+    costs = ExchangedPairs(3, 4, 2, 4, 8, 4, 5, item_bytes=2, weight_item=4).costs()
+    (moved,) = costs.exchanges.values()
+    assert (moved.payload_bytes, moved.sent_bytes, moved.messages) == (13 * 8 + 64, 9 * 8 + 3 * 2 * 8, 3)
+    experts = 7 * (8 + 2) + 7 * 8  # what they read and return
+    every = 24 + 6 * 8 * 2 + 2 * 7 * (8 + 2) + 2 * 7 * 8 + 6 * 8 * 6 + 24 + 2 * 6 * 16 + 24
+    assert costs.unfused_bytes is not None
+    assert experts + costs.unfused_bytes == every - 2 * 7 * 2  # less a mask of weights that gathered tokens have
 
 
 @pytest.mark.parametrize(("layer", "expected"), [c[1:] for c in DECODERS], ids=[c[0] for c in DECODERS])

@@ -163,6 +163,23 @@ def test_experts_over_batches_by_hand() -> None:
     assert copies["rows of experts of other ranks, which the kernel gets and skips", "prefill", "flops"] == 7 * passed
 
 
+def test_ranks_of_a_given_routing() -> None:
+    """Mixtral on four ranks in two groups, each with one token of 2 choices: experts run on 3, 1, 2 and 2 pairs.
+
+    One device runs them on 8. A rank sends pairs of 4,096 x 2 bytes to the other, and 4 numbers, in 32 layers.
+    """
+    found = ranks(target("mixtral"), dp=4, ep=2, batch=4, dispatch="all-to-all", pairs="1,1;2,0;1,1;1,1", rank=1)
+    row = 32 * 6 * 4096 * 14_336
+    flops = {rank: r.stages["prefill"]["flops"] for r in found.ranks for rank in r.ranks}
+    assert [flops[rank] - flops[1] for rank in range(4)] == [2 * row, 0, row, row]
+    assert not [d for d in found.duplicates if d.metric == "flops" and d.what.startswith("rows")]
+    (sent,) = found.collectives
+    # Rank 1 sends both of its pairs, gets one, and keeps none: 3 there and back.
+    assert (sent.kind, sent.ranks, sent.count, sent.dtype) == ("all_to_all", (0, 1), 96, "bfloat16, int64")
+    assert sent.sent_bytes == 32 * (3 * 8192 + 4 * 8)
+    assert sent.bytes == 32 * ((2 + 1) * 8192 + 8 * 8)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sums_over_ranks_of_random_configurations(family: str) -> None:
     """Ranks sum to one device and the copies that the plan names, which are worked out without local widths."""
@@ -219,6 +236,12 @@ def test_plans_are_those_of_transformers() -> None:
         ("llama", {"dp": 2}, "--batch"),
         ("llama", {"tp": 2, "ep": 2}, "--ep"),
         ("mixtral", {"dp": 2, "ep": 2, "batch": 3}, "--batch"),
+        ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all"}, "--dispatch, --pairs"),
+        ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "pairs": "1,1;1,1"}, "--dispatch, --pairs"),
+        ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": "1,2;1,1"}, "--pairs"),
+        ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": "2,0;2,0"}, "--pairs"),
+        ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": "2,x;2"}, "--pairs"),
+        ("mixtral", {"tp": 2, "ep": 2, "dispatch": "all-to-all", "pairs": "1,1;1,1"}, "--pairs"),
         ("mixtral", {"dp": 3, "ep": 3, "batch": 3}, "--ep"),
         ("mixtral", {"dp": 4, "ep": 3, "batch": 4}, "--ep"),
         ("llama", {"rank": 1}, "--rank"),
@@ -301,6 +324,8 @@ AGREE: Final[tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]] = (
     ("qwen3-moe", _MIXED, {"tp": 4, "ep": 4, "experts": "batched_mm", "dp": 2, "batch": 3}),
     ("qwen3-moe", _MIXED, {"dp": 4, "ep": 4, "batch": 4, "rank": 1}),
     ("deepseek-v2", _LATENT, {"tp": 2, "dp": 2, "ep": 4, "batch": 4, "rank": 2}),
+    ("deepseek-v2", _LATENT, {"dp": 2, "ep": 2, "batch": 2, "rank": 1, "new_tokens": 0, "dispatch": "all-to-all",
+                              "pairs": "10,8;18,0"}),
 )
 
 
@@ -308,7 +333,7 @@ AGREE: Final[tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]] = (
 def test_formulas_and_graphs_of_a_rank_agree(name: str, sizes: dict[str, Any], run: dict[str, Any]) -> None:
     model = target(name)
     small = replace(model, config=replace(model.config, **sizes))
-    work = small.workload(text_tokens=9, new_tokens=2, **run)
+    work = small.workload(**{"text_tokens": 9, "new_tokens": 2, **run})
     found = count_sources(Prepared(small, work, ("analytic", "static")))
     assert found.discrepancy.verdict == "exact", [f.id for f in found.discrepancy.findings if f.status != "exact"][:4]
     metrics = {f.metric for f in found.discrepancy.findings}

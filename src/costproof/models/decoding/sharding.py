@@ -187,8 +187,10 @@ class Shards:
 
     def further_dtypes(self, axis: str, kind: str) -> tuple[str, ...]:
         """Return the dtypes, other than the run's, of tensors in a kind of collective in a group."""
-        routed = (axis, kind) == (EP_BATCHES, "all_gather")
-        return ("int64", *(("float32",) * self.wide_weights)) if routed else ()
+        if axis != EP_BATCHES:
+            return ()
+        gathered = ("int64", *(("float32",) * self.wide_weights))
+        return {"all_gather": gathered, "all_to_all": ("int64",)}.get(kind, ())
 
     def copies_of_batches(self, role: str) -> int:
         """Return how many groups of ranks, each with all of a module, share the batch: ``dp``, for experts fewer."""
