@@ -154,9 +154,7 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
     ),
     (
         "6 pairs of 3 tokens, of which 4 are sent, and 5 that others send",
-        ExchangedPairs(
-            tokens=3, hidden=4, top_k=2, ranks=4, experts=8, sent=4, got=5, item_bytes=2, weight_item=4
-        ),
+        ExchangedPairs(tokens=3, hidden=4, top_k=2, ranks=4, experts=8, sent=4, got=5, item_bytes=2, weight_item=4),
         # 7 pairs arrive or stay, of 8 bytes and a weight of 2, which the experts count; 24 and weights of 24 come in.
         # 6 x 4 results are weighted and added.
         Expected(vector={"elementwise": 2 * 24}, incoming=24 + 24 - 7 * 10, outgoing=24 - 7 * 8),

@@ -109,7 +109,7 @@ def test_random_routings() -> None:
 
 
 def test_bytes_and_flops_of_a_rank() -> None:
-    """Mixtral on two ranks, each with 3 prompts of 5 tokens and two steps: 30 tokens of both in a call of the prompt."""
+    """Mixtral on two ranks, each with 3 prompts of 5 tokens and two steps: 30 tokens in a call of the prompt."""
     calls = {("prefill", "prompt"): (15, 15, 1), ("decode", "steps"): (3, 3, 2)}
     found = {(d.stage, d.form, d.routing): d for d in dispatch_rows(MIXTRAL, Mesh(dp=2, ep=2), calls, 2)}
     assert len(found) == 2 * (1 + 3 * 2)

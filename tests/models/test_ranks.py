@@ -267,9 +267,11 @@ def test_no_peak_formula_of_a_rank() -> None:
 
 def test_gpt2_has_no_plan() -> None:
     model = target("gpt2")
-    assert "tp" not in {setting.name for setting in model.settings()}
     with pytest.raises(BadInput):
         model.shares(model.workload())
+    for name in ("gpt2", "clip-vision", "siglip-vision", "vit", "bert"):
+        with pytest.raises(Problems, match="transformers has no plan"):
+            load_target(name, None, trusted=False).workload(tp=2)
 
 
 def test_files_state_ranks_collectives_and_copies(tmp_path: Path) -> None:
@@ -324,8 +326,11 @@ AGREE: Final[tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]] = (
     ("qwen3-moe", _MIXED, {"tp": 4, "ep": 4, "experts": "batched_mm", "dp": 2, "batch": 3}),
     ("qwen3-moe", _MIXED, {"dp": 4, "ep": 4, "batch": 4, "rank": 1}),
     ("deepseek-v2", _LATENT, {"tp": 2, "dp": 2, "ep": 4, "batch": 4, "rank": 2}),
-    ("deepseek-v2", _LATENT, {"dp": 2, "ep": 2, "batch": 2, "rank": 1, "new_tokens": 0, "dispatch": "all-to-all",
-                              "pairs": "10,8;18,0"}),
+    (
+        "deepseek-v2",
+        _LATENT,
+        {"dp": 2, "ep": 2, "batch": 2, "rank": 1, "new_tokens": 0, "dispatch": "all-to-all", "pairs": "10,8;18,0"},
+    ),
 )
 
 

@@ -23,7 +23,9 @@ import transformers
 from transformers.distributed.expert_parallel import EPImplementationInterface, apply_expert_parallelism
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-from costproof.models.decoding.rank_model import shard
+from costproof.ledger.mesh import Mesh
+from costproof.models.decoding.plans import ENGINES
+from costproof.models.decoding.rank_model import shard, styles_of
 from costproof.patches.sharding import GatheringExperts, _meshes, plans_of
 
 SIZES: dict[str, Any] = {
@@ -116,7 +118,13 @@ def rank_main(rank: int, ranks: int, families: tuple[tuple[str, int], ...], fold
                 apply_tensor_parallelism(model, meshes[0], dict(plans[0]))
             form = "auto" if batches == 1 else "gather"
             apply_expert_parallelism(model, meshes[1], meshes[0], dict(plans[1]), ep_implementation=form)
-        shard(ours, plans, tp, rank, batches)
+        shard(ours, plans, tp, rank, batches=batches)
+        engines = {}
+        for name, engine in ENGINES.items() if family == "llama" else ():
+            model, work = model_of(family, exact), Mesh(tp=ranks)
+            styles = styles_of(model, engine, work)
+            shard(model, styles, ranks, rank, multiple=engine.padding(ranks), sequence=engine.sequence)
+            engines[name] = float((logits(model, LENGTHS[0]) - one).abs().max())
         bytes_sent = []
         for length in LENGTHS:
             logits(plain, length)
@@ -130,6 +138,7 @@ def rank_main(rank: int, ranks: int, families: tuple[tuple[str, int], ...], fold
         found[f"{family} of {batches}"] = {
             "theirs": float((logits(theirs, LENGTHS[0], batch) - one).abs().max()),
             "ours": float((logits(ours, LENGTHS[0], batch) - one).abs().max()),
+            "engines": engines,
             "largest": float(one.abs().max()),
             "sent": bytes_sent,
         }

@@ -17,6 +17,13 @@ from costproof.run.request import request
 from tests.models.test_llama import PLAIN
 
 SMALL = Llama(PLAIN)
+IDENTITIES = (
+    "chunks 2 and 35+2 are a prompt of 37",
+    "35+2 is a prompt of 37 less the pairs of 2",
+    "chunks 2 and 1+2 are a prompt of 3",
+    "3x1+2 and 1+3 are steps at 2 and 3",
+    "1+2 is a step at 2",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,8 @@ def test_the_pieces_of_a_proof() -> None:
         "identity: text",
         "identity: text, eager, last logits",
         *(f"draws: {number}" for number in range(7)),
+        *(f"rows: {name}, {run}" for run in ("text", "text, eager, last logits") for name in IDENTITIES),
+        *(f"rows: of draw {number}" for number in range(7)),
     ]
     assert made.settings.samples == 7
     assert Llama.from_normalised(made.settings.config) == SMALL

@@ -192,13 +192,68 @@ class ExchangedPairs:
             vector_flops={"elementwise": 2 * pairs * self.hidden},
             input_bytes=own + weights - arrived,
             output_bytes=own - rows * state,
-            intermediate_bytes=8 * pairs * state + 2 * pairs * self.hidden * self.weight_item
-            + 2 * rows * state + 2 * arrived - 2 * rows * self.item_bytes,
+            intermediate_bytes=8 * pairs * state
+            + 2 * pairs * self.hidden * self.weight_item
+            + 2 * rows * state
+            + 2 * arrived
+            - 2 * rows * self.item_bytes,
             exchanges={
                 "all_to_all": Exchange(
                     (pairs + rows) * state + counts,
                     (self.sent + self.got) * state + counts - counts / self.ranks,
                     3,
+                )
+            },
+        )
+
+
+@layer
+class ReduceScatter:
+    """Adds up a tensor of ``elements`` elements like :class:`AllReduce`; each of n ranks gets one part of the sum.
+
+    A ring sends n - 1 chunks:
+
+        comm_payload_bytes = elements item_bytes
+        comm_bytes = (n - 1) ceil(elements / n) item_bytes
+
+    Out goes elements / n. Unfused, the operator before it writes the tensor, which the collective reads; parts of
+    several sequences are put in order before, which reads and writes it once more (not if they are ``in_order``). A
+    ``bias`` is added to the own part, and look-ups of rows of other ranks (``masked``) are overwritten, as there.
+    """
+
+    name: ClassVar[str] = "reduce_scatter"
+    title: ClassVar[str] = "Reduce-scatter"
+    source: ClassVar[str] = (
+        "Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models, section 4.2.2; "
+        "Megatron-LM reduce_scatter_to_sequence_parallel_region"
+    )
+
+    elements: Size
+    ranks: Size
+    item_bytes: Size
+    bias: Size = 0
+    """Elements of the bias that is added afterwards; 0 if there is none."""
+    masked: bool = False
+    """Whether look-ups of rows that other ranks hold are overwritten with zeros."""
+    in_order: bool = False
+    """Whether the parts of the ranks lie one behind the other."""
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        own = self.elements / self.ranks
+        added = 0 if self.bias == 0 else own
+        moved = self.elements * (1 if self.in_order else 2) + added + (self.elements + 1 if self.masked else 0)
+        return LayerCosts(
+            params=self.bias,
+            weight_bytes=self.bias * self.item_bytes,
+            weight_read_bytes=self.bias * self.item_bytes,
+            vector_flops={"elementwise": added} if added != 0 else {},
+            output_bytes=(own - self.elements) * self.item_bytes,
+            intermediate_bytes=2 * moved * self.item_bytes,
+            exchanges={
+                "reduce_scatter": Exchange(
+                    self.elements * self.item_bytes,
+                    (self.ranks - 1) * sympy.ceiling(own) * self.item_bytes,
                 )
             },
         )

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import sympy
+
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import Container, ModulePart, StackCall
 from costproof.analytic.conv2d import Conv2d, area
@@ -38,6 +40,10 @@ class CopyBranches:
     """Whether all query heads share one key/value head, which is repeated as a view until a product copies it."""
     wide_heads: bool = False
     """Whether heads have more than 256 elements, for which transformers repeats keys and values."""
+    flash: bool = False
+    """Whether attention is that of the package flash-attn."""
+    padded_heads: bool = False
+    """Whether that package pads heads to a multiple of 8 elements."""
 
 
 @dataclass(slots=True)
@@ -136,6 +142,8 @@ class LayerTape:
                 copies it: queries, and keys and values unless a cache joined them.
         """
         call, branches, keys = self.call, self.branches, self._keys(block)
+        if branches.flash:
+            return self._flash(block, q, k, v)
         result = call.rows * block.heads * block.head_dim
         one = branches.one_shared
         repeated = (branches.shared and not one) and (
@@ -190,6 +198,23 @@ class LayerTape:
         result = self._make(elements, *reads)
         self.tape.read(*reads, self.tape.make(4 * rows, *reads))
         return result
+
+    def _flash(self, block: AttentionBlock, q: Piece, k: Piece, v: Piece) -> Piece:
+        """Record attention of the package flash-attn, whose results lie token by token.
+
+        Besides the result it returns the log-sum of each query and head, in float32, and two int64 of a generator.
+
+        Source: ``FlashAttnFunc.forward`` (flash_attn 2.8, flash_attn_interface).
+        """
+        queries, context = self.call.rows * block.heads, self.call.batch * self._keys(block) * block.kv_heads
+        width = block.head_dim
+        if self.branches.padded_heads:
+            width = 8 * sympy.ceiling(width / sympy.Integer(8))
+            q = self._make(queries * width, q)
+            k, v = (self._make(context * width, piece) for piece in (k, v))
+        result = self._make(queries * width, q, k, v)
+        self.tape.read(q, k, v, result, self.tape.make(4 * queries), self.tape.make(2 * INT64))
+        return self._make(queries * block.head_dim, result) if self.branches.padded_heads else result
 
     def _mlp(self, mlp: Mlp, x: Piece, rows: Size | None = None) -> Piece:
         rows = self.call.rows if rows is None else rows

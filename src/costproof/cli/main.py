@@ -73,7 +73,7 @@ def _run(given: Sequence[str]) -> int:
             if "\0" in argument:  # click asks the system about it
                 raise BadInput("an argument holds a null character", where=visible(argument), expected="no null bytes")
         if COMPLETE in os.environ:
-            import costproof.cli.completion  # noqa: F401  (it adds itself to click)
+            import costproof.cli.params  # noqa: F401  (it adds our completion to click)
         result = cli.main(args=list(given), prog_name="costproof", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else EXIT_OK

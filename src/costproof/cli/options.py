@@ -123,11 +123,16 @@ def mesh_options(command: F) -> F:
 
     @wraps(command)
     def with_settings(*args: Any, target: str, **choices: Any) -> Any:
-        given = {name: choices.pop(name) for name in (*_MESH, "rank")}
+        given = {name: choices.pop(name) for name in (*_MESH, "rank", "plan")}
         settings = [f"{name}={value}" for name, value in given.items() if value is not None]
         return command(*args, target=",".join((target, *settings)), **choices)
 
     add: Any = with_settings
+    add = click.option(
+        "--plan",
+        metavar="PLAN|FILE",
+        help="Plan by which devices share weights: transformers, vllm, megatron, or YAML.",
+    )(add)
     add = click.option("--rank", type=IntParam(), metavar="N", help="Rank of these devices to count.")(add)
     for name, what in reversed(_MESH.items()):
         add = click.option(f"--{name}", type=IntParam(), metavar="N", help=f"Devices that share {what}.")(add)

@@ -1,13 +1,17 @@
-"""Define click parameter types with our error messages and shell completion."""
+"""Define click parameter types with our error messages, and shell completion.
+
+Bash splits ``deepseek-ocr@gundam`` and ``--over base=1`` into several words.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class, split_arg_string
 
 from costproof import api
 from costproof.ledger.errors import BadInput, CostproofError, invalid_choice
@@ -156,3 +160,63 @@ PRESET: Final = NameParam(lambda target: [w.name for w in api.workloads(target)]
 STAGE: Final = NameParam(lambda target: api.stages(target) if target and not _names_a_function(target) else ())
 DEVICE: Final = NameParam(lambda target: api.machines())
 OPERAND: Final = OperandParam()
+
+
+_SOURCE: Final = """\
+%(complete_func)s() {
+    local IFS=$'\\n'
+    local response
+
+    response=$(env COMP_LINE="${COMP_LINE:0:$COMP_POINT}" COMP_BREAKS="$COMP_WORDBREAKS" \\
+%(complete_var)s=bash_complete $1)
+
+    for completion in $response; do
+        IFS=',' read type value <<< "$completion"
+
+        if [[ $type == 'dir' ]]; then
+            COMPREPLY=()
+            compopt -o dirnames
+        elif [[ $type == 'file' ]]; then
+            COMPREPLY=()
+            compopt -o default
+        elif [[ $type == 'plain' ]]; then
+            COMPREPLY+=($value)
+            if [[ $value == *= ]]; then
+                compopt -o nospace 2> /dev/null
+            fi
+        fi
+    done
+
+    return 0
+}
+
+%(complete_func)s_setup() {
+    complete -o nosort -F %(complete_func)s %(prog_name)s
+}
+
+%(complete_func)s_setup;
+"""
+
+
+class _Bash(BashComplete):
+    """Completion for bash that joins words which bash splits at ``@`` and ``=``, as the program receives them."""
+
+    source_template = _SOURCE
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        words = split_arg_string(_line())
+        last = words.pop() if words and not _line()[-1:].isspace() else ""
+        return words[1:], last
+
+    def format_completion(self, item: CompletionItem) -> str:
+        _, last = self.get_completion_args()
+        taken = max((last.rfind(mark) + 1 for mark in os.environ.get("COMP_BREAKS", "") if mark in "=:@"), default=0)
+        value = item.value[taken:] if item.value.startswith(last[:taken]) else item.value
+        return f"{item.type},{value}"
+
+
+def _line() -> str:
+    return os.environ.get("COMP_LINE", "")
+
+
+add_completion_class(_Bash)

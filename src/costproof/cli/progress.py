@@ -35,6 +35,7 @@ TITLES = {
     "counters": "running third-party counters",
     "compare": "comparing the sources",
     "peaks": "following what is alive",
+    "rows": "comparing batches of rows",
     "machine": "measuring the machine",
     "points": "evaluating the points",
     "validate": "counting points statically",

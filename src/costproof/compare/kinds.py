@@ -30,7 +30,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "scaled_dot_product_fused_attention_overrideable", "flash_attention_forward",
         "flash_attention_forward_no_dropout_inplace", "efficient_attention_forward", "cudnn_attention_forward",
         "triton_scaled_dot_attention", "varlen_attn", "torch_attn", "flash_attn_forward", "flash_attn_varlen_forward",
-        "flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache", "flex_attention",
+        "flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache", "flex_attention", "nested_attention",
         # Namespaces of FlashAttention's operators, of which only the forward ones are ever counted.
         "flash_attn", "flash_attn2", "flash_attn3", "vllm_flash_attn3", "flash_attn_3", "vllm_fa2_C", "vllm_fa3_C",
         "multi_head_attention_forward", "native_multi_head_attention",

@@ -21,14 +21,17 @@ from costproof.ledger.errors import BadInput
 
 RANK: Final = "rank"
 """Input of a workload: the rank that is counted, 0 by default."""
+PLAN: Final = "plan"
+"""Input of a workload: by which plan the ranks share weights; without it, by the plan of the class of transformers."""
 DISPATCH: Final = "dispatch"
 """Input of a workload: the form in which tokens reach the experts of other ranks, if not all tokens are gathered."""
 PAIRS: Final = "pairs"
 """Input of a workload: pairs of a token and an expert that ranks send each other, as :func:`pairs_of` reads them."""
 EP_BATCHES: Final = "ep/tp"
 """Group of ranks that share experts and have batches of their own (:meth:`Mesh.group`)."""
-ON_ONE_DEVICE: Final = {"tp": "1", "ep": "1", "text_vocab_rank": "text_vocab", "text_pairs_sent": "0",
-                         "text_pairs_got": "0"}
+ON_ONE_DEVICE: Final = {
+    "tp": "1", "ep": "1", "text_vocab_rank": "text_vocab", "text_pairs_sent": "0", "text_pairs_got": "0",
+}  # fmt: skip
 """Symbols of the formulas of a rank -> the formulas that they equal on one device."""
 
 
@@ -191,7 +194,7 @@ class RankCosts:
 
     ranks: tuple[int, ...]
     stages: dict[str, dict[str, int]]
-    """Stage -> metric -> cost of each of these ranks."""
+    """Stage -> metric -> cost of each of these ranks; what a rank holds for all stages is under the stage ````."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,8 +289,7 @@ class Parallel:
         found = []
         for stage, costs in self.one_device.items():
             for metric, one in costs.items():
-                place = stage or next(iter(self.ranks[0].stages))
-                total = sum(len(row.ranks) * row.stages[place].get(metric, 0) for row in self.ranks)
+                total = sum(len(row.ranks) * row.stages[stage].get(metric, 0) for row in self.ranks)
                 copies = sum(d.amount for d in self.duplicates if (d.stage, d.metric) == (stage, metric))
                 if total != one + copies:
                     what = "the ranks do not sum to one device and the named copies"

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Final, Literal, cast
 
 from costproof.ledger.errors import BadInput
-from costproof.ledger.mesh import RANK, Mesh, own_batch
+from costproof.ledger.mesh import PLAN, RANK, Mesh, own_batch
 from costproof.ledger.metrics import Metric
 from costproof.ledger.plural import plural
 
@@ -154,6 +154,11 @@ class Workload:
         """Return the sequences of the batch that the counted rank runs."""
         return own_batch(self.batch, self.mesh, self.rank)
 
+    @property
+    def own(self) -> Workload:
+        """Return the workload with the sequences that the counted rank runs."""
+        return replace(self, batch=self.own_batch)
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -279,6 +284,12 @@ _WEIGHTS: Final[frozenset[Metric]] = frozenset({"weight_bytes", "weight_read_byt
 _CACHE: Final[frozenset[Metric]] = frozenset({"kv_read_bytes", "kv_cache_bytes", "unfused_bytes", "floor_bytes"})
 
 
+def _plan(workload: Workload) -> str:
+    """Return the plan by which devices share weights, as an addition to their number; empty for the default."""
+    plan = str(workload.inputs.get(PLAN, ""))
+    return "" if not plan else ", a given plan" if ": " in plan else f", plan {plan}"
+
+
 def counted_line(target: TargetInfo, workload: Workload) -> str:
     """Return the line that states dtype, attention, cuts, unused keys, and formats that are not counted.
 
@@ -294,7 +305,9 @@ def counted_line(target: TargetInfo, workload: Workload) -> str:
         f"{workload.attention} attention",
         f"cut to {cut}" if cut else "all layers",
         f"a past of {plural(workload.past, 'token')} in the cache" if workload.past else "",
-        "" if (mesh := workload.mesh).one else f"rank {workload.rank} of {mesh.world} devices ({mesh.text})",
+        ""
+        if (mesh := workload.mesh).one
+        else f"rank {workload.rank} of {mesh.world} devices ({mesh.text}{_plan(workload)})",
         f"images of {workload.inputs.get('image_size')} pixels a side ({place})" if place else "",
         _unused(target),
     ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from costproof.compare.proof.certificate import Settings
+from costproof.ledger.metrics import Metric
 from costproof.ledger.workload import Workload
 from costproof.models.config import Config
 from costproof.models.target import Exportable, Setting, WithFormulas
@@ -20,15 +21,40 @@ T = TypeVar("T", bound=Provable, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
+class SymbolicRun:
+    """A run whose formulas are a term of an identity."""
+
+    workload: Workload
+    """A run at example sizes, which select the branches of the formulas."""
+    stage: str
+    sizes: Mapping[str, str]
+    """Symbol of the formulas -> what it is in the symbols of the identity: ``SC_1`` -> ``B*P + C``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowIdentity:
+    """Two sums of formulas that are equal in every module, of which one or both are of a batch of rows."""
+
+    left: tuple[SymbolicRun, ...]
+    right: tuple[SymbolicRun, ...]
+    metrics: tuple[Metric, ...]
+    example: Mapping[str, int]
+    """Symbol of the identity -> its value at the example sizes, ``b`` among them; no other symbols for a count."""
+    pairs: tuple[str, ...] = ()
+    """For each layer, kept scores per head that the right side has besides."""
+
+
+@dataclass(frozen=True, slots=True)
 class Piece(Generic[T]):
     """Unit of a proof: the exports of a target for one run, compared with its formulas in any process."""
 
     id: str
     """Name in the progress file: ``identity: page``."""
-    phase: Literal["identities", "sizes", "workloads", "draws", "runs", "peaks"]
+    phase: Literal["identities", "sizes", "workloads", "draws", "runs", "peaks", "rows"]
     """Kind of the piece. An identity that holds is a claim of the certificate; pieces of other kinds are only counted.
     Workloads are exported without symbols and compared as integers. Runs are not exported: every decode step is run and
-    counted by FlopCounterMode. Of peaks, the live peak of each graph is compared."""
+    counted by FlopCounterMode. Of peaks, the live peak of each graph is compared. Of rows, formulas are compared with
+    each other, or with pairs of a query and a key that were counted one by one; those of an identity are claims."""
     target: T
     workload: Workload
     stages: tuple[str, ...] = ()
@@ -39,6 +65,8 @@ class Piece(Generic[T]):
     """Symbol -> the number that its values are multiples of."""
     asked: Mapping[int, tuple[Mapping[str, int], ...]] = field(default_factory=dict)
     """Value of a symbolic size -> the points at which the guards of the exports are evaluated."""
+    identity: RowIdentity | None = None
+    """For rows, what is compared."""
 
 
 def not_drawn(config: Config | type[Config]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any, Final, get_args
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean, invalid_choice
 from costproof.ledger.files import MAX_BYTES, first_bytes
-from costproof.ledger.mesh import AXES, DISPATCH, PAIRS, RANK
+from costproof.ledger.mesh import AXES, DISPATCH, PAIRS, PLAN, RANK
 from costproof.ledger.run import RunOptions, parse_integer
 from costproof.ledger.workload import KV_BLOCK as BLOCK_INPUT
 from costproof.ledger.workload import PAD_TO as PAD_INPUT
@@ -59,6 +59,12 @@ MESH: Final = (
     Setting(RANK, "Rank of these devices to count."),
     Setting(DISPATCH, "How tokens reach experts of other ranks.", "choice", ("all-gather", "all-to-all")),
     Setting(PAIRS, "Pairs of a token and an expert that each rank sends to each: 6,2;3,5.", "text", (), "N,..;N,.."),
+    Setting(
+        PLAN,
+        "Plan by which devices share weights: transformers, vllm, megatron, or a YAML file of patterns and layouts.",
+        "text",
+        metavar="PLAN|FILE",
+    ),
 )
 
 MAX_BATCH: Final = 1024
@@ -146,6 +152,17 @@ def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]
         got=f"{cached}{length} in the prompt + {workload.new_tokens} new = {total}",
     )
     return [problem] if total > most else []
+
+
+def one_device_problems(workload: Workload, architecture: str) -> list[CostproofError]:
+    """Return an error if a run is spread over devices whose class transformers does not say how to split."""
+    given = [option(name) for name in (*AXES, RANK, PLAN) if name in workload.inputs]
+    if not given:
+        return []
+    return [BadInput(
+        "transformers has no plan that splits this class over devices (tp_plan), and none of ours describes it",
+        where=", ".join(given), expected="one device", got=f"{workload.mesh.text or 'one device'}, {architecture}",
+    )]  # fmt: skip
 
 
 def block_problems(workload: Workload) -> list[CostproofError]:

@@ -130,6 +130,9 @@ class Sharing(Protocol):
     def added_on_each(self, role: str) -> tuple[int, str]:
         """Return elements of a module's parameters that each rank has whole though others are split, and what."""
 
+    def padding_of(self, role: str, metric: Metric, cost: int) -> tuple[int, str]:
+        """Return what rows that only fill the parts of ranks add to a cost of one device, and what."""
+
 
 @runtime_checkable
 class Sharded(WithFormulas, Protocol):

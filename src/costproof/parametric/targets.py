@@ -114,7 +114,8 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
 
 
 def _terms(ledger: Ledger) -> _Terms:
-    return Counter((n.stage, n.invocation, m, e) for n in ledger.nodes for m, e in n.exprs.items())
+    held = Counter(("", "", m, n.exprs[m]) for m in HELD for n in bearing(ledger.nodes, m) if m in n.exprs)
+    return held + Counter((n.stage, n.invocation, m, e) for n in ledger.nodes for m, e in n.exprs.items())
 
 
 def _of_one(workload: Workload) -> dict[str, SettingValue]:
@@ -127,9 +128,10 @@ def _rank_costs(
     values: Mapping[tuple[str, str], SymbolValues],
     config: SymbolValues,
 ) -> dict[str, dict[str, int]]:
-    """Return stage -> metric -> cost at the values of one rank."""
+    """Return stage -> metric -> cost at the values of one rank; what it holds is under the stage ````."""
     common = {**config, **shared_values(values.values())}
     found: dict[str, dict[str, int]] = {s: dict.fromkeys(ledger.metrics, 0) for s in ledger.stages}
+    found[""] = {m: 0 for m in HELD if m in ledger.metrics}
     for (stage, call, metric, expr), times in terms.items():
         if metric in ledger.metrics and (not call or (stage, call) in values):
             known = {**config, **values[stage, call]} if call else common
@@ -179,11 +181,13 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
             cost, (times, why) = node.cost(metric) or 0, sharing.held_by(node.role, metric)
             more, bias = sharing.added_on_each(node.role) if metric in ("params", "weight_bytes") else (0, "")
             added = (workload.mesh.tp - 1) * more * (item if metric == "weight_bytes" else 1)
+            padding, rows = sharing.padding_of(node.role, metric, cost)
             copies[why] += (times - 1) * cost
             copies[bias] += added
+            copies[rows] += padding
             if not stage:
                 again = sharing.copies_of_batches(node.role) - 1
-                copies[DATA_COPIES] += again * (times * cost + added)
+                copies[DATA_COPIES] += again * (times * cost + added + padding)
         for what, amount in copies.items():
             if amount:
                 yield Duplicate(what, stage, metric, amount, amount if metric.endswith("_bytes") else 0)

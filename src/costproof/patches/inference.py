@@ -57,7 +57,7 @@ def inference_context(model: nn.Module) -> Iterator[Assumptions]:
     """
     import torch
 
-    from costproof.patches import flex_attention  # its rules need sympy, which lists of targets do not load
+    from costproof.patches import flex_attention, nested  # its rules need sympy, which lists of targets do not load
     from costproof.patches.input_values import precomputed, without_padding
 
     with ExitStack() as undo:
@@ -79,6 +79,7 @@ def inference_context(model: nn.Module) -> Iterator[Assumptions]:
             device = next((p.device.type for p in model.parameters()), "")
             undo.enter_context(flash_attention.importable(device))
             undo.enter_context(flex_attention.whole_flex_attention())
+            undo.enter_context(nested.whole_attention())
             _open.append(Assumptions())
             undo.callback(_open.clear)
             if "transformers" in sys.modules:

@@ -224,7 +224,8 @@ class ExchangingExperts:
     def _exchange(self, tensor: Any, into: list[int] | None, out_of: list[int] | None) -> Any:
         from torch.distributed._functional_collectives import all_to_all_single, wait_tensor
 
-        return wait_tensor(all_to_all_single(tensor.contiguous(), into, out_of, self.mesh.get_group()))
+        wait: Any = wait_tensor
+        return wait(all_to_all_single(tensor.contiguous(), into, out_of, self.mesh.get_group()))
 
 
 @contextmanager

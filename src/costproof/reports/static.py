@@ -316,16 +316,25 @@ def ranks_section(found: Parallel | None) -> DocumentSection | None:
         body += [Table(("Copies", "Stage", "Of", "Amount"), "lllr", copy_rows(found), title="Copies"), Note(SUMS)]
     if found.dispatches:
         rows = dispatch_rows(found)
-        head = ("Stage", "Call", "Form", "Routing", "Copies of a token", "Sent", "Sent, fp8 dispatch", "FLOPs of experts")
+        head = (
+            "Stage",
+            "Call",
+            "Form",
+            "Routing",
+            "Copies",
+            "Sent",
+            "Sent, fp8 dispatch",
+            "FLOPs of experts",
+        )
         body += [Table(head, "llllrrrr", rows, title=f"Dispatch to experts, rank {found.rank}"), Note(DISPATCH)]
     return DocumentSection(f"Ranks: {plural(found.mesh.world, 'device')}, {found.mesh.text}", body, id="ranks")
 
 
 def rank_rows(found: Parallel) -> list[tuple[Cell, ...]]:
     """Return a row for each cost: the smallest and the largest of a rank, and which ranks have it."""
-    stages, world = tuple(found.ranks[0].stages), found.mesh.world
+    stages, world = tuple(filter(None, found.ranks[0].stages)), found.mesh.world
     rows: list[tuple[Cell, ...]] = []
-    for stage, metric in (*((stages[0], m) for m in HELD), *((s, m) for s in stages for m in DONE)):
+    for stage, metric in (*(("", m) for m in HELD), *((s, m) for s in stages for m in DONE)):
         (least, with_least), (most, with_most) = found.extremes(stage, metric)
         if most:
             name = "" if metric in HELD else stage
@@ -363,7 +372,7 @@ def copy_rows(found: Parallel) -> list[tuple[Cell, ...]]:
 
 def ranks_lines(found: Parallel) -> Iterator[str]:
     """Yield short lines for the summary on a terminal."""
-    for stage in found.ranks[0].stages:
+    for stage in filter(None, found.ranks[0].stages):
         sent = {c.kind: 0 for c in found.collectives if c.stage == stage}
         for c in found.collectives:
             if c.stage == stage:
@@ -371,7 +380,7 @@ def ranks_lines(found: Parallel) -> Iterator[str]:
         _, (most, who) = found.extremes(stage, "comm_bytes")
         kinds = ", ".join(f"{count} {kind}" for kind, count in sent.items()) or "no collectives"
         yield f"{stage}: {kinds}; a rank sends {human(most, 'B')}{_only_rank(who, found)}"
-    (least, _), (most, who) = found.extremes(next(iter(found.ranks[0].stages)), "weight_bytes")
+    (least, _), (most, who) = found.extremes("", "weight_bytes")
     at_most = f"{human(least, 'B')} to " if least != most else ""
     yield f"weights of a rank: {at_most}{human(most, 'B')}{_only_rank(who, found)}"
     held = sum(d.bytes for d in found.duplicates if not d.stage and d.metric == "weight_bytes")

@@ -23,7 +23,7 @@ from costproof.ledger.offline import OFFLINE
 from costproof.ledger.plural import plural
 from costproof.models.registry import TARGETS
 from costproof.opgraph.rules.registry import RULES
-from costproof.patches import export, flash_attention, flex_attention, inference, tensor, torchlens
+from costproof.patches import export, flash_attention, flex_attention, inference, nested, tensor, torchlens
 from costproof.patches.flash_attention import COMPILED, FLASH, WITHOUT_CUDA
 from costproof.patches.patch import Patch
 from costproof.plugins import Registry
@@ -60,6 +60,7 @@ PATCHES: Final[tuple[Patch, ...]] = (
     inference.CAST_INSIDE_FORWARD, *inference.METHODS, *inference.HINTS, *inference.FUNCTIONS,
     inference.NO_RESULT_CACHE,
     *flash_attention.PATCHES, *flex_attention.PATCHES,
+    *nested.PATCHES, *nested.EXPORTED, nested.REFUSED,
 )  # fmt: skip
 """Each patch of torch, transformers and TorchLens that can be installed, in no particular order."""
 OLDEST = {"torch": (2, 6), "transformers": (4, 46, 3), "torchlens": (2, 36)}

@@ -253,8 +253,8 @@ def _binding_ranks(target: Target | None, workload: Workload) -> tuple[int, ...]
         return ()
     held: dict[int, list[int]] = {}
     for row in count_ranks(target, workload, evaluate_formulas(target, workload)).ranks:
-        weights = max(costs["weight_bytes"] for costs in row.stages.values())
-        cache = sum(costs["kv_cache_bytes"] for costs in row.stages.values())
+        weights = row.stages[""]["weight_bytes"]
+        cache = sum(costs.get("kv_cache_bytes", 0) for costs in row.stages.values())
         held.setdefault(weights + cache, []).extend(row.ranks)
     return tuple(sorted(held[max(held)]))
 

@@ -126,13 +126,13 @@ def with_runs(proof: Proof) -> Proof:
 def _peaks(proof: Proof) -> Iterator[Piece[Provable]]:
     """Yield the pieces that compare live peaks by formula with those of graphs.
 
-    There is no formula for FlashAttention, for a loop over experts, and for views whose side is a symbol.
+    There is no formula for a loop over experts, and for views whose side is a symbol.
     """
     known = [
         p
         for p in proof.pieces
         if isinstance(p.target, WithMemory) and not p.asked
-        if p.workload.experts != "eager" and p.workload.attention != FLASH
+        if p.workload.experts != "eager"
     ]
     drawn = [p for p in known if p.phase == "draws"][:_PEAK_DRAWS]
     for piece in (*(p for p in known if p.phase == "identities"), *drawn):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -12,7 +12,7 @@ import sympy
 
 from costproof.algebra.evaluation import evaluate
 from costproof.algebra.series import CONTEXT, STEPS
-from costproof.algebra.symbols import parse, text
+from costproof.algebra.symbols import parse, sym, text
 from costproof.compare.align import bound_metrics
 from costproof.compare.proof.certificate import (
     Certificate,
@@ -28,12 +28,12 @@ from costproof.compare.proof.judge import Answer, judge
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.metrics import FLOOR, STAGE_WIDE
+from costproof.ledger.metrics import EVERY_METRIC, FLOOR, KEPT_SCORES, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.workload import SettingValue, Workload
+from costproof.ledger.workload import ROWS_INVOCATION, SettingValue, Workload
 from costproof.models.config import keys_of
 from costproof.models.native import Native, stored_formulas
-from costproof.models.proof import Piece, Proof, Provable
+from costproof.models.proof import Piece, Proof, Provable, RowIdentity, SymbolicRun
 from costproof.models.reader_check import check_reader, written
 from costproof.models.specs import ExportJob
 from costproof.models.target import Runnable, WithFormulas, WithMemory
@@ -60,6 +60,8 @@ def carry_out_piece(piece: Piece[Provable], say: Say | None = None) -> Answer:
     """
     if piece.phase == "peaks":
         return compare_peaks(piece)
+    if piece.identity is not None:
+        return compare_rows(piece, piece.identity)
     if piece.phase == "draws" and isinstance(piece.target, Native):
         check_reader(written(piece.target.config))
     graphs: dict[str, Exported] = {}
@@ -165,6 +167,65 @@ def count_piece(piece: Piece[Provable], graphs: dict[str, Exported]) -> CountedP
     if piece.phase == "workloads":  # without the other parts of a stage, the traffic across its boundary is incomplete
         here = {row for row in here if row[2] != FLOOR}
     return CountedPiece(piece, static, values, frozenset(here))
+
+
+def compare_rows(piece: Piece[Provable], identity: RowIdentity) -> Answer:
+    """Compare two sums of formulas, in the symbols of an identity or at the sizes of a randomly drawn batch.
+
+    Raises:
+        Incomplete: a layer whose pairs were counted has no formula for its kept scores.
+    """
+    config, values = piece.target.info().symbols, dict(identity.example)
+    left, right = (_summed(piece.target, runs, identity.metrics) for runs in (identity.left, identity.right))
+    heads = parse("text_heads")
+    for layer, pairs in enumerate(identity.pairs):
+        found = [key for key in left if key[2] == KEPT_SCORES and f".{layer}." in f"{key[0]}."]
+        if len(found) != 1:
+            raise Incomplete("not one formula of the kept scores of a layer", where=f"layer {layer}", got=len(found))
+        right[found[0]] = right.get(found[0], sympy.Integer(0)) + heads * parse(pairs)
+    ledgers = []
+    for source, side in (("analytic", left), ("static", right)):
+        exprs: dict[tuple[str, str], dict[Metric, str]] = {}
+        for module, kind, metric in dict.fromkeys((*left, *right)):
+            exprs.setdefault((module, kind), {})[metric] = text(side.get((module, kind, metric), sympy.Integer(0)))
+        nodes = tuple(
+            CostNode("prefill", ROWS_INVOCATION, module, kind, {}, of) for (module, kind), of in exprs.items()
+        )
+        ledgers.append(Ledger(source, nodes, identity.metrics, ("prefill",)))
+    calls = {("prefill", ROWS_INVOCATION): values}
+    formulas, equal = (evaluate_ledger(ledger, calls, config) for ledger in ledgers)
+    answer = judge(formulas, equal, calls, config, integers=piece.sizes is not None)
+    return replace(
+        answer,
+        claims=tuple(replace(c, method="identity of rows") for c in answer.claims if piece.sizes is None),
+        counterexamples=tuple(
+            replace(c, found_in=piece.id, config={} if piece.sizes is None else config) for c in answer.counterexamples
+        ),
+        formulas=(),
+    )
+
+
+def _summed(
+    target: Provable, runs: Sequence[SymbolicRun], metrics: Collection[Metric]
+) -> dict[tuple[str, str, Metric], sympy.Expr]:
+    """Return (module, kind, metric) -> the sum of the formulas of several runs, in the symbols of an identity.
+
+    The kind is empty for metrics of a module as a whole.
+    """
+    found: dict[tuple[str, str, Metric], sympy.Expr] = {}
+    for run in runs:
+        sizes = {sym(name): parse(size) for name, size in run.sizes.items()}
+        for node in target.formulas(run.workload).nodes:
+            for metric in metrics if node.stage == run.stage and node.invocation else ():
+                if metric in node.exprs:
+                    key = node.module, node.kind if EVERY_METRIC[metric].by_kind else "", metric
+                    found[key] = found.get(key, sympy.Integer(0)) + _resized(node.exprs[metric], tuple(sizes.items()))
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _resized(expr: str, sizes: tuple[tuple[sympy.Symbol, sympy.Expr], ...]) -> sympy.Expr:
+    return parse(expr).xreplace(dict(sizes))
 
 
 def compare_peaks(piece: Piece[Provable]) -> Answer:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from costproof.ledger.errors import NOT_GIVEN, CostproofError, Incomplete, first_line
 from costproof.models.specs import GIVEN, Run
 from costproof.patches.flex_attention import values_wanted
+from costproof.patches.nested import watched
 from costproof.patches.patch import patched
 from costproof.snapshots.copies import TooLarge, alike, materialize, unchecked
 from costproof.tracers.hooks import Hooked, trace_hooks
@@ -73,9 +74,15 @@ def _traced(run: Run, *, all_calls: bool) -> FallbackTrace:
         from costproof.tracers.dispatched_trace import trace_dispatched
 
         return FallbackTrace(run, trace_dispatched(run), trace_hooks(run, all_calls=all_calls))
-    return FallbackTrace(
-        run, repeat_if_modules_replaced(run.model, lambda: trace_graph(run)), trace_hooks(run, all_calls=all_calls)
-    )
+    with watched() as nested:
+        try:
+            traced = repeat_if_modules_replaced(run.model, lambda: trace_graph(run))
+        except Incomplete:
+            if not nested.seen:
+                raise
+    if nested.seen:
+        return _traced(replace(run, dispatched=True), all_calls=all_calls)
+    return FallbackTrace(run, traced, trace_hooks(run, all_calls=all_calls))
 
 
 def _line(error: Exception) -> str:

@@ -1,8 +1,8 @@
-"""Trace a run at the dispatcher: a model whose tensors are distributed over the ranks of a group.
+"""Trace a run at the dispatcher: a model whose tensors are nested, or distributed over the ranks of a group.
 
 TorchLens wraps functions of Python, where a distributed tensor has the size of the whole model. Below, each operator
 takes the local tensors of one rank, and collectives are operators too. Three kinds of calls are left out: those on
-distributed tensors, which run others below; those on fake tensors, by which torch finds out the layout of a result; and
+distributed or nested tensors, which run others below; those on fake tensors, by which torch finds out the layout of a result; and
 those inside a function that is recorded as one operator, as an export has it.
 """
 
@@ -25,6 +25,7 @@ from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.opgraph.rules.collectives import GROUP_RANK, GROUP_SIZE
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected, hooked
+from costproof.patches.nested import KIND, rows_of
 from costproof.patches.patch import patched
 from costproof.patches.tensor import STACK_INDEX_ROWS
 from costproof.tracers.paths import Paths, dtype_name, plain_value, split_arguments
@@ -33,8 +34,11 @@ from costproof.tracers.torchlens_trace import TracedForward
 if TYPE_CHECKING:
     from torch import nn
 
-_DISTRIBUTED: Final = "DTensor"
+_COMPOSED: Final = frozenset({"DTensor", KIND})
+"""Classes of tensors that consist of others, on which their operators run."""
 _FAKE: Final = "FakeTensor"
+_VIEWS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+"""What would return a view of a nested tensor as another object than the one that is recorded."""
 _GROUPS: Final = ("c10d", "_c10d_functional", "_dtensor")
 """Namespaces of collectives."""
 _WHOLE: Final[Mapping[str, Any]] = {
@@ -61,6 +65,7 @@ def trace_dispatched(run: Run) -> TracedForward:
             patched(*STACK_INDEX_ROWS),
             hooked(log.paths.modules.values(), log.enter, log.leave),
             forward_redirected(run.model),
+            torch._C._ExcludeDispatchKeyGuard(_VIEWS),
             log,
             _WholeFunctions(log),
         ):
@@ -69,7 +74,7 @@ def trace_dispatched(run: Run) -> TracedForward:
         raise
     except Exception as error:  # code of other packages may raise anything
         raise Incomplete(
-            "the model does not run as one rank of this mesh", where=f"run {run.id}", got=first_line(error)
+            "the model does not run at the dispatcher", where=f"run {run.id}", got=first_line(error)
         ) from error
     return TracedForward(log.graph(result), tuple(log.inputs), (), tuple(assumed))
 
@@ -115,7 +120,7 @@ class _OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stack.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _DISTRIBUTED in _kinds(types):
+        if _COMPOSED & _kinds(types):
             return NotImplemented
         kwargs = kwargs or {}
         if self.muted or func.namespace == "prim":
@@ -182,7 +187,7 @@ class _OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def graph(self, result: Any) -> Graph:
         """Return the recorded operators with the results of the run."""
         cached = {id(t) for t in states(*caches_of(result).values())}
-        found = [leaf for _, leaf in leaves(dict(result)) if isinstance(leaf, torch.Tensor)]
+        found = [rows_of(leaf) for _, leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
         known = [(id(t) in cached, self._values[id(t)]) for t in found if id(t) in self._values]
         outputs = tuple(value for is_cache, value in known if not is_cache)
         cache = tuple(value for is_cache, value in known if is_cache and value.floating)
@@ -201,7 +206,7 @@ class _WholeFunctions(TorchFunctionMode):
         operator = _WHOLE.get(getattr(func, "__name__", ""))
         if len(args) > 1 and isinstance(args[1], torch.Tensor) and operator is _WHOLE["repeat_interleave"]:
             operator = None  # another overload, which is one operator below too
-        if operator is None or self._log.muted or {_DISTRIBUTED, _FAKE} & _kinds(types):
+        if operator is None or self._log.muted or {*_COMPOSED, _FAKE} & _kinds(types):
             return func(*args, **kwargs)
         return self._log.whole(operator, func, args, kwargs)
 

@@ -91,6 +91,8 @@ class _ExportReader:
         self.before = {id(tensor) for tensor in before}
         """Tensors of a cache that the program holds as constants, by id."""
         self.past: list[fx.Node] = []
+        self.places: dict[fx.Node, str] = {}
+        """Input that is no cache -> its place among the arguments, as ``lengths`` or ``x.1``."""
         self.rename = path_renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
         self.paths = Paths(job.module)
         self.known = {name for name, _ in job.module.named_modules(remove_duplicate=False)}
@@ -107,6 +109,7 @@ class _ExportReader:
         specs = {s.arg.name: s for s in self.program.graph_signature.input_specs}
         inputs = inputs_by_path(self.job, self.program)
         cached = {n for p, n in inputs.items() if self.job.returns_cache and p[0] in _CACHED}
+        self.places = {n: ".".join(map(str, p)) for p, n in inputs.items() if n not in cached}
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node, specs[node.name], cached=node in cached)
@@ -140,7 +143,7 @@ class _ExportReader:
         given = "cache" if cached else "input"
         known = "cache" if node in self.past else "const"
         origin = {"PARAMETER": "param", "BUFFER": "buffer", "USER_INPUT": given}.get(kind, known)
-        name = (self._named(spec.target) or spec.target) if spec.target else node.name
+        name = (self._named(spec.target) or spec.target) if spec.target else self.places.get(node, node.name)
         self.values[node] = self._value(node.name, value, origin, name)
 
     def _named(self, name: str) -> str | None:

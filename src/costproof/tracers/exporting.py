@@ -18,6 +18,7 @@ from costproof.opgraph.graph import Size
 from costproof.patches.export import QUIET_EXPORT, SHAPES_OF_RESULTS, concrete_export, fast_export
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected
+from costproof.patches.nested import rows_exported
 from costproof.patches.patch import patched
 from costproof.patches.tensor import STACK_INDEX_ROWS
 from costproof.tracers.paths import repeat_if_modules_replaced
@@ -49,6 +50,7 @@ def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, 
         with ExitStack() as around:
             assumed = around.enter_context(inference_context(job.module))
             around.enter_context(forward_redirected(job.module))
+            around.enter_context(rows_exported())
             around.enter_context(fast_export(job.module))
             around.enter_context(patched(*QUIET_EXPORT, *STACK_INDEX_ROWS))
             around.enter_context(concrete_export() if job.numbers else patched(*SHAPES_OF_RESULTS))

@@ -29,8 +29,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from costproof.ledger.errors import first_line
-from costproof.opgraph.rules.attention import FLEX
+from costproof.opgraph.rules.attention import FLEX, NESTED
 from costproof.patches.export import value_dependent_tags
+from costproof.patches.nested import KIND
 from costproof.patches.patch import patched
 from costproof.patches.tensor import EINSUM, READ_VALUES, TO_NUMPY
 from costproof.tracers.flop_counter_ledger import CallStack, DispatchedFlops
@@ -204,14 +205,14 @@ class CountingMode(FlopCounterJudge):  # type: ignore[no-untyped-call]
 
 
 class LocalJudge(FlopCounterJudge):  # type: ignore[no-untyped-call]
-    """Judge of one rank of a distributed model, which counts local tensors only.
+    """Judge of operators on distributed or nested tensors, which counts those on local tensors and on rows only.
 
-    Operators on distributed tensors run others on local ones, and those on fake tensors only find out a layout.
+    Operators on distributed and nested tensors run others, and those on fake tensors only find out a layout.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kinds = {kind.__name__ for kind in types}
-        if "DTensor" in kinds:
+        if kinds & {"DTensor", KIND}:
             return NotImplemented
         if "FakeTensor" in kinds:
             return func(*args, **(kwargs or {}))
@@ -333,6 +334,7 @@ _HEADS_FIRST: Final = (
 """Operators on (B, H, S, D), without the suffixes of their variants; cuDNN's lowest operator also takes packed rows."""
 _SEQUENCE_FIRST: Final = (
     "aten._flash_attention", "aten._efficient_attention", "torch_attn._varlen_attn", "flash_attn._flash_attn_varlen",
+    NESTED,
 )  # fmt: skip
 """Operators on (B, S, H, D); packed rows are (T, H, D), or (1, T, H, D) for ``_efficient_attention``."""
 _SUFFIXES: Final = ("_forward", "_backward", "_no_dropout_inplace", "_out")

@@ -21,6 +21,7 @@ from costproof.models.generic.caches import by_layer, caches_of, held, is_cache
 from costproof.models.specs import BUFFER, Run
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected, hooked
+from costproof.patches.nested import rows_of
 from costproof.patches.patch import patched
 from costproof.patches.tensor import STACK_INDEX_ROWS
 from costproof.tracers.flop_counter_ledger import DispatchedFlops
@@ -213,7 +214,7 @@ class _Walk:
     def value(self, value: Any, place: str) -> None:
         """Describe a value and everything inside it."""
         if isinstance(value, self.tensor):
-            self._tensor(value, place)
+            self._tensor(rows_of(value), place)
         elif value is None or isinstance(value, bool | int | float | str):
             self._plain(type(value).__name__, _small(value), place)
         elif isinstance(value, self.named):

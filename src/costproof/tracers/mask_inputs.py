@@ -49,11 +49,12 @@ def _values(tensor: torch.Tensor) -> Array:
 
 
 def tensors_by_place(arguments: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the place and the tensor of all arguments that are dense tensors, also in mappings."""
+    """Yield the place and the tensor of all arguments that are dense tensors, also in mappings and tuples."""
     import torch
 
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
             yield f"{before}{name}", value
-        elif isinstance(value, Mapping):
-            yield from tensors_by_place(value, f"{before}{name}.")
+        elif isinstance(value, Mapping | tuple):
+            parts = value if isinstance(value, Mapping) else {str(i): part for i, part in enumerate(value)}
+            yield from tensors_by_place(parts, f"{before}{name}.")

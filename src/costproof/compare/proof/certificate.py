@@ -21,13 +21,13 @@ from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind, load
 from costproof.ledger.workload import TargetInfo
 
-Method = Literal["identity", "identity per size", "enumeration"]
+Method = Literal["identity", "identity per size", "identity of rows", "enumeration"]
 ProofVerdict = Literal["proved", "refuted", "incomplete"]
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Claim that the formula and the graph of one quantity are equal, for a pattern of modules."""
+    """Claim that the formula and the graph of one quantity are equal, for a pattern of modules, or two formulas."""
 
     stage: str
     invocation: str
@@ -40,7 +40,8 @@ class Claim:
     """The runs for which the claim was shown: inputs, kernels, dtypes."""
     method: Method
     """``identity``: the expanded difference is 0, for all values of the symbols. ``identity per size``: the same
-    at each enumerated size, which is not a symbol there. ``enumeration``: equal integers at each workload listed."""
+    at each enumerated size, which is not a symbol there. ``identity of rows``: the same of two formulas, those of a
+    batch of rows and those of the runs that ``runs`` names. ``enumeration``: equal integers at each workload listed."""
     free: tuple[str, ...]
     """Symbols for all values of which the claim holds."""
     version: str
@@ -57,7 +58,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """A quantity for which the formula and the graph differ, with values of the symbols."""
+    """A quantity for which the formula and the graph differ, or two formulas, with values of the symbols."""
 
     found_in: str
     """The piece of the proof that found it."""
@@ -69,6 +70,7 @@ class Counterexample:
     formula: str
     analytic: str
     static: str
+    """The other side: the graph, or the formula or count that a batch of rows equals."""
     difference: str
     """Analytic minus static, factored: the extra term, or with a minus sign the missing one."""
     smallest: dict[str, int]
@@ -164,7 +166,7 @@ class Certificate(NotebookRepr):
         return {"proved": 0, "refuted": 1, "incomplete": 3}[self.verdict]
 
 
-CERTIFICATE: Final = FileKind(name="costproof/certificate", version=(2, 4), type=Certificate)
+CERTIFICATE: Final = FileKind(name="costproof/certificate", version=(2, 5), type=Certificate)
 
 
 def read_certificate(path: Path) -> Certificate:

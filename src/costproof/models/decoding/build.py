@@ -81,7 +81,7 @@ def patch_forward(base: Any, replaced: Mapping[str, Any] | None = None, inner: I
     names |= {module: prepared_masks(module) for module in map(import_module, inner)}
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with running(names, self.dtype, flash=uses_flash(self) and self.device.type == "meta"):
+        with running(names, self.dtype, flash=uses_flash(self) and self.device.type != "cuda"):
             return base.forward(self, *args, **kwargs)
 
     return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})

@@ -1,18 +1,36 @@
-"""The domain of a proof about a decoder: symbolic prompt and cache lengths, and random small configurations."""
+"""The domain of a proof about a decoder: symbolic lengths, random small configurations, and batches of rows."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+import sympy
+
+from costproof.algebra.series import CACHED, CONTEXT, ROW_SUMS
+from costproof.algebra.symbols import sym, text
 from costproof.analytic.elementwise import ACTIVATION_FLOPS
 from costproof.compare.proof.certificate import Settings
-from costproof.ledger.workload import FLOAT_BYTES, AttentionKind, Dtype, ExpertKernel, Logits, Workload
+from costproof.ledger.metrics import EVERY_METRIC, FLOOR, KEPT_FLOPS, KEPT_SCORES, STAGE_WIDE
+from costproof.ledger.workload import (
+    FLOAT_BYTES,
+    PAST,
+    ROWS,
+    AttentionKind,
+    BatchRow,
+    Dtype,
+    ExpertKernel,
+    Logits,
+    Workload,
+)
 from costproof.models.decoding.config import LEAST_WINDOW, DecoderConfig, MixtureConfig, WindowedConfig
-from costproof.models.proof import Piece, Proof, Provable, reasons
+from costproof.models.decoding.latent import LatentConfig
+from costproof.models.decoding.names import row_kinds
+from costproof.models.native import Native
+from costproof.models.proof import Piece, Proof, Provable, RowIdentity, SymbolicRun, reasons
 
 VARIANTS: Final = (
     Workload("text", 512, 4),
@@ -48,6 +66,14 @@ _NOT_VARIED: Final = (
 )
 LEAST_CONTEXT: Final = 128
 """Shortest context of a drawn configuration, in tokens; longer than any drawn run."""
+_NOT_OF_CHUNKS: Final = (
+    "that chunks cost as much as their prompt in other metrics than kept scores, kept FLOPs and added cache: each "
+    "reads weights and its prefix again, and its kernels may compute hidden scores"
+)
+_NOT_OF_LATENTS: Final = (
+    "that the kept FLOPs of chunks of latent attention sum to those of the prompt: each expands the latents of its "
+    "prefix again"
+)
 _ONE: Final = "the configuration: identities hold for this one"
 STEPS: Final = (1, 1, 1, 2, 3)
 """Numbers of decode steps of a draw; repeated ones are more likely."""
@@ -115,15 +141,15 @@ Draw = Callable[[Mapping[str, int], random.Random], Drawn | None]
 """(values of the parameters, source of other choices) -> a configuration; ``None`` if the family draws none."""
 
 
-def proof(target: Provable, kind: type[DecoderConfig], config: str, samples: int, seed: int, draw: Draw) -> Proof:
+def proof(target: Provable, own: DecoderConfig, config: str, samples: int, seed: int, draw: Draw) -> Proof:
     """Return the proof: exports in symbolic batch, prompt, context and steps, and exports of random configurations.
 
     Args:
-        kind: type of the target's configuration.
-        config: the normalised configuration as JSON.
+        own: the target's configuration.
+        config: the same, normalised, as JSON.
         draw: draws a configuration of the family.
     """
-    choices = {s.name: s.choices for s in target.settings()}
+    kind, choices = type(own), {s.name: s.choices for s in target.settings()}
     variants = [v if v.attention in choices["attention"] else replace(v, attention="eager") for v in VARIANTS]
     if "experts" in choices:
         variants[-1] = replace(variants[-1], experts=_KERNELS[1])
@@ -137,6 +163,8 @@ def proof(target: Provable, kind: type[DecoderConfig], config: str, samples: int
         pieces=(
             *(Piece(f"identity: {w.name}", "identities", target, w) for w in variants),
             *(piece for piece, _ in made),
+            *(piece for w in variants for piece in row_identities(target, own, w)),
+            *(counted_pairs(piece, seed) for piece, _ in made),
         ),
         settings=Settings(count, seed, config),
         usual=variants[0],
@@ -144,6 +172,7 @@ def proof(target: Provable, kind: type[DecoderConfig], config: str, samples: int
         independent={**INDEPENDENT, **kind.derived} if count else {},
         choices=Counter(name for _, present in made for name, is_present in present.items() if is_present),
         not_varied=(*_NOT_VARIED, *reasons(kind)) if count else (_ONE, _NOT_VARIED[0]),
+        not_claimed=(_NOT_OF_CHUNKS, *((_NOT_OF_LATENTS,) if issubclass(kind, LatentConfig) else ())),
     )
 
 
@@ -183,3 +212,146 @@ def _drawn(
         of_run[f"{other} decoding"] = decoding == other
     piece = Piece(f"draws: {number}", "draws", target, work, sizes={"P": p["P"], "N": steps})
     return piece, {**present, **of_run}
+
+
+_CHUNK: Final = (KEPT_SCORES, "kv_cache_bytes")
+"""Metrics that chunks share with their prompt; each computes all scores of its queries, and reads the cache."""
+_STEP: Final = ("flops", KEPT_FLOPS, KEPT_SCORES, "kv_read_bytes", "kv_cache_bytes")
+"""Metrics of steps that add up over sequences; a batch reads weights once, and equal sequences share positions."""
+_ONE_STEP: Final = tuple(m for m, info in EVERY_METRIC.items() if m not in {*STAGE_WIDE, FLOOR} and not info.convention)
+"""Metrics of one step by module."""
+
+
+def row_identities(target: Provable, config: DecoderConfig, workload: Workload) -> Iterator[Piece[Provable]]:
+    """Yield the identities of batches of rows: for all sizes on the same sides of a window as their examples.
+
+    * Chunks of C and S - C tokens are the prompt of S tokens: applied again, chunks of any lengths are.
+    * S tokens behind a prefix of C are the prompt of C + S without the pairs of the first C tokens.
+    * B steps at a context of P tokens and one at C are the decode formula at P and at C.
+
+    Latent attention expands the latents of a past again for each chunk, so that kept FLOPs are no sum.
+    """
+    windows, latent = sorted({*config.windows()} - {0}), isinstance(config, LatentConfig)
+    b, s, c = sym("B"), sym("S"), CACHED
+    item = {"b": FLOAT_BYTES[workload.dtype]}
+    last, chunk = replace(workload, logits="last"), (*_CHUNK, *(() if latent else (KEPT_FLOPS,)))
+
+    def piece(name: str, *identity: Any) -> Piece[Provable]:
+        return Piece(f"rows: {name}, {workload.name}", "rows", target, workload, identity=RowIdentity(*identity))
+
+    def rows(*given: tuple[BatchRow, tuple[Any, Any, Any]]) -> tuple[SymbolicRun, ...]:
+        return (_rows_in_symbols(config, last, given),)
+
+    def prompt(length: int, size: sympy.Expr) -> tuple[SymbolicRun, ...]:
+        run = replace(last, text_tokens=length, new_tokens=0)
+        return (SymbolicRun(run, "prefill", {"B": "1", "S": text(size), "L": "1"}),)
+
+    def step(context: int, size: sympy.Expr, batch: sympy.Expr) -> SymbolicRun:
+        run = replace(last, text_tokens=context, new_tokens=1)
+        return SymbolicRun(run, "decode", {"B": text(batch), "P": text(size), "N": "1"})
+
+    for first, whole in _examples(windows):
+        new, at = whole - first, {str(c): first, str(s): whole, **item}
+        row = BatchRow(first, logits=0), (1, c, 0)
+        chunks = rows(row, (BatchRow(new, first), (1, s - c, c)))
+        yield piece(f"chunks {first} and {new}+{first} are a prompt of {whole}", chunks, prompt(whole, s), chunk, at)
+        below = tuple(text(-_pairs_below(first, w)) for w in config.windows() or (0,) * config.layers)
+        hit = rows((BatchRow(new, first), (1, s, c)))
+        name = f"{new}+{first} is a prompt of {whole} less the pairs of {first}"
+        yield piece(name, hit, prompt(whole, c + s), _CHUNK[:1], {**at, str(s): new}, below)
+    for first, after in _examples(windows, gap=1):
+        row, at = (BatchRow(first, logits=0), (1, c, 0)), {str(c): first, **item}
+        chunks = rows(row, (BatchRow(1, first), (1, 1, c)))
+        yield piece(f"chunks {first} and 1+{first} are a prompt of {after}", chunks, prompt(after, c + 1), chunk, at)
+        # Two tokens below a window is a size of its own: the token of the step fills the cache.
+        p, end = (sympy.Integer(n) if n + 2 in windows else x for n, x in ((first, CONTEXT), (after, CACHED)))
+        steps = rows((BatchRow(1, first, 3), (b, 1, p)), (BatchRow(1, after), (1, 1, end)))
+        both = step(first, p, b), step(after, end, sympy.Integer(1))
+        at = {CONTEXT.name: first, CACHED.name: after, "B": 3, **item}
+        yield piece(f"3x1+{first} and 1+{after} are steps at {first} and {after}", steps, both, _STEP, at)
+        one, at = (step(first, p, sympy.Integer(1)),), {CONTEXT.name: first, **item}
+        yield piece(f"1+{first} is a step at {first}", rows((BatchRow(1, first), (1, 1, p))), one, _ONE_STEP, at)
+
+
+def _examples(windows: Sequence[int], gap: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield pairs of an earlier and a later length: one for each combination of sides of the windows.
+
+    Args:
+        gap: how much longer the later is (default: 2 or more).
+    """
+    ends = sorted({2, 37, *(w + k for w in windows for k in (-3, -2, -1, 0, 1, 40)), 100 + 2 * max(windows, default=0)})
+    pairs = ((a, a + gap) for a in ends) if gap else ((a, b) for a in ends for b in ends if b - a > 1)
+    found: dict[object, tuple[int, int]] = {}
+    for one, other in pairs:
+        sides = tuple(end >= w for end in (one, one + 1, other, other + 1) for w in windows)
+        found.setdefault(sides, (one, other)) if one > 1 else None
+    yield from found.values()
+
+
+def _pairs_below(length: int, window: int) -> sympy.Expr:
+    """Return the pairs of C queries and the keys that each sees, itself included: 1 + 2 + ... up to the window.
+
+    Args:
+        length: an example of C, on the same side of the window.
+        window: keys that a query sees at most; 0 for all.
+    """
+    if not window or length + 1 < window:
+        return CACHED * (CACHED + 1) / 2
+    return sympy.Integer(window * (window + 1) // 2) + window * (CACHED - window)
+
+
+def _batch_of(workload: Workload, rows: Sequence[BatchRow]) -> Workload:
+    """Return the workload of a batch of rows, with the other settings of a workload."""
+    inputs = {name: value for name, value in workload.inputs.items() if name != PAST}
+    inputs[ROWS] = ",".join(row.text for row in rows)
+    total = sum(row.count * row.new for row in rows)
+    logits: Logits = "all" if all(row.logits == row.new for row in rows) else "last"
+    return replace(workload, text_tokens=total, new_tokens=0, batch=1, logits=logits, inputs=inputs)
+
+
+def _rows_in_symbols(
+    config: DecoderConfig, workload: Workload, rows: Sequence[tuple[BatchRow, tuple[Any, Any, Any]]]
+) -> SymbolicRun:
+    """Return the run of a batch of rows, each given as an example, and (sequences, new tokens, past) in symbols."""
+    batch, in_symbols = _batch_of(workload, [row for row, _ in rows]), dict(rows)
+    sizes = {
+        "B": sympy.Integer(1),
+        "S": sympy.Add(*(count * new for _, (count, new, _) in rows)),
+        "L": sympy.Add(*(count * row.logits for row, (count, _, _) in rows)),
+    }
+    for i, alike in enumerate(row_kinds(batch, config), 1):
+        each = [tuple(map(sympy.sympify, in_symbols[row])) for row in alike]
+        for (k, n, m), name in ROW_SUMS.items():
+            sizes[f"{name}_{i}"] = sympy.Add(*(count**k * new**n * past**m for count, new, past in each))
+    return SymbolicRun(batch, "prefill", {name: text(sympy.expand(size)) for name, size in sizes.items()})
+
+
+def counted_pairs(piece: Piece[Provable], seed: int) -> Piece[Provable]:
+    """Return a piece in which the kept scores of a random batch of rows are compared with pairs counted one by one.
+
+    Args:
+        piece: a random configuration, which runs the batch.
+        seed: of the proof.
+    """
+    rng = random.Random(f"costproof:rows:{seed}:{piece.id}")
+    rows = [
+        BatchRow(rng.choice((1, rng.randint(2, 40))), rng.choice((0, rng.randint(1, 60))), rng.randint(1, 4))
+        for _ in range(rng.randint(1, 5))
+    ]
+    batch = _batch_of(piece.workload, rows)
+    (call,) = piece.target.invocations(batch)
+    assert isinstance(piece.target, Native)
+    config: DecoderConfig = piece.target.config
+    pairs = {w: str(sum(row.count * _seen(row, w) for row in rows)) for w in {*config.windows(), 0}}
+    each = tuple(pairs[w] for w in config.windows() or (0,) * config.layers)
+    run = SymbolicRun(batch, call.stage, {name: str(size) for name, size in call.symbols.items()})
+    identity = RowIdentity((run,), (), (KEPT_SCORES,), call.symbols, each)
+    return Piece(f"rows: of {piece.workload.name}", "rows", piece.target, batch, sizes={}, identity=identity)
+
+
+def _seen(row: BatchRow, window: int) -> int:
+    """Count the pairs of a query of one sequence and a key that it sees."""
+    length = row.past + row.new
+    return sum(
+        k <= q and (not window or q - k < window) for q in range(row.past, length) for k in range(length)
+    )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -278,20 +278,31 @@ def prefill_of(model: nn.Module, workload: Workload, decoder: Decoder) -> Export
     return replace(job, sizes=[], conventions=_stands_for(workload))
 
 
-def with_one_sequence(job: ExportJob) -> ExportJob:
-    """Return a job with a batch of 1 in place of a symbolic one.
+def of_rank(
+    jobs: Iterable[ExportJob], workload: Workload, numbers: Mapping[str, int] | None = None
+) -> tuple[ExportJob, ...]:
+    """Return the jobs of one of several ranks, with numbers in place of sizes by which their graphs differ."""
+    fixed = {**({"B": 1} if workload.own_batch == 1 else {}), **(numbers or {})}
+    return tuple(with_numbers(job, fixed) for job in jobs)
+
+
+def with_numbers(job: ExportJob, numbers: Mapping[str, int]) -> ExportJob:
+    """Return a job with numbers in place of some symbolic sizes, by symbol.
 
     Gathered parts of a single row need no concatenation, which an export with a symbolic batch would have.
     """
-    dims: dict[tuple[str | int, ...], int] = {tuple(s.argument): s.dim for s in job.sizes if s.symbol == "B"}
+    dims: dict[tuple[str | int, ...], dict[int, int]] = {}
+    for size in job.sizes:
+        if size.symbol in numbers:
+            dims.setdefault(tuple(size.argument), {})[size.dim] = numbers[size.symbol]
 
-    def one(path: tuple[str | int, ...], value: Any) -> Any:
+    def fixed(path: tuple[str | int, ...], value: Any) -> Any:
         if isinstance(value, list):
-            return [one((*path, i), part) for i, part in enumerate(value)]
-        shape = list(value.shape)
-        if path in dims:
-            shape[dims[path]] = 1
-        return value.new_empty(shape)
+            return [fixed((*path, i), part) for i, part in enumerate(value)]
+        return value.new_empty([dims.get(path, {}).get(dim, size) for dim, size in enumerate(value.shape)])
 
-    sizes = [size for size in job.sizes if size.symbol != "B"]
-    return replace(job, args={name: one((name,), value) for name, value in job.args.items()}, sizes=sizes)
+    sizes = [size for size in job.sizes if size.symbol not in numbers]
+    holds = tuple(text for text in job.holds if not {*numbers} & {*text.split()})
+    return replace(
+        job, args={name: fixed((name,), value) for name, value in job.args.items()}, sizes=sizes, holds=holds
+    )

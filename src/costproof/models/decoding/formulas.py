@@ -45,11 +45,13 @@ from costproof.models.decoding.names import (
     row_kinds,
     sandwich_names,
 )
-from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards
+from costproof.models.decoding.sharding import OF_OWN_TOKENS, SPLIT_ALL, ShardPlan, Shards
 
 FLASH: Final = "flash_attention_2"
 _WIDEST_SHARED: Final = 256
 """Widest head for which transformers leaves it to sdpa to share keys and values."""
+_WHOLE_HEADS: Final = 8
+"""Number of which flash-attn pads heads to a multiple."""
 ALL_PROJECTIONS: Final[tuple[Projection, ...]] = ("q", "k", "v", "out")
 
 
@@ -145,10 +147,16 @@ def decoder_parts(
         capped = SoftCap(call.batch * positions * sym("text_vocab"), call.item_bytes)
         own = ((capped,) if style.logits_capped else ()) + picked_positions(workload, call)
         stack = decoder_stack(config, workload, style, shards)(call).parts("text", call, positions)
+        if shards.shares_tokens(call):
+            own_call = replace(call, tokens=call.tokens / sym("tp"))
+            own_tokens = decoder_stack(config, workload, style, shards)(own_call).parts("text", own_call, positions)
+            stack = tuple(o if w.role in OF_OWN_TOKENS else w for w, o in zip(stack, own_tokens, strict=True))
         return (
             ModulePart("root", own or (CONTAINER,)),
             ModulePart("text"),
-            *shards.with_collectives(stack, call, positions, one_row=_one_row(workload, call)),
+            *shards.with_collectives(
+                stack, call, positions, one_row=_one_row(workload, call), one_sequence=workload.own_batch == 1
+            ),
         )
 
     return parts
@@ -302,10 +310,6 @@ def decoder_tapes(
     Raises:
         Incomplete: a loop over experts decides by values what it allocates.
     """
-    if workload.attention == FLASH:
-        raise Incomplete(
-            "no formula for the memory of FlashAttention", where=f"--attention {FLASH}", fix="sdpa or eager"
-        )
     if workload.experts == "eager":
         raise Incomplete(
             "the memory of a loop over experts depends on the router's choices", where="--experts eager",
@@ -326,6 +330,8 @@ def decoder_tapes(
             wide=workload.dtype == "float32",
             one_key=one_token and call.past == 0,
             wide_heads=config.head_dim > _WIDEST_SHARED,
+            flash=workload.attention == FLASH,
+            padded_heads=config.head_dim % _WHOLE_HEADS != 0,
         )
         masks = tuple(_given_masks(config, workload, call).items())
         layers, windows = stack(call), tuple(_windows(config))

@@ -12,23 +12,35 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.mesh import Mesh
+from costproof.ledger.mesh import PLAN, Mesh, splits_of
+from costproof.ledger.run import RunOptions
+from costproof.ledger.workload import Workload
 from costproof.models.decoding.decoder import text_config
-from costproof.patches.sharding import Distributed, Plan, plans_of
+from costproof.models.decoding.plans import LayoutPlan, named_plan
+from costproof.models.specs import Built, Run
+from costproof.patches.sharding import NOTE, Distributed, Plan, plans_of
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+_TURNED: Final = {"turned_colwise": 1, "turned_rowwise": 2}
+"""Styles of ours for weights [inputs, outputs] -> the split dimension, counted from the last."""
+_TABLES: Final = frozenset({"embedding_rowwise", "colwise_gather_output"})
+"""Styles of tables of the vocabulary."""
 GROUP: Final = "tp"
 """Prefix of the name of the group in exported collectives; behind a colon follows its number of ranks."""
 BATCHES: Final = "ep/tp"
 """The same of ranks that share experts and have batches of their own."""
 _WHOLE: Final = frozenset({
     "replicate", "replicated_with_grad_allreduce", "local_params", "mla_kv_a_proj", "all_reduce", "moe_identity_expert",
-    "moe_tp_experts", "ep_dispatch_experts",
+    "moe_tp_experts", "ep_dispatch_experts", "ep_local_experts", "gather_tokens", "whole_positions",
 })  # fmt: skip
 """Styles whose parameters every rank holds whole."""
+Splits = tuple[tuple[int, ...], tuple[int, ...]]
+"""Pairs of a token and an expert that a rank sends to each of those that share experts, and gets from each."""
+_ALONE: Final = "rowwise_alone"
+"""Style of ours: as ``rowwise``, but another module adds the products of all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +53,52 @@ class Share:
     size: int = 0
     batches: int = 1
     """Ranks that have tokens of their own among those that share experts."""
-    splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    """Pairs of a token and an expert that this rank sends to each of them, and gets; ``None`` if tokens are gathered."""
+    splits: Splits | None = None
+    """What ranks send each other if they do not gather tokens."""
+    multiple: int = 1
+    """The size is padded to a multiple of this number before it is split."""
+    tokens: Tokens | None = None
+    """Whether ranks share the tokens of the current call; ``None`` if they never do."""
+
+    @property
+    def padded(self) -> int:
+        """Return the size with padding."""
+        return -(-self.size // self.multiple) * self.multiple
 
     @property
     def chunk(self) -> int:
         """Return the size of a chunk; the last ranks have less if the number of ranks does not divide the size."""
-        return -(-self.size // self.ranks)
+        return -(-self.padded // self.ranks)
 
     @property
     def bounds(self) -> tuple[int, int]:
         """Return the first index of this rank's chunk, and the one behind its last."""
-        first = min(self.rank * self.chunk, self.size)
-        return first, min(first + self.chunk, self.size)
+        first = min(self.rank * self.chunk, self.padded)
+        return first, min(first + self.chunk, self.padded)
+
+    @property
+    def shares_tokens(self) -> bool:
+        """Return whether ranks share the tokens of the current call."""
+        return self.tokens is not None and self.tokens.shared
+
+
+@dataclass(slots=True)
+class Tokens:
+    """State of a model whose ranks share the tokens of some calls."""
+
+    shared: bool = False
 
 
 def shard(
-    model: nn.Module, plans: tuple[Plan, Plan], ranks: int, rank: int, batches: int = 1, splits: Splits | None = None
+    model: nn.Module,
+    plans: tuple[Plan, Plan],
+    ranks: int,
+    rank: int,
+    *,
+    batches: int = 1,
+    splits: Splits | None = None,
+    multiple: int = 1,
+    sequence: bool = False,
 ) -> None:
     """Replace the parameters of a model by the parts that one rank holds, and let its modules run the collectives.
 
@@ -67,16 +108,21 @@ def shard(
         rank: among those that share experts.
         batches: groups along ``tp``, each with a batch of its own, that share experts.
         splits: as in :class:`Share`.
+        multiple: number to a multiple of which the vocabulary is padded.
+        sequence: whether ranks share the tokens of a prompt between the split modules.
 
     Raises:
         Incomplete: a plan has a style that is not known here, or experts that the ranks do not divide.
     """
     modules, parameters = dict(model.named_modules()), dict(model.named_parameters(remove_duplicate=False))
     made: dict[int, nn.Parameter] = {}
-    tensor, expert = Share("", ranks, rank % ranks), Share("", ranks * batches, rank, 0, batches, splits)
+    tokens = Tokens() if sequence else None
+    tensor = Share("", ranks, rank % ranks, tokens=tokens)
+    expert = replace(tensor, ranks=ranks * batches, rank=rank, batches=batches, splits=splits)
     for name, style in {**plans[0], **plans[1]}.items():
         owner, _, leaf = name.rpartition(".")
-        share = replace(expert if name in plans[1] else tensor, style=style)
+        share = expert if name in plans[1] else tensor
+        share = replace(share, style=style, multiple=multiple if style in _TABLES else 1)
         if name in parameters:
             _split(modules[owner], leaf, share, made)
         else:
@@ -111,6 +157,8 @@ def _part(whole: torch.Tensor, leaf: str, share: Share) -> torch.Tensor:
         if whole.shape[0] % share.ranks:
             raise Incomplete("the ranks do not divide the experts", where=leaf, got=f"{whole.shape[0]}/{share.ranks}")
         dim = 0
+    elif style in _TURNED:
+        dim = whole.ndim - _TURNED[style]
     elif style in ("embedding_rowwise", "embedding_colwise"):
         dim = 0 if style == "embedding_rowwise" else 1
     elif style.startswith(("colwise", "packed_colwise")):
@@ -124,7 +172,13 @@ def _part(whole: torch.Tensor, leaf: str, share: Share) -> torch.Tensor:
 
 
 def _chunk(whole: torch.Tensor, dim: int, share: Share) -> torch.Tensor:
-    first, last = replace(share, size=whole.shape[dim]).bounds
+    import torch
+
+    own = replace(share, size=whole.shape[dim])
+    if own.padded > own.size:
+        more = [*whole.shape[:dim], own.padded - own.size, *whole.shape[dim + 1 :]]
+        whole = torch.cat([whole, whole.new_zeros(more)], dim)
+    first, last = own.bounds
     return whole.narrow(dim, first, last - first)
 
 
@@ -136,7 +190,7 @@ _KEPT: Final = "_share"
 def _join(module: Any, share: Share) -> None:
     """Let a module exchange its input or output as its style requires."""
     if share.style not in _FORWARDS:
-        if share.style not in _WHOLE | {"colwise", "packed_colwise", "packed_rowwise", "grouped_gemm"}:
+        if share.style not in _WHOLE | {"colwise", "packed_colwise", "packed_rowwise", "grouped_gemm", _ALONE}:
             raise Incomplete("the plan has a style that is not known here", got=share.style)
         return
     sizes = ("num_embeddings", "out_features", "in_features")
@@ -194,7 +248,45 @@ def _looked_up(share: Share, module: Any, inner: Inner, ids: torch.Tensor) -> to
     outside = (ids < first) | (ids >= last)
     rows = inner(module, (ids - first).masked_fill(outside, 0))
     zero = torch.scalar_tensor(0.0, dtype=rows.dtype, device=rows.device)
-    return _all_reduce(rows.index_put_((outside,), zero), share)
+    if share.tokens is not None:
+        share.tokens.shared = ids.shape[1] > 1
+    return _sum_up(rows.index_put_((outside,), zero), share)
+
+
+def _sum_up(value: torch.Tensor, share: Share) -> torch.Tensor:
+    """Add a tensor [B, S, width] of all ranks; if they share tokens, return the sum for the own [B, S / n, width]."""
+    if not share.shares_tokens:
+        return _all_reduce(value, share)
+    import torch
+
+    single, ops = value.shape[0] == 1, torch.ops._c10d_functional
+    parts = value.squeeze(0) if single else torch.cat(value.chunk(share.ranks, 1), 0)
+    own: torch.Tensor = ops.wait_tensor(ops.reduce_scatter_tensor(parts, "sum", share.ranks, _group(share)))
+    return own.unsqueeze(0) if single else own
+
+
+def _gathered_tokens(share: Share, module: Any, inner: Inner, value: torch.Tensor) -> torch.Tensor:
+    """Return the result of a norm [B, S / n, width] for the tokens of all ranks [B, S, width]."""
+    import torch
+
+    own: torch.Tensor = inner(module, value)
+    if not share.shares_tokens:
+        return own
+    single, ops = own.shape[0] == 1, torch.ops._c10d_functional
+    parts = own.squeeze(0) if single else own
+    every: torch.Tensor = ops.wait_tensor(ops.all_gather_into_tensor(parts, share.ranks, _group(share)))
+    return every.unsqueeze(0) if single else torch.cat(every.chunk(share.ranks, 0), 1)
+
+
+def _whole_positions(share: Share, module: Any, inner: Inner, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Compute the rotary table of the tokens of all ranks; the model counts positions by the own ones."""
+    import torch
+
+    if not share.shares_tokens:
+        return inner(module, value, *args, **kwargs)
+    positions, others = (args[0], args[1:]) if args else (kwargs.pop("position_ids"), ())
+    every = torch.arange(positions.shape[1] * share.ranks, device=positions.device).unsqueeze(0)
+    return inner(module, value, every, *others, **kwargs)
 
 
 def _looked_up_in_part(share: Share, module: Any, inner: Inner, ids: torch.Tensor) -> torch.Tensor:
@@ -216,7 +308,7 @@ def _summed(share: Share, module: Any, inner: Inner, value: torch.Tensor) -> tor
         product = inner(module, value)
     finally:
         module._parameters["bias"] = bias
-    summed = _all_reduce(product, share)
+    summed = _sum_up(product, share)
     return summed if bias is None else summed + bias
 
 
@@ -251,7 +343,9 @@ def _dispatched(
         value, chosen, weights = (_all_gather_first(x, share.batches) for x in (value, chosen, weights))
     elsewhere = (chosen // own) != share.rank
     here = torch.where(elsewhere, own, chosen % own)
-    result = inner(module, value, here, weights.masked_fill(elsewhere, 0.0))
+    result: torch.Tensor = inner(module, value, here, weights.masked_fill(elsewhere, 0.0))
+    if share.style == "ep_local_experts":
+        return result
     if share.batches > 1:
         ops = torch.ops._c10d_functional
         group = f"{BATCHES}:{share.batches}"
@@ -286,9 +380,6 @@ def _exchanged(
     return (placed.view(*weights.shape, -1) * weights[..., None]).sum(1).to(value.dtype)
 
 
-Splits = tuple[tuple[int, ...], tuple[int, ...]]
-
-
 def _all_gather_first(value: torch.Tensor, batches: int) -> torch.Tensor:
     """Return the parts of all ranks [rows, ..] one behind the other [batches rows, ..]."""
     import torch
@@ -310,43 +401,169 @@ _FORWARDS: Final[Mapping[str, Callable[..., Any]]] = {
     "moe_tp_experts": _added,
     "mla_kv_a_proj": _latents,
     "ep_dispatch_experts": _dispatched,
+    "ep_local_experts": _dispatched,
+    "gather_tokens": _gathered_tokens,
+    "whole_positions": _whole_positions,
 }
 """Style -> forward of a module in it, if it is not the module's own."""
 
 
-def shard_for_export(model: nn.Module, mesh: Mesh, rank: int, splits: Splits | None = None) -> nn.Module:
-    """Return the model as a rank of a mesh holds it, by our reading of transformers' plan.
+def shard_for_export(model: nn.Module, workload: Workload) -> nn.Module:
+    """Return the model as the counted rank of a mesh holds it, by our reading of the plan.
 
     Raises:
         Incomplete: the mesh or the plan is not one that a graph can count.
     """
+    mesh, engine = workload.mesh, _engine(workload)
     if mesh.tp > 1 or mesh.ep > 1:
-        plans, at = plans_of(model, mesh.tp, mesh.ep), mesh.coordinates(rank)
+        plans, at = _plans(model, mesh, engine), mesh.coordinates(workload.rank)
         _copy_heads(model, plans[0], mesh.tp, at.tp)
-        shard(model, plans, mesh.tp, at.ep if mesh.batches > 1 else at.tp, mesh.batches, splits)
+        multiple, sequence = (1, False) if engine is None else (engine.padding(mesh.tp), engine.sequence)
+        shard(
+            model, plans, mesh.tp, at.ep if mesh.batches > 1 else at.tp, batches=mesh.batches,
+            splits=splits_of(workload.inputs, workload.rank), multiple=multiple, sequence=sequence,
+        )  # fmt: skip
         _fit_heads(model, plans[0], mesh.tp)
     return model
 
 
-def distribute_for_run(
-    model: nn.Module, mesh: Mesh, rank: int, splits: Splits | None = None
-) -> Distributed | None:
-    """Let transformers distribute the model for a rank of a mesh; ``None`` if each rank has the whole model.
+def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | None:
+    """Let transformers distribute the model for the counted rank; ``None`` if each rank has the whole model.
 
     Raises:
-        Incomplete: transformers cannot run this model on this mesh.
+        Incomplete: transformers cannot run this model on this mesh, or not by this plan.
     """
+    mesh, engine = workload.mesh, _engine(workload)
     if mesh.tp == mesh.ep == 1:
         return None
-    plans, at = plans_of(model, mesh.tp, mesh.ep), mesh.coordinates(rank)
+    plans, at = _plans(model, mesh, engine), mesh.coordinates(workload.rank)
     if not _splits_evenly(model, plans[0], mesh.tp):
         raise Incomplete(
             "transformers cannot split fewer key/value heads than ranks (its issue 48307)",
             where="--tp", expected=f"a divisor of {kv_heads(model)}", got=mesh.tp,
             fix="--sources analytic,static, which give a rank a copy of one head",
         )  # fmt: skip
+    if engine is not None and (why := _not_run(model, engine, plans, mesh)):
+        raise Incomplete(
+            f"transformers cannot run this plan: it {why}", where=f"--{PLAN}", got=engine.name,
+            fix="--sources analytic,static",
+        )  # fmt: skip
+    splits = splits_of(workload.inputs, workload.rank)
     found = Distributed(model, plans, mesh.tp, at.ep if mesh.batches > 1 else at.tp, mesh.batches, splits)
     _fit_heads(model, plans[0], mesh.tp)
+    return found
+
+
+_RANK: Final = "_costproof_rank"
+"""Attribute of a distributed model with its rank."""
+
+
+def refuse_values(workload: Workload, options: RunOptions) -> None:
+    """Check that a rank of several devices is not to run with values.
+
+    Raises:
+        Incomplete: it is.
+    """
+    if not workload.mesh.one and options.real:
+        raise Incomplete("a rank of several devices is counted without values", where="--run", expected="meta")
+
+
+def distributed(built: Built, workload: Workload) -> Built:
+    """Return the model that runs as the counted rank: as transformers distributes it.
+
+    Raises:
+        Incomplete: as :func:`distribute_for_run`.
+    """
+    rank = distribute_for_run(built.model, workload)
+    vars(built.model)[_RANK] = rank
+    return built if rank is None else replace(built, notes=(*built.notes, NOTE))
+
+
+def as_rank(runs: tuple[Run, ...], model: nn.Module) -> tuple[Run, ...]:
+    """Return the runs of a model that :func:`distributed` returned."""
+    rank: Distributed | None = vars(model).get(_RANK)
+    return runs if rank is None else tuple(replace(r, around=rank.running, dispatched=True) for r in runs)
+
+
+def _engine(workload: Workload) -> LayoutPlan | None:
+    text = workload.inputs.get(PLAN)
+    return None if text is None else named_plan(str(text))
+
+
+def _not_run(model: nn.Module, engine: LayoutPlan, plans: tuple[Plan, Plan], mesh: Mesh) -> str:
+    """Return what a plan has that transformers has not; empty if there is nothing."""
+    vocabulary, multiple = int(text_config(model).vocab_size), engine.padding(mesh.tp)
+    if {*_TABLES} & {*plans[0].values()} and vocabulary % multiple:
+        return f"has no padding of the vocabulary to a multiple of {multiple}"
+    if engine.sequence:
+        return "has no tokens that ranks share between the modules"
+    if _ALONE in plans[0].values():
+        return "has no single sum over ranks for routed and shared experts"
+    return "" if {*plans[0]} | {*plans[1]} else "splits no module"
+
+
+def _plans(model: nn.Module, mesh: Mesh, engine: LayoutPlan | None) -> tuple[Plan, Plan]:
+    return plans_of(model, mesh.tp, mesh.ep) if engine is None else styles_of(model, engine, mesh)
+
+
+def styles_of(model: nn.Module, engine: LayoutPlan, mesh: Mesh) -> tuple[Plan, Plan]:
+    """Return a plan of layouts in the styles of transformers, and of ours where it has none: module by module."""
+    from torch import nn
+
+    tensor: dict[str, str] = {}
+    expert: dict[str, str] = {}
+    joint = {path for path, module in model.named_modules() if engine.joint and hasattr(module, "shared_experts")}
+    for path, module in model.named_modules():
+        layout = engine.layout(path)
+        packed = {name for name, _ in module.named_parameters(recurse=False) if name.startswith("gate_up_proj")}
+        own = {f"{path}.{name}" for name, _ in module.named_parameters(recurse=False)}
+        mixture, of_joint = path.rpartition(".")[0], any(path.startswith(f"{one}.") for one in joint)
+        if packed and mesh.ep > 1 and layout == "by_expert":
+            expert |= dict.fromkeys(own, "grouped_gemm")
+            expert[path] = "ep_local_experts" if mixture in joint else "ep_dispatch_experts"
+        elif packed:
+            for name in own:
+                kind = engine.layout(name.removesuffix("_bias"))
+                if kind != "replicated":
+                    tensor[name] = _packed_style(module, name, kind)
+                    tensor[path] = "packed_rowwise" if mixture in joint else "moe_tp_experts"
+        elif layout in ("column", "by_head"):
+            tensor |= dict.fromkeys((*own, path), "colwise")
+            if hasattr(model.get_submodule(mixture), "sinks"):
+                tensor[f"{mixture}.sinks"] = "colwise"
+        elif layout == "row":
+            tensor |= dict.fromkeys((*own, path), _ALONE if of_joint else "rowwise")
+        elif layout == "vocabulary":
+            style = "embedding_rowwise" if isinstance(module, nn.Embedding) else "colwise_gather_output"
+            tensor |= dict.fromkeys((*own, path), style)
+    for path in joint & {p.rpartition(".")[0] for p in (*tensor, *expert)}:
+        tensor[path] = "all_reduce"
+    return {**tensor, **(_shared_tokens(model) if engine.sequence else {})}, expert
+
+
+def _packed_style(module: Any, name: str, kind: str) -> str:
+    """Return the style of the stacked weights of experts, or of their biases.
+
+    Weights that are stored as [inputs, outputs] have gate and up columns in turn.
+    """
+    bias = name.endswith("_bias")
+    if kind == "row":
+        return "replicate" if bias else "turned_rowwise" if module.is_transposed else "rowwise"
+    return "turned_colwise" if module.is_transposed else "packed_colwise"
+
+
+def _shared_tokens(model: nn.Module) -> Plan:
+    """Return the styles of norms before split modules, and of rotary tables, in a model whose ranks share tokens."""
+    found: dict[str, str] = {}
+    for path, module in model.named_modules():
+        if hasattr(module, "self_attn") and hasattr(module, "mlp"):
+            names = ("pre_feedforward_layernorm", "post_attention_layernorm")
+            last = next(name for name in names if hasattr(module, name))
+            found |= {f"{path}.input_layernorm": "gather_tokens", f"{path}.{last}": "gather_tokens"}
+        if hasattr(module, "layers") and hasattr(module, "norm"):
+            found[f"{path}.norm"] = "gather_tokens"
+            tables = [name for name, _ in module.named_children() if name.startswith("rotary")]
+            found |= {f"{path}.{name}": "whole_positions" for name in tables}
     return found
 
 

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 import sympy
 
+from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import sym
 from costproof.estimate.routing import RoutedLayers
-from costproof.ledger.errors import BadInput
-from costproof.ledger.mesh import DISPATCH, EP_BATCHES, PAIRS, Mesh, pairs_of, shard, splits_of
+from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
+from costproof.ledger.mesh import EP_BATCHES, PAIRS, PLAN, Mesh, shard, splits_of
 from costproof.ledger.workload import Workload
+from costproof.models.decoding.plans import OWN, named_plan, routed_layers, split_parts
 
 if TYPE_CHECKING:
     from costproof.analytic.compose import ModulePart, StackCall
-    from costproof.analytic.costs import Size
+    from costproof.analytic.costs import Layer, Size
+    from costproof.analytic.experts import ClampedExperts, Experts
     from costproof.models.decoding.config import DecoderConfig
     from costproof.models.decoding.formulas import DecoderStyle
 
@@ -40,6 +43,12 @@ class ShardPlan:
     name: str
     source: str
     split: frozenset[Part]
+    multiple: int = 1
+    """The vocabulary is padded to a multiple of this number."""
+    joint: bool = False
+    """Whether routed and shared experts are added on each rank, before one sum over ranks."""
+    sequence: bool = False
+    """Whether ranks share the tokens of a prompt between the split modules."""
 
     def patterns(self) -> dict[str, str]:
         """Return the plan in the form of transformers: module pattern -> layout, for the dense modules."""
@@ -61,19 +70,87 @@ class ShardPlan:
 
 
 _PARTS: Final[tuple[Part, ...]] = ("attention", "mlp", "experts", "shared", "embedding", "head")
-_TRANSFORMERS: Final = "transformers: base_model_tp_plan and _tp_plan of the class"
-SPLIT_ALL: Final = ShardPlan("transformers", _TRANSFORMERS, frozenset(_PARTS))
-WHOLE_ATTENTION: Final = ShardPlan("transformers", _TRANSFORMERS, frozenset(_PARTS) - {"attention"})
-HEAD_ONLY: Final = ShardPlan("transformers", _TRANSFORMERS, frozenset({"head"}))
+_SOURCE: Final = "transformers: base_model_tp_plan and _tp_plan of the class"
+SPLIT_ALL: Final = ShardPlan(OWN, _SOURCE, frozenset(_PARTS))
+WHOLE_ATTENTION: Final = ShardPlan(OWN, _SOURCE, frozenset(_PARTS) - {"attention"})
+HEAD_ONLY: Final = ShardPlan(OWN, _SOURCE, frozenset({"head"}))
 """Plans of the classes of transformers."""
 
 
-def mesh_symbols(config: DecoderConfig, workload: Workload) -> dict[str, int]:
+def chosen_plan(
+    config: DecoderConfig, workload: Workload, own: ShardPlan, style: DecoderStyle, names: Mapping[str, str]
+) -> ShardPlan:
+    """Return the plan that a workload names, or that of the class.
+
+    Args:
+        own: plan of the class.
+        names: role -> module path.
+
+    Raises:
+        Problems: the plan does not fit the model.
+    """
+    text = workload.inputs.get(PLAN)
+    if text is None or workload.mesh.tp == 1:
+        return own
+    plan, mesh = named_plan(str(text)), workload.mesh
+    latent, routed = style.latent is not None, routed_layers(config)
+    absent: tuple[str, ...] = ()
+    if latent:
+        absent = ("k", "v", *(("q",) if getattr(config, "q_rank", 0) else ("q_down", "q_norm", "q_up")))
+    paths = {role: path for role, path in names.items() if role.removeprefix("text.layer.attention.") not in absent}
+    if any(routed):
+        experts = names["text.layer.experts"]
+        paths |= {"text.layer.experts.gate_up": f"{experts}.gate_up_proj"}
+        paths |= {"text.layer.experts.down": f"{experts}.down_proj"}
+    layers = {role: _layers_of(role, routed, style) for role, path in paths.items() if "{i}" in path}
+    paths = {role: path for role, path in paths.items() if layers.get(role, True)}
+    split = cast("frozenset[Part]", split_parts(plan, paths, layers, mesh))
+    problems: list[CostproofError] = []
+    if config.tied and len({"embedding", "head"} & split) == 1:
+        what = "embedding and output projection share one table, so they need one layout"
+        problems.append(BadInput(what, where=f"--{PLAN}", expected="vocabulary for both, or for none"))
+    key = plan.matching(names["text.layer.attention.k"].format(i=0)) if not latent else ()
+    if "attention" in split and config.kv_heads % mesh.tp and any(layout == "column" for _, layout in key):
+        what = "this layout makes no copies of key/value heads"
+        expected = f"a divisor of the {config.kv_heads} key/value heads, or by_head"
+        problems.append(BadInput(what, where=f"--{PLAN}, {key[0][0]}, --tp", expected=expected, got=mesh.tp))
+    if plan.sequence and (any(routed) or latent or workload.past):
+        what = "ranks that share tokens are counted only for dense decoders without latents, and without a past"
+        problems.append(BadInput(what, where=f"--{PLAN} {plan.name}", got=config.architecture))
+    elif plan.sequence and workload.text_tokens % mesh.tp:
+        what, expected = "ranks that share tokens must have equally many", f"a multiple of tp {mesh.tp}"
+        problems.append(BadInput(what, where="--text-tokens", expected=expected, got=workload.text_tokens))
+    multiple = plan.padding(mesh.tp)
+    if {"embedding", "head"} & split and _padded(config.vocab, multiple) % mesh.tp and multiple > 1:
+        what = f"{plan.name} gives each rank equally many rows of the vocabulary, padded to a multiple of {multiple}"
+        problems.append(BadInput(what, where="--tp", got=mesh.tp,
+                                 expected=f"a divisor of {_padded(config.vocab, multiple)}"))  # fmt: skip
+    if problems:
+        raise Problems("the plan does not fit this model", problems)
+    joint = plan.joint and style.shared_experts != 0
+    return ShardPlan(plan.name, plan.source, split, multiple, joint, plan.sequence)
+
+
+def _layers_of(role: str, routed: tuple[bool, ...], style: DecoderStyle) -> list[int]:
+    """Return the layers that have a module."""
+    mixture = role.startswith(("text.layer.experts", "text.layer.shared", "text.layer.router"))
+    if role.startswith("text.layer.shared") and style.shared_experts == 0:
+        return []
+    if mixture or role.startswith("text.layer.mlp."):
+        return [i for i, has in enumerate(routed) if has is mixture]
+    return [*range(len(routed))]
+
+
+def _padded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def mesh_symbols(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> dict[str, int]:
     """Return the values of ``MESH_SYMBOLS`` for the counted rank; empty for one device."""
     mesh = workload.mesh
     if mesh.one:
         return {}
-    start, stop = shard(config.vocab, mesh.tp, mesh.coordinates(workload.rank).tp)
+    start, stop = shard(_padded(config.vocab, plan.multiple), mesh.tp, mesh.coordinates(workload.rank).tp)
     found = {"tp": mesh.tp, "ep": mesh.ep, "text_vocab_rank": stop - start}
     splits = splits_of(workload.inputs, workload.rank)
     if splits is not None:
@@ -93,14 +170,15 @@ class Shards:
     """Whether attention caches latents instead of keys and values."""
     hidden: int = 0
     """Width of the decoder."""
-    biased: frozenset[str] = frozenset()
-    """Roles of modules whose bias is added after a sum over ranks."""
+    biased: tuple[tuple[str, int], ...] = ()
+    """(role of a module, elements of its bias) for biases that are added after a sum over ranks."""
     wide_weights: bool = True
     """Whether the router's weights are in float32."""
     exchanges: bool = False
     """Whether ranks send pairs of a token and an expert to the rank of the expert; else all tokens are gathered."""
     routed: RoutedLayers | None = None
     """The mixtures of experts that ranks share; ``None`` without them."""
+    vocab: int = 0
 
     @classmethod
     def of(
@@ -113,11 +191,21 @@ class Shards:
             "text.layer.attention.out": bool(config.attention_bias) if latent else out,  # type: ignore[attr-defined]
             "text.layer.mlp.down": style is not None and style.mlp_bias,
         }
-        roles = frozenset(role for role, has in biased.items() if has and _REDUCED[role] in plan.split)
-        wide = style is None or style.routing is None or not style.routing.narrow
-        mixtures = _mixtures(config, style) if workload.mesh.ep > 1 else None
-        exchanges = PAIRS in workload.inputs
-        return cls(plan, workload.mesh, config.kv_heads, latent, config.hidden, roles, wide, exchanges, mixtures)
+        wide = [(role, config.hidden) for role, has in biased.items() if has and _REDUCED[role] in plan.split]
+        if style is not None and style.clamped_experts and "experts" in plan.split and workload.mesh.ep == 1:
+            wide.append(("text.layer.experts", config.hidden * int(getattr(config, "experts", 0))))
+        return cls(
+            plan,
+            workload.mesh,
+            config.kv_heads,
+            latent,
+            config.hidden,
+            tuple(wide),
+            wide_weights=style is None or style.routing is None or not style.routing.narrow,
+            exchanges=PAIRS in workload.inputs,
+            routed=_mixtures(config, style) if workload.mesh.ep > 1 else None,
+            vocab=config.vocab,
+        )
 
     @property
     def gathers(self) -> bool:
@@ -139,7 +227,14 @@ class Shards:
 
     def added_on_each(self, role: str) -> tuple[int, str]:
         """Return the elements of a bias that each rank has whole, and its name; 0 if there is none."""
-        return (self.hidden, "biases added after a sum over ranks") if role in self.biased else (0, "")
+        return dict(self.biased).get(role, 0), "biases added after a sum over ranks"
+
+    def padding_of(self, role: str, metric: str, cost: int) -> tuple[int, str]:
+        """Return what the rows that pad the vocabulary add to a cost of one device, and its name."""
+        more = _padded(self.vocab, self.plan.multiple) - self.vocab
+        part = part_of(role)
+        padded = part in ("embedding", "head") and part in self.plan.split and metric != "buffer_bytes"
+        return cost * more // self.vocab if padded and more else 0, "padding of the vocabulary"
 
     def of_part(self, size: Size, part: Part) -> Size:
         """Return a rank's share of heads or of an inner width."""
@@ -207,65 +302,86 @@ class Shards:
         """Return the columns of the logits that a decoder returns; those of uneven shards are padded."""
         if self.mesh.tp == 1 or "head" not in self.plan.split:
             return sym("text_vocab")
+        if self.plan.multiple > 1:
+            return sym("tp") * sym("text_vocab_rank")
         return sym("tp") * sympy.ceiling(sym("text_vocab") / sym("tp"))
 
+    def shares_tokens(self, call: StackCall) -> bool:
+        """Return whether ranks share the tokens of a call between the split modules.
+
+        Branches: only of a prompt; a decode step has one token.
+        """
+        return self.plan.sequence and self.mesh.tp > 1 and call.past != CONTEXT
+
     def with_collectives(
-        self, parts: Iterable[ModulePart], call: StackCall, positions: Size, *, one_row: bool
+        self, parts: Iterable[ModulePart], call: StackCall, positions: Size, *, one_row: bool, one_sequence: bool
     ) -> Iterator[ModulePart]:
         """Yield the modules of a decoder with the collectives that the plan puts into them.
 
         Args:
             positions: positions per sequence that get logits.
             one_row: whether a single position gets logits.
+            one_sequence: whether the rank runs a single sequence.
         """
         if self.mesh.tp == self.mesh.ep == 1:
             yield from parts
             return
-        from costproof.analytic.collectives import (
-            AllGather,
-            AllReduce,
-            ExchangedPairs,
-            GatheredTokens,
-            Joined,
-            MaskedRows,
-        )
+        from costproof.analytic.collectives import AllGather, AllReduce, Joined, ReduceScatter
+        from costproof.analytic.elementwise import Residual
         from costproof.analytic.experts import ClampedExperts, Experts
         from costproof.analytic.linear import Linear
 
         ranks, width, b = sym("tp"), sym("text_hidden"), call.item_bytes
-        split = self.plan.split if self.mesh.tp > 1 else frozenset[Part]()
+        elements, split = call.rows * width, self.plan.split if self.mesh.tp > 1 else frozenset[Part]()
         reduced = {role for role, part in _REDUCED.items() if part in split}
         reduced |= {"text.layer.experts"} if self.mesh.ep > 1 else set()
-        latent = self.latent and "attention" in split
+        joint = self.plan.joint and "text.layer.experts" in reduced
+        reduced -= {"text.layer.experts", "text.layer.shared.down"} if joint else set()
+        latent = self.latent and "attention" in split and self.plan.name == OWN
         for part in parts:
+            first, *others = part.layers
+            if isinstance(first, Experts | ClampedExperts) and self.mesh.ep > 1:
+                others += self._of_other_ranks(first, call)
             if part.role.endswith(".kv_down") and latent:
-                yield replace(
-                    part, layers=(*part.layers, Joined(call.rows * (sym("text_kv_rank") + sym("text_rope")), b))
-                )
+                others.append(Joined(call.rows * (sym("text_kv_rank") + sym("text_rope")), b))
             elif part.role in reduced:
-                first, *others = part.layers
                 bias = width if isinstance(first, Linear) and first.bias else 0
-                own = (replace(first, bias=False),) if isinstance(first, Linear) else (first,)
-                if isinstance(first, Experts | ClampedExperts) and self.mesh.ep > 1:
-                    item = first.weight_item if isinstance(first, Experts) else b
-                    others.append(MaskedRows(first.rows, width, first.intermediate, b, item, first.batched))
-                    if self.exchanges:
-                        pairs = sym("text_pairs_sent"), sym("text_pairs_got")
-                        sizes = call.rows, width, sym("text_topk"), sym("ep"), sym("text_experts")
-                        others.append(ExchangedPairs(*sizes, *pairs, b, 4 if self.wide_weights else b))
-                    if self.gathers:
-                        others.append(GatheredTokens(call.rows, width, first.top_k, sym("ep") / ranks, b, item))
-                if self.mesh.tp > 1:
-                    others.append(AllReduce(call.rows * width, ranks, b, bias, masked=part.role == "text.embedding"))
-                yield replace(part, layers=(*own, *others))
+                first = replace(first, bias=False) if isinstance(first, Linear) else first
+                masked = part.role == "text.embedding"
+                if self.shares_tokens(call):
+                    others.append(ReduceScatter(elements, ranks, b, bias, masked=masked, in_order=one_sequence))
+                elif self.mesh.tp > 1:
+                    others.append(AllReduce(elements, ranks, b, bias, masked=masked))
+            elif part.role == "text.layer.mlp" and joint and isinstance(first, Residual):
+                others.append(AllReduce(elements, ranks, b))
+            elif part.role in _BEFORE_SPLIT and self.shares_tokens(call):
+                own = call.tokens / ranks
+                others.append(AllGather(call.batch * width, call.tokens, own, ranks, b, one_sequence))
             elif part.role == "lm_head" and "head" in split:
-                own_rows = self.vocabulary("head")
-                gather = AllGather(call.batch * positions, sym("text_vocab"), own_rows, ranks, b, one_row)
-                yield replace(part, layers=(*part.layers, gather))
-            else:
-                yield part
+                own, padded = self.vocabulary("head"), self.plan.multiple > 1
+                columns = ranks * own if padded else sym("text_vocab")
+                others.append(AllGather(call.batch * positions, columns, own, ranks, b, one_row))
+            yield replace(part, layers=(first, *others))
+
+    def _of_other_ranks(self, experts: Experts | ClampedExperts, call: StackCall) -> Iterator[Layer]:
+        """Yield the layers by which experts get rows of other ranks, and mask those that are not theirs."""
+        from costproof.analytic.collectives import ExchangedPairs, GatheredTokens, MaskedRows
+
+        width, b = sym("text_hidden"), call.item_bytes
+        item = getattr(experts, "weight_item", b)
+        yield MaskedRows(experts.rows, width, experts.intermediate, b, item, experts.batched)
+        if self.exchanges:
+            sizes = call.rows, width, sym("text_topk"), sym("ep"), sym("text_experts")
+            pairs = sym("text_pairs_sent"), sym("text_pairs_got")
+            yield ExchangedPairs(*sizes, *pairs, b, 4 if self.wide_weights else b)
+        elif self.gathers:
+            yield GatheredTokens(call.rows, width, experts.top_k, sym("ep") / sym("tp"), b, item)
 
 
+_BEFORE_SPLIT: Final = frozenset({"text.layer.norm1", "text.layer.norm2", "text.norm"})
+"""Roles of norms before split modules, behind which ranks that share tokens gather those of all."""
+OF_OWN_TOKENS: Final = _BEFORE_SPLIT | {"text.layer", "text.layer.norm1_after", "text.layer.norm2_after"}
+"""Roles of modules that process the own tokens of ranks that share tokens: norms and additions."""
 _REDUCED: Final[Mapping[str, Part]] = {
     "text.embedding": "embedding",
     "text.layer.attention.out": "attention",
@@ -308,6 +424,8 @@ def _why_whole(role: str, part: Part | None, *, latent: bool) -> str:
     """Return the name of what every rank has whole."""
     if latent:
         return "latents of MLA, and the projections to them"
+    if not role.startswith(("text.", "lm_head")):
+        return "towers and projectors, which the plan leaves whole"
     if part is not None:
         return f"{part}, which the plan leaves whole"
     return "routers" if role.endswith(".router") else "norms" if "norm" in role else "tables of rotary embedding"
@@ -315,98 +433,22 @@ def _why_whole(role: str, part: Part | None, *, latent: bool) -> str:
 
 def _mixtures(config: DecoderConfig, style: DecoderStyle | None) -> RoutedLayers | None:
     """Return the mixtures of experts of a decoder with the limits of its router; ``None`` without them."""
-    experts, routed = getattr(config, "experts", 0), getattr(config, "routed", None)
-    if not experts or routed is None or style is None or style.routing is None:
+    experts = getattr(config, "experts", 0)
+    if not experts or style is None or style.routing is None:
         return None
     limits = (1, 1)
     if style.routing.groups != 0:
         limits = config.groups, config.best_groups  # type: ignore[attr-defined]
     inner = getattr(config, "expert_width", 0) or config.intermediate
     top_k: int = config.top_k  # type: ignore[attr-defined]
-    return RoutedLayers(sum(routed()), experts, top_k, config.hidden, inner, *limits)
+    return RoutedLayers(sum(routed_layers(config)), experts, top_k, config.hidden, inner, *limits)
 
 
-def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> list[BadInput]:
-    """Return an error for each reason why a decoder cannot be split over the mesh of a workload."""
-    mesh = workload.mesh
-    if mesh.one and not workload.rank:
-        return []
-    found = mesh.problems(workload.rank)
-    if workload.rows:
-        what, where = "a batch of unequal rows is counted on one device only", f"--rows, {mesh.text}"
-        found.append(BadInput(what, where=where, expected="one device, or equal sequences"))
-    if found:
-        return found
-    for what, size, part in _divided(config):
-        if part in plan.split and size % mesh.tp and not (part == "experts" and mesh.ep > 1):
-            expected = f"a divisor of the {size} {what}"
-            why = f"tensor parallelism must divide the {what}"
-            found.append(BadInput(why, where="--tp", expected=expected, got=mesh.tp))
-    if "attention" in plan.split and config.kv_heads % mesh.tp and mesh.tp % config.kv_heads:
-        expected = f"a divisor or a multiple of the {config.kv_heads} key/value heads"
-        found.append(BadInput("ranks would share key/value heads", where="--tp", expected=expected, got=mesh.tp))
-    if workload.batch < mesh.dp:
-        what = "there are fewer sequences than data-parallel ranks"
-        found.append(BadInput(what, where="--batch", expected=f"at least {mesh.dp}", got=workload.batch))
-    found += _pair_problems(config, workload)
-    if mesh.batches > 1 and workload.batch % mesh.dp:
-        what = "ranks that gather each other's tokens need equal batches"
-        found.append(BadInput(what, where="--batch", expected=f"a multiple of dp {mesh.dp}", got=workload.batch))
-    if mesh.ep > 1:
-        experts = getattr(config, "experts", 0)
-        if not experts or experts % mesh.ep:
-            expected = f"a divisor of the {experts} routed experts" if experts else "1, since no layer has experts"
-            found.append(BadInput("the ranks must have equal numbers of experts", where="--ep", expected=expected,
-                                  got=mesh.ep))  # fmt: skip
-    return found
+def refuse_ranks(workload: Workload) -> None:
+    """Check that the live peak of a run on one device is asked for.
 
-
-def _pair_problems(config: DecoderConfig, workload: Workload) -> Iterator[BadInput]:
-    """Yield an error for each reason why tokens cannot be sent to the experts of other ranks."""
-    mesh, inputs = workload.mesh, workload.inputs
-    if (DISPATCH in inputs) != (PAIRS in inputs):
-        what, fix = "how many pairs of a token and an expert ranks send each other depends on the routing", ""
-        where, expected = f"--{DISPATCH}, --{PAIRS}", "both, or none"
-        if DISPATCH in inputs:
-            fix = "name the pairs, or see the means and bounds that a report of the mesh without --dispatch has"
-        yield BadInput(what, where=where, expected=expected, got=str(inputs.get(DISPATCH, inputs.get(PAIRS)))[:80],
-                       fix=fix)  # fmt: skip
-        return
-    if PAIRS not in inputs:
-        return
-    if mesh.tp > 1 or mesh.ep == 1 or workload.new_tokens or workload.batch % mesh.dp:
-        what, where = "the pairs of ranks are those of one prompt on ranks with whole attention", f"--{PAIRS}"
-        expected = "--ep above 1, --tp 1, --new-tokens 0, and equal batches"
-        yield BadInput(what, where=where, expected=expected, got=f"{mesh.text}, {workload.new_tokens} new tokens")
-        return
-    try:
-        pairs = pairs_of(inputs)
-    except BadInput as error:
-        yield error
-        return
-    each = workload.batch // mesh.dp * workload.text_tokens * getattr(config, "top_k", 0)
-    if len(pairs) != mesh.world or any(len(row) != mesh.ep or sum(row) != each for row in pairs):
-        expected = f"{mesh.world} rows of {mesh.ep} numbers, each with the sum {each}: tokens of a rank x top-k"
-        yield BadInput("these are not the pairs of the ranks", where=f"--{PAIRS}", expected=expected,
-                       got=str(inputs[PAIRS])[:80])  # fmt: skip
-    elif not all(sum(column) for column in _columns(pairs, mesh)):
-        yield BadInput("a rank without a single pair runs no experts", where=f"--{PAIRS}", got=str(inputs[PAIRS])[:80],
-                       expected="at least one pair for each rank")  # fmt: skip
-
-
-def _columns(pairs: tuple[tuple[int, ...], ...], mesh: Mesh) -> Iterator[tuple[int, ...]]:
-    """Yield, for each rank, the pairs that it gets from those of its group."""
-    for rank in range(mesh.world):
-        yield tuple(pairs[other][mesh.coordinates(rank).ep] for other in mesh.group("ep", rank))
-
-
-def _divided(config: DecoderConfig) -> Iterator[tuple[str, int, Part]]:
-    """Yield (name, size, part) of each width that tensor parallelism divides."""
-    yield "attention heads", config.heads, "attention"
-    routed = getattr(config, "routed", None)
-    kinds = routed() if routed is not None else (False,) * config.layers
-    if not all(kinds):
-        yield "elements of an MLP's inner width", config.intermediate, "mlp"
-    if any(kinds):
-        inner = getattr(config, "expert_width", 0) or config.intermediate
-        yield "elements of an expert's inner width", inner, "experts"
+    Raises:
+        Incomplete: it is of a rank of several.
+    """
+    if not workload.mesh.one:
+        raise Incomplete("no formula gives the live peak of one rank of several", where=workload.mesh.text)

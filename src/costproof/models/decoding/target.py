@@ -16,7 +16,7 @@ from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc, TokenPadding
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.mesh import PAIRS, splits_of
+from costproof.ledger.mesh import PAIRS
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import KV_BLOCK, PAD_TO, PAST, ROWS, BatchRow, ExpertKernel, Invocation, Workload
@@ -27,12 +27,19 @@ from costproof.models.decoding.build import build
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
-from costproof.models.decoding.rank_model import distribute_for_run, shard_for_export
-from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards, mesh_problems, mesh_symbols
+from costproof.models.decoding.plans import given_plan, mesh_problems
+from costproof.models.decoding.rank_model import as_rank, distributed, refuse_values, shard_for_export
+from costproof.models.decoding.sharding import (
+    SPLIT_ALL,
+    ShardPlan,
+    Shards,
+    chosen_plan,
+    mesh_symbols,
+    refuse_ranks,
+)
 from costproof.models.native import Native
 from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
-from costproof.patches.sharding import NOTE as DISPATCHED
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,7 +48,6 @@ if TYPE_CHECKING:
     from costproof.models.decoding.domain import Drawn
     from costproof.models.decoding.formulas import DecoderStyle
     from costproof.models.proof import Proof
-    from costproof.patches.sharding import Distributed
 
 PRESETS: Final = (
     NamedWorkload("chat", "a prompt of 512 tokens", {"text": 512}, default=True),
@@ -66,8 +72,6 @@ SETTINGS: Final[tuple[Setting, ...]] = (
 C = TypeVar("C", bound=DecoderConfig)
 _LAYER: Final = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 """The index of a layer in the path of its attention."""
-_RANK: Final = "_costproof_rank"
-"""Attribute of a distributed model with its rank."""
 
 
 def no_tape() -> Incomplete:
@@ -109,7 +113,19 @@ class CausalTarget(Native[C]):
         """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
         from costproof.models.decoding.formulas import decoder_ledger
 
-        return decoder_ledger(self.config, workload, self.style(), self.plan)
+        return decoder_ledger(self.config, workload, self.style(), self.plan_of(workload))
+
+    def plan_of(self, workload: Workload) -> ShardPlan:
+        """Return the plan by which the ranks of a workload's mesh share the model.
+
+        Raises:
+            BadInput: the class of transformers has none.
+            Problems: the plan that the workload names does not fit the model.
+        """
+        if self.plan is None:
+            raise BadInput("it is not described how this model is split over devices", where=self.name)
+        style = self.style()
+        return chosen_plan(self.config, workload, self.plan, style, style.names())
 
     def shares(self, workload: Workload) -> Shards:
         """Return how the ranks of a workload's mesh share the model.
@@ -117,9 +133,7 @@ class CausalTarget(Native[C]):
         Raises:
             BadInput: no plan describes it.
         """
-        if self.plan is None:
-            raise BadInput("it is not described how this model is split over devices", where=self.name)
-        return Shards.of(self.config, workload, self.plan, self.style())
+        return Shards.of(self.config, workload, self.plan_of(workload), self.style())
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
         """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
@@ -127,8 +141,7 @@ class CausalTarget(Native[C]):
 
         if workload.rows:
             raise no_tape()
-        if not workload.mesh.one:
-            raise Incomplete("no formula gives the live peak of one rank of several", where=workload.mesh.text)
+        refuse_ranks(workload)
         style = self.style()
         stack = decoder_stack(self.config, workload, style)
         return decoder_tapes(self.config, workload, stack, capped=style.logits_capped)
@@ -199,7 +212,7 @@ class CausalTarget(Native[C]):
     def settings(cls) -> tuple[Setting, ...]:
         """Return the settings of a run, other than the preset."""
         common_settings = (replace(s, choices=cls.attentions) if s is common.ATTENTION else s for s in SETTINGS)
-        return (*common_settings, *cls.extra_settings, *(common.MESH if cls.plan is not None else ()))
+        return (*common_settings, *cls.extra_settings, *common.MESH)
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
         """Return the configuration with only the first layers, at least one of each kind, and a note on the cut."""
@@ -218,6 +231,7 @@ class CausalTarget(Native[C]):
                     BadInput("the length of the prompt is given twice", where="--seq-len, --text-tokens", got=got)
                 )
             given["text_tokens"] = length
+        given_plan(given, found)
         return self._with_rows(workload, given, found) if given.get(ROWS) is not None else workload
 
     @staticmethod
@@ -247,8 +261,7 @@ class CausalTarget(Native[C]):
         found = cache_dtype.cache_problems(workload, latent=bool(self.decoder.latent))
         found += common.block_problems(workload)
         found += common.problems(workload, self.config.head_dim) + common.device_problems(workload, self.options)
-        if self.plan is not None:
-            found += mesh_problems(self.config, workload, self.plan)
+        found += self._mesh_problems(workload)
         if workload.rows:
             return found + common.row_problems(workload, self.config.max_positions)
         found = found or common.too_long(workload, workload.text_tokens, self.config.max_positions)
@@ -265,6 +278,15 @@ class CausalTarget(Native[C]):
             )
         return found
 
+    def _mesh_problems(self, workload: Workload) -> list[CostproofError]:
+        if self.plan is None:
+            return common.one_device_problems(workload, self.config.architecture)
+        try:
+            plan = self.plan if workload.mesh.problems(workload.rank) else self.plan_of(workload)
+        except Problems as error:
+            return list(error.problems)
+        return [*mesh_problems(self.config, workload, plan)]
+
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
         """Return the workload of a preset with changed settings; the configuration decides the default cache format."""
         chosen = given.pop(cache_dtype.SETTING.name, None)
@@ -277,9 +299,9 @@ class CausalTarget(Native[C]):
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the invocations of prefill and decode on the counted rank, with the values of their symbols."""
-        mine = replace(workload, batch=workload.own_batch)
-        more = mesh_symbols(self.config, workload)
-        return tuple(replace(call, symbols={**call.symbols, **more}) for call in invocations(mine, self.config))
+        more = {} if workload.mesh.one else mesh_symbols(self.config, workload, self.plan_of(workload))
+        calls = invocations(workload.own, self.config)
+        return tuple(replace(call, symbols={**call.symbols, **more}) for call in calls)
 
     @classmethod
     def drawn(cls, sizes: Mapping[str, int], rng: random.Random) -> Drawn | None:
@@ -299,7 +321,7 @@ class CausalTarget(Native[C]):
         """Return the proof of both stages in symbolic sizes, and for random configurations if the family draws any."""
         from costproof.models.decoding.domain import proof
 
-        return proof(self, type(self.config), self.normalised(), samples, seed, self.drawn)
+        return proof(self, self.config, self.normalised(), samples, seed, self.drawn)
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
         """Return the model on the meta device with the given implementation of routed experts, if it has experts."""
@@ -318,9 +340,7 @@ class CausalTarget(Native[C]):
             Incomplete: no graph counts a rank of this mesh.
         """
         model = Native.build(self, workload)
-        return model if workload.mesh.one else shard_for_export(
-            model, workload.mesh, workload.rank, splits_of(workload.inputs, workload.rank)
-        )
+        return model if workload.mesh.one else shard_for_export(model, workload)
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
         """Return the model that runs; on several devices, as transformers distributes it to the counted rank.
@@ -329,13 +349,8 @@ class CausalTarget(Native[C]):
             Problems: the checkpoint does not fit.
             Incomplete: the device or packages are missing, or transformers cannot run the model on this mesh.
         """
-        if not workload.mesh.one and self.options.real:
-            raise Incomplete("a rank of several devices is counted without values", where="--run", expected="meta")
-        built = Native.build_run(self, workload, progress)
-        splits = splits_of(workload.inputs, workload.rank)
-        rank = distribute_for_run(built.model, workload.mesh, workload.rank, splits)
-        vars(built.model)[_RANK] = rank
-        return built if rank is None else replace(built, notes=(*built.notes, DISPATCHED))
+        refuse_values(workload, self.options)
+        return distributed(Native.build_run(self, workload, progress), workload)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """Return the stages in which a module runs: all of them."""
@@ -343,26 +358,25 @@ class CausalTarget(Native[C]):
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the export jobs of the prefill and of a decode step."""
-        jobs = exports.export_jobs(model, _own(workload), self.decoder)
         if PAIRS in workload.inputs:  # of one prompt, whose sizes they decide
-            return (exports.prefill_of(model, _own(workload), self.decoder),)
-        single = workload.mesh.tp > 1 and workload.own_batch == 1
-        return tuple(map(exports.with_one_sequence, jobs)) if single else tuple(jobs)
+            return (exports.prefill_of(model, workload.own, self.decoder),)
+        jobs = exports.export_jobs(model, workload.own, self.decoder)
+        shared = {"S": workload.text_tokens} if self.plan is not None and self.plan_of(workload).sequence else {}
+        return tuple(jobs) if workload.mesh.tp == 1 else exports.of_rank(jobs, workload, shared)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return jobs that run the prefill and some decode steps, each in isolation."""
-        return tuple(exports.stage_runs(model, _own(workload), self.decoder, workload.text_tokens))
+        return tuple(exports.stage_runs(model, workload.own, self.decoder, workload.text_tokens))
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """Return the runs of the prefill and of the decode steps after it."""
-        decoder, workload = self.decoder, _own(workload)
+        decoder, workload = self.decoder, workload.own
         if workload.rows:
             return self._row_runs(model, workload)
         prompt = runs.prompt_inputs(workload, decoder, workload.text_tokens)
         if next(model.parameters()).device.type == "meta":
             found = runs.shape_runs(model, workload, decoder, runs.behind_past(model, workload, decoder, prompt))
-            rank: Distributed | None = vars(model).get(_RANK)
-            return found if rank is None else tuple(replace(r, around=rank.running, dispatched=True) for r in found)
+            return as_rank(found, model)
         ids = runs.drawn_ids(self.config.vocab, (workload.batch, workload.context), self.options.seed)
         return runs.real_runs(model, workload, decoder, runs.real_prompt(model, workload, decoder, prompt, ids))
 
@@ -372,8 +386,3 @@ class CausalTarget(Native[C]):
         length = sum(row.count * (row.past + row.new) for row in workload.rows)
         ids = runs.drawn_ids(self.config.vocab, (length,), self.options.seed)
         return runs.rows_runs(model, workload, self.decoder, ids)
-
-
-def _own(workload: Workload) -> Workload:
-    """Return the workload with the sequences that the counted rank runs."""
-    return replace(workload, batch=workload.own_batch)

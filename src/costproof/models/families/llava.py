@@ -248,10 +248,11 @@ class Llava(ImageTextTarget[LlavaConfig]):
         projector = self._projector()
         return image_text_ledger(
             {"vision": (tower, (pixels(IMAGES) + seen) * b), "projector": (projector, features * (width + hidden) * b)},
-            decoder_parts(self.config.text, workload, self.text_style()),
+            decoder_parts(self.config.text, self.whole_prompt(workload), self.text_style(), self.plan),
             features,
             workload,
             _NAMES,
+            vocabulary=self.shares(workload).padded_vocabulary(),
         )
 
     def _features(self) -> Size:

@@ -316,11 +316,12 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         border = (patches * sym("vision_volume") + tokens * out) * b
         return image_text_ledger(
             {"vision": (_tower(self.config, patches, tokens, eager=workload.attention == "eager"), border)},
-            decoder_parts(self.config.text, workload, self.text_style()),
+            decoder_parts(self.config.text, self.whole_prompt(workload), self.text_style(), self.plan),
             tokens,
             workload,
             _NAMES,
             returned=False,
+            vocabulary=self.shares(workload).padded_vocabulary(),
         )
 
     @classmethod

@@ -22,6 +22,7 @@ from costproof.ledger.files import first_bytes
 from costproof.ledger.workload import AttentionKind, Dtype
 from costproof.models.generic.described import check_parts
 from costproof.models.generic.factories import Made
+from costproof.patches.nested import in_parts, put_together
 from costproof.snapshots.copies import innermost
 from costproof.weights.stored import PLAIN, Stored
 
@@ -203,9 +204,13 @@ class Factory:
                 inputs = own() if callable(own) else None
         if not isinstance(module, nn.Module):
             raise BadInput("the factory makes no module", where=where, expected=RETURNS, got=type(made).__name__)
-        check_call(module, inputs, where)
+        check_call(module, in_parts(inputs, where), where)
         module = innermost(module)  # the wrapper of torch.compile takes any arguments, and is not what is counted
-        return Made(module, None if inputs is None else named_inputs(module, inputs))
+        if inputs is None:
+            return Made(module)
+        named = in_parts(named_inputs(module, inputs), where)
+        put_together(module, named)
+        return Made(module, named)
 
     def _function(self) -> Callable[[], Any]:
         found = getattr(self._module(), self.function, None)
@@ -257,8 +262,7 @@ def check_call(module: nn.Module, given: Any, where: str) -> None:
     check_parts(module)
     tensors = (*module.parameters(), *module.buffers(), *tree_leaves(given))
     if any(isinstance(t, torch.Tensor) and t.is_nested for t in tensors):
-        fix = "count a call with one of its tensors, or with all of them padded"
-        raise BadInput("a nested tensor has no shape", where=where, fix=fix)
+        raise BadInput("a parameter or buffer is a nested tensor", where=where, fix="keep its tensors separately")
     if any(type(t).__name__ == _SHARD for t in tensors):
         raise BadInput(
             "a tensor is spread over several processes",

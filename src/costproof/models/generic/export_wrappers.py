@@ -23,6 +23,7 @@ from costproof.models.generic.caches import (
     put,
 )
 from costproof.models.generic.caches import states as held_states
+from costproof.patches.nested import rows_of
 from costproof.snapshots.copies import restored
 
 
@@ -116,6 +117,7 @@ def cache_tensors(result: Any) -> list[torch.Tensor]:
 def tensors(value: Any) -> list[torch.Tensor]:
     """Return the floating-point and complex tensors of a nested result in order, without its caches."""
     if isinstance(value, torch.Tensor):
+        value = rows_of(value)
         return [value] if value.is_floating_point() or value.is_complex() else []
     if is_cache(value):
         return held_states(value)

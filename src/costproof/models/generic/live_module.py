@@ -18,6 +18,7 @@ from costproof.models.generic.described import check_parts
 from costproof.models.generic.factories import Given
 from costproof.models.generic.module import GenericTarget
 from costproof.models.specs import ExportJob, Run
+from costproof.patches.nested import in_parts, put_together
 from costproof.snapshots.copies import inputs_on_meta, on_meta, own_copy, own_inputs
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def at_hand(
             before.check()
         return
     before.modes.lift()
+    args, kwargs = in_parts((args, kwargs), type(module).__name__)
     _check(module, [args, kwargs])
     check_parts(module)
     named = [*enumerate(args), *kwargs.items()]
@@ -87,6 +89,7 @@ def at_hand(
             copied = (on_meta(module) if fake else own_copy(module)).eval()
         name = type(copied).__name__
         given = bound(copied, args, kwargs)
+        put_together(copied, given)
         given = inputs_on_meta(given) if fake else own_inputs(given)
         with evaluated(module):  # code outside of the copy may run parts of the module itself
             made = Given(name, f"{name}, as it was given", copied, given, notes=_of_compiled(module, copied, given))

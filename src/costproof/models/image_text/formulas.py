@@ -57,6 +57,7 @@ def image_text_ledger(
     names: Mapping[str, str],
     *,
     returned: bool = True,
+    vocabulary: Size | None = None,
 ) -> Ledger:
     """Return the symbolic ledger of all stages: ``exprs`` are set, ``costs`` are empty.
 
@@ -65,6 +66,7 @@ def image_text_ledger(
         text: returns the parts of the decoder in a call, starting with the root.
         features: rows of image features in the prompts, of the width of the decoder.
         returned: whether the model also returns the concatenated features.
+        vocabulary: columns of the logits, padded ones included (default: those of the vocabulary).
         names: role -> module path; the module around towers and decoder has the role ``model``.
 
     Branches: towers run only if prompts have images; decode steps have no images.
@@ -88,6 +90,6 @@ def image_text_ledger(
     def border_of(call: StackCall) -> Size:
         """Return the activation bytes at the decoder's boundary, including image features in the prefill."""
         given = (1 + returned) * features * width if seen and call.past == 0 else 0
-        return logits_and_masks(workload, call) + given * call.item_bytes
+        return logits_and_masks(workload, call, vocabulary=vocabulary) + given * call.item_bytes
 
-    return analytic_ledger(nodes(), (*towers, *STAGES))
+    return analytic_ledger(nodes(), (*towers, *STAGES), parallel=not workload.mesh.one)

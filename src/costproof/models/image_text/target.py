@@ -14,16 +14,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.mesh import PLAN
 from costproof.ledger.node import Ledger
+from costproof.ledger.progress import Progress
 from costproof.ledger.workload import ExpertKernel, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.decoding import exports, names, runs
 from costproof.models.decoding.build import build
 from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta
+from costproof.models.decoding.plans import OWN, mesh_problems
+from costproof.models.decoding.rank_model import as_rank, distributed, refuse_values, shard_for_export
+from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards, mesh_symbols, refuse_ranks
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, is_of
 from costproof.models.image_text.layout import CALL, IMAGES, SYMBOLS, ModelLayout, images_of, with_images
 from costproof.models.native import Native
-from costproof.models.specs import ExportJob, Run, SymbolicSize, layers_cut
+from costproof.models.specs import Built, ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 from costproof.patches.modules import no_image_check
 from costproof.weights.random_values import random_normal
@@ -71,8 +76,16 @@ class ImageTextTarget(Native[C]):
     returns_features: ClassVar[bool] = True
     """Whether the model also returns the concatenated features."""
 
+    plan: ClassVar[ShardPlan] = SPLIT_ALL
+    """How the class of transformers splits the decoder over devices; towers and projector are whole on each rank."""
+
+    def shares(self, workload: Workload) -> Shards:
+        """Return how the ranks of a workload's mesh share the model."""
+        return Shards.of(self.config.text, workload, self.plan, self.text_style())
+
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
         """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
+        refuse_ranks(workload)
         from costproof.models.decoding.formulas import decoder_stack, decoder_tapes
         from costproof.models.image_text.formulas import glue_tape
 
@@ -159,6 +172,7 @@ class ImageTextTarget(Native[C]):
             common.DTYPE,
             replace(common.ATTENTION, choices=cls.attentions),
             common.LOGITS,
+            *common.MESH,
         )
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
@@ -174,6 +188,10 @@ class ImageTextTarget(Native[C]):
     def length(self, workload: Workload) -> int:
         """Return the length of a prompt in tokens, including image tokens."""
         return images_of(workload) * self.image_tokens(workload) + workload.text_tokens
+
+    def whole_prompt(self, workload: Workload) -> Workload:
+        """Return the workload with image tokens among the tokens of the prompt."""
+        return replace(workload, text_tokens=self.length(workload))
 
     def default_workload(self, name: str) -> Workload:
         """Return the workload of a preset, with an image if it is the default."""
@@ -198,6 +216,9 @@ class ImageTextTarget(Native[C]):
         Convert ``seq_len`` in ``given`` to the remaining text tokens.
         """
         started = self.with_images_given(workload, given, found)
+        if (plan := given.pop(PLAN, None)) not in (None, OWN):
+            what = "only the plan of transformers is described for a model with towers, which it leaves whole"
+            found.append(BadInput(what, where=f"--{PLAN}", expected=OWN, got=str(plan)[:80]))
         length = given.pop("seq_len", None)
         if length is not None and not found:
             if given.get("text_tokens") is not None:
@@ -214,11 +235,15 @@ class ImageTextTarget(Native[C]):
         """Return an error for each reason why the model cannot run a workload."""
         text = self.config.text
         found = common.problems(workload, text.head_dim) + common.device_problems(workload, self.options)
+        found += mesh_problems(text, workload, self.plan)
         return found or common.too_long(workload, self.length(workload), text.max_positions)
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the invocations of towers, prefill and decode, with the values of their symbols."""
-        prefill, *steps = names.invocations(replace(workload, text_tokens=self.length(workload)))
+        more = {} if workload.mesh.one else mesh_symbols(self.config.text, workload, self.plan)
+        workload = workload.own
+        calls = names.invocations(replace(workload, text_tokens=self.length(workload)))
+        prefill, *steps = (replace(call, symbols={**call.symbols, **more}) for call in calls)
         count = workload.batch * images_of(workload)
         if not count:
             return prefill, *steps
@@ -237,6 +262,24 @@ class ImageTextTarget(Native[C]):
         replaced, inner = no_image_check(), self.layout.inner
         return build(*self.native(), dtype=workload.dtype, attention=workload.attention, replaced=replaced, inner=inner)
 
+    def build(self, workload: Workload) -> nn.Module:
+        """Return the model that is exported; of several devices, the part of the counted rank.
+
+        Raises:
+            Incomplete: no graph counts a rank of this mesh.
+        """
+        return shard_for_export(Native.build(self, workload), workload)
+
+    def build_run(self, workload: Workload, progress: Progress) -> Built:
+        """Return the model that runs; on several devices, as transformers distributes it to the counted rank.
+
+        Raises:
+            Problems: the checkpoint does not fit.
+            Incomplete: the device or packages are missing, or transformers cannot run the model on this mesh.
+        """
+        refuse_values(workload, self.options)
+        return distributed(Native.build_run(self, workload, progress), workload)
+
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """Return the stages in which a module runs, in order."""
         return self.layout.towers.stages(path, workload.new_tokens)
@@ -247,13 +290,16 @@ class ImageTextTarget(Native[C]):
         Each cut passes an activation from one stage to the next. It is an output of one graph and an input of another,
         so it counts as written by its producer and as read by its consumer, as in a trace of the whole model.
         """
-        embeds = images_of(workload) > 0
-        jobs = exports.export_jobs(model, workload, self.decoder, embeds=embeds)
-        towers = (*self.tower_jobs(model, workload, None), self._glue(model, workload)) if embeds else ()
+        embeds, own = images_of(workload) > 0, workload.own
+        jobs = exports.export_jobs(model, own, self.decoder, embeds=embeds)
+        if workload.mesh.tp > 1:
+            jobs = [*exports.of_rank(jobs, workload)]
+        towers = (*self.tower_jobs(model, own, None), self._glue(model, own)) if embeds else ()
         return (*towers, *jobs)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return jobs that run each stage in isolation at the sizes of the workload, and some decode steps."""
+        workload = workload.own
         count = workload.batch * images_of(workload)
         jobs = exports.stage_runs(model, workload, self.decoder, self.length(workload), embeds=count > 0)
         towers = (*self.tower_jobs(model, workload, count), self._glue(model, workload)) if count else ()
@@ -286,11 +332,12 @@ class ImageTextTarget(Native[C]):
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """Return the runs of the prompt with its images, and of the decode steps after it."""
+        workload = workload.own
         decoder, count = self.decoder, workload.batch * images_of(workload)
         prompt = runs.prompt_inputs(workload, decoder, self.length(workload))
         if next(model.parameters()).device.type == "meta":
             images = self.image_inputs(workload, count) if count else {}
-            return runs.shape_runs(model, workload, decoder, {**prompt, **images})
+            return as_rank(runs.shape_runs(model, workload, decoder, {**prompt, **images}), model)
         kwargs = runs.real_prompt(model, workload, decoder, prompt, self._ids(workload, prompt["input_ids"]))
         if count:
             kwargs |= self.random_image_inputs(model, workload, kwargs)

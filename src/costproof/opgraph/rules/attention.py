@@ -44,6 +44,8 @@ SDPA: Final = (
     "_scaled_dot_product_fused_attention_overrideable",
     "_triton_scaled_dot_attention",
 )
+NESTED: Final = "costproof.nested_attention"
+"""Operator on packed rows that :mod:`costproof.patches.nested` runs for attention of nested tensors."""
 _SEQUENCE_STARTS: Final = ("cum_seq_q", "cu_seqlens_q", "cu_seq_q")
 """Arguments with the first row of each packed sequence of queries, and behind the last sequence its end."""
 _KEY_STARTS: Final = ("cum_seq_k", "cu_seqlens_k", "cu_seq_k")
@@ -113,6 +115,7 @@ def mask_misfit(op: OpCall, *, at_sizes: bool = False) -> str:
     "_cudnn_attention_forward",
     "torch_attn._varlen_attn",
     "torch_attn._varlen_attn_out",
+    NESTED,
 )
 def kernel_of_torch(op: OpCall) -> OpCost:
     """Count torch's fused kernels on (B, S, H, D), for cuDNN (B, H, S, D), or on packed rows (T, H, D).

@@ -101,7 +101,7 @@ def fill(op: OpCall) -> OpCost:
 
 
 @operator_rule(
-    "sym_size", "sym_numel", "sym_stride", "sym_storage_offset", "size", "dim", "ndimension", "numel", "nelement",
+    "sym_is_contiguous", "sym_size", "sym_numel", "sym_stride", "sym_storage_offset", "size", "dim", "ndimension", "numel", "nelement",
     "stride", "storage_offset", "is_contiguous", "is_floating_point", "is_complex", "is_nonzero", "is_same_size",
     "element_size", "get_device", "data_ptr", "shape", "result_type", "sym_constrain_range",
     "sym_constrain_range_for_size", "_assert_async", "_functional_assert_async", "_assert_scalar",

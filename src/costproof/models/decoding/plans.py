@@ -1,0 +1,373 @@
+"""Plans as data: module pattern -> layout of its parameters on the ranks that share the weights of a layer.
+
+A plan of an engine says where weights lie and what ranks exchange. The operators stay those of transformers: an engine
+that merges the projections of queries, keys and values, or of gate and up, multiplies and exchanges the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+from costproof.ledger.document import read_document, read_source
+from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
+from costproof.ledger.mesh import DISPATCH, PAIRS, PLAN, Mesh, pairs_of
+
+if TYPE_CHECKING:
+    from costproof.ledger.workload import Workload
+    from costproof.models.decoding.config import DecoderConfig
+    from costproof.models.decoding.sharding import Part, ShardPlan
+
+Layout = Literal["column", "row", "by_head", "vocabulary", "by_expert", "replicated"]
+"""How the weights of a module lie on ranks.
+
+``column``: each rank has some outputs, ``row``: some inputs. ``by_head``: ``column`` in whole heads, of which several
+ranks hold copies if there are fewer key/value heads than ranks. ``vocabulary``: each rank has some entries of a table.
+``by_expert``: each rank has some experts whole. ``replicated``: each rank has all; so it is without a pattern.
+"""
+LAYOUTS: Final[tuple[Layout, ...]] = get_args(Layout)
+OWN: Final = "transformers"
+"""Name of the default plan, that of the class of transformers."""
+_PATTERN: Final = re.compile(r"[A-Za-z0-9_.*]{1,200}")
+_MOST_PATTERNS: Final = 200
+_MOST_STARS: Final = 4
+_WHERE: Final = f"--{PLAN}"
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutPlan:
+    """Layouts of modules by pattern, in which ``*`` stands for any characters, and what else an engine does."""
+
+    name: str
+    source: str
+    layouts: tuple[tuple[str, Layout], ...]
+    multiple: int = 1
+    """The vocabulary is padded to a multiple of this number."""
+    of_each: bool = False
+    """Whether the vocabulary is padded to such a multiple for every rank."""
+    joint: bool = False
+    """Whether routed and shared experts are added on each rank, before one sum over ranks."""
+    sequence: bool = False
+    """Whether ranks share the tokens between the split modules (sequence parallelism)."""
+    given: bool = False
+    """Whether a user wrote it: then each of its patterns must match a module."""
+
+    def padding(self, ranks: int) -> int:
+        """Return the number to a multiple of which the vocabulary is padded."""
+        return self.multiple * (ranks if self.of_each else 1)
+
+    def matching(self, path: str) -> tuple[tuple[str, Layout], ...]:
+        """Return the (pattern, layout) pairs whose pattern matches the path of a module or of a parameter."""
+        return tuple((pattern, layout) for pattern, layout in self.layouts if _regex(pattern).fullmatch(path))
+
+    def layout(self, path: str) -> Layout:
+        """Return the layout of a module or of a parameter; ``replicated`` without a pattern."""
+        return next((layout for _, layout in self.matching(path)), "replicated")
+
+
+@lru_cache(maxsize=1024)
+def _regex(pattern: str) -> re.Pattern[str]:
+    return re.compile(".+".join(map(re.escape, pattern.split("*"))))
+
+
+_HEADS: Final = ("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj")
+_MEGATRON: Final[tuple[tuple[str, Layout], ...]] = (
+    ("*.embed_tokens", "vocabulary"),
+    ("lm_head", "vocabulary"),
+    *((f"*.self_attn.{x}", "by_head") for x in _HEADS),
+    ("*.self_attn.o_proj", "row"),
+    *((f"*.mlp.{x}_proj", "column") for x in ("gate", "up")),
+    ("*.mlp.down_proj", "row"),
+)
+_VLLM: Final[tuple[tuple[str, Layout], ...]] = (
+    *_MEGATRON,
+    *((f"*.mlp.shared_experts.{x}_proj", "column") for x in ("gate", "up")),
+    ("*.mlp.shared_experts.down_proj", "row"),
+    ("*.mlp.experts.gate_up_proj", "column"),
+    ("*.mlp.experts.down_proj", "row"),
+    ("*.mlp.experts", "by_expert"),
+)
+ENGINES: Final[Mapping[str, LayoutPlan]] = {
+    "vllm": LayoutPlan(
+        "vllm",
+        "vLLM: QKVParallelLinear, MergedColumnParallelLinear and RowParallelLinear; VocabParallelEmbedding "
+        "(DEFAULT_VOCAB_PADDING_SIZE = 64); one all-reduce of shared and routed experts; LogitsProcessor (all-gather)",
+        _VLLM, multiple=64, joint=True,
+    ),
+    "megatron": LayoutPlan(
+        "megatron",
+        "Megatron-LM: ColumnParallelLinear and RowParallelLinear with sequence_parallel; make_vocab_size_divisible_by "
+        "= 128 for every rank (_vocab_size_with_padding); Korthikanti et al. 2022, Reducing Activation Recomputation",
+        _MEGATRON, multiple=128, of_each=True, sequence=True,
+    ),
+}  # fmt: skip
+"""Plans of engines by name."""
+
+
+def stored_plan(text: str) -> str:
+    """Return a plan as a workload stores it: the name of an engine's, or the layouts of a file of the user.
+
+    Args:
+        text: a name, the path of a YAML file that maps patterns to layouts, or the stored form.
+
+    Raises:
+        BadInput: there is no such plan, or the file cannot be read.
+        Problems: all entries that are not valid.
+    """
+    if text in ENGINES or text == OWN:
+        return text
+    if ": " in text and not Path(text).is_file():
+        return _stored(_pairs(text), _WHERE)
+    if not Path(text).suffix:
+        expected = f"{', '.join((OWN, *ENGINES))}, or a YAML file"
+        raise BadInput("there is no such plan", where=_WHERE, expected=expected, got=text[:80],
+                       fix=did_you_mean(text, (OWN, *ENGINES)))  # fmt: skip
+    found = read_document(read_source(Path(text), "a plan"), where=text, what="a plan")
+    if not isinstance(found, dict) or not found:
+        kind = "an empty map" if found == {} else "a list" if isinstance(found, list) else "a text"
+        raise BadInput("a plan maps module patterns to layouts", where=text, expected="PATTERN: LAYOUT", got=kind)
+    return _stored(found, text)
+
+
+def given_plan(given: dict[str, Any], found: list[CostproofError]) -> None:
+    """Replace the plan among the settings of a run by its stored form; append errors to ``found``.
+
+    One device shares nothing, and the plan of the class is the default: then there is no plan among the settings.
+    """
+    text = given.pop(PLAN, None)
+    if text is None:
+        return
+    try:
+        stored = stored_plan(str(text))
+    except Problems as error:
+        found += error.problems
+    except BadInput as error:
+        found.append(error)
+    else:
+        if stored != OWN and given.get("tp", 1) not in (1, None):
+            given[PLAN] = stored
+
+
+def _pairs(text: str) -> dict[str, str]:
+    return {pattern: layout for pattern, _, layout in (part.partition(": ") for part in text.split("; "))}
+
+
+def _stored(pairs: Mapping[str, Any], where: str) -> str:
+    """Return checked layouts as one line of text."""
+    problems: list[CostproofError] = []
+    if len(pairs) > _MOST_PATTERNS:
+        most = f"at most {_MOST_PATTERNS}"
+        raise BadInput("a plan has too many patterns", where=where, expected=most, got=len(pairs))
+    for pattern, layout in pairs.items():
+        place = f"{where}, {pattern[:80]}"
+        if not _PATTERN.fullmatch(pattern) or pattern.count("*") > _MOST_STARS:
+            expected = f"the path of a module, with at most {_MOST_STARS} * for any characters"
+            problems.append(BadInput("not a pattern of modules", where=place, expected=expected))
+        if layout not in LAYOUTS:
+            got = layout[:80] if isinstance(layout, str) else type(layout).__name__
+            fix = did_you_mean(got, LAYOUTS)
+            problems.append(BadInput("no such layout", where=place, expected=", ".join(LAYOUTS), got=got, fix=fix))
+    if problems:
+        raise Problems("the plan is not valid", problems)
+    return "; ".join(f"{pattern}: {layout}" for pattern, layout in pairs.items())
+
+
+@lru_cache(maxsize=64)
+def named_plan(stored: str) -> LayoutPlan:
+    """Return the plan that :func:`stored_plan` returned in its stored form."""
+    if stored in ENGINES:
+        return ENGINES[stored]
+    pairs: Any = tuple(_pairs(stored).items())
+    return LayoutPlan("given", f"the given plan ({stored})", pairs, given=True)
+
+
+Place = tuple[str, str, tuple[Layout, ...]]
+"""Part of a decoder, path of a module with ``{i}`` for the layer, and the layouts that it may have if it is split."""
+_COLUMNS: Final[tuple[Layout, ...]] = ("column", "by_head")
+_PLACES: Final[Mapping[str, tuple[str, tuple[Layout, ...]]]] = {
+    "text.embedding": ("embedding", ("vocabulary",)),
+    "lm_head": ("head", ("vocabulary",)),
+    **{f"text.layer.attention.{x}": ("attention", _COLUMNS) for x in ("q", "k", "v", "q_up", "kv_up")},
+    "text.layer.attention.out": ("attention", ("row",)),
+    **{f"text.layer.{x}.{y}": (x, ("column",)) for x in ("mlp", "shared") for y in ("gate", "up")},
+    **{f"text.layer.{x}.down": (x, ("row",)) for x in ("mlp", "shared")},
+    "text.layer.experts.gate_up": ("experts", ("column",)),
+    "text.layer.experts.down": ("experts", ("row",)),
+    "text.layer.experts": ("by_expert", ("by_expert",)),
+}
+"""Role -> part of a decoder, and the layouts of its module in a plan that splits the part."""
+
+
+def split_parts(
+    plan: LayoutPlan, paths: Mapping[str, str], layers: Mapping[str, Iterable[int]], mesh: Mesh
+) -> frozenset[str]:
+    """Return the parts of a decoder that a plan splits.
+
+    Args:
+        paths: role -> path of a module of this decoder, with ``{i}`` for the layer.
+        layers: role -> layers that have it; a role outside of layers has none.
+
+    Raises:
+        Problems: every pattern that matches nothing, or part of what has one layout here, and every layout that the
+            module cannot have, or that does not go with those of the modules around it.
+    """
+    problems: list[CostproofError] = []
+    chosen: dict[str, dict[str, tuple[str, Layout]]] = {}
+    """Part -> path -> (pattern, layout)."""
+    used: set[str] = set()
+    for role, path in paths.items():
+        each = [path.format(i=i) for i in layers.get(role, ())] or [path]
+        found = {plan.matching(one) for one in each}
+        shown = path.replace("{i}", "*")
+        used |= {pattern for pairs in found for pattern, _ in pairs}
+        if len(found) > 1:
+            pattern = next(p for pairs in found for p, _ in pairs)
+            what = "a pattern must match a module in all layers or in none"
+            problems.append(_error(plan, what, pattern, f"{shown}, with * for the layer"))
+            continue
+        (pairs,) = found
+        if len({layout for _, layout in pairs}) > 1:
+            got = ", ".join(f"{pattern}: {layout}" for pattern, layout in pairs)
+            problems.append(_error(plan, f"two layouts of {shown}", pairs[0][0], "one", got))
+            continue
+        pattern, layout = pairs[0] if pairs else ("", "replicated")
+        part, allowed = _PLACES.get(role, ("", ()))
+        if layout not in (*allowed, "replicated"):
+            expected = ", ".join((*allowed, "replicated"))
+            problems.append(_error(plan, f"{shown} cannot have this layout", pattern, expected, layout))
+        elif part:
+            chosen.setdefault(part, {})[shown] = (pattern, layout)
+    if plan.given:
+        problems += [
+            _error(plan, "the pattern matches no module", pattern, f"such as {next(iter(_shown(paths)))}")
+            for pattern, _ in plan.layouts
+            if pattern not in used
+        ]
+    split = set()
+    for part, modules in chosen.items():
+        whole = [path for path, (_, layout) in modules.items() if layout == "replicated"]
+        first = next(((p, x) for p, x in modules.values() if x != "replicated"), None)
+        if first is None:
+            continue
+        if whole:
+            what = "modules between which nothing is exchanged must be split together"
+            problems.append(_error(plan, what, first[0], f"a layout of {', '.join(whole)}", f"{first[1]} alone"))
+        split.add(part)
+    by_expert = "by_expert" in split
+    if plan.given and mesh.ep > 1 and not by_expert and "experts" in chosen:
+        problems.append(BadInput("the plan does not split experts by expert", where=f"{_WHERE}, --ep",
+                                 expected="--ep 1, or a layout by_expert", got=mesh.ep))  # fmt: skip
+    if plan.given and by_expert and mesh.ep == 1 and "experts" not in split:
+        problems.append(BadInput("nothing is split by expert", where=f"{_WHERE}, --ep",
+                                 expected=f"--ep {mesh.tp}, as --tp", got=mesh.ep))  # fmt: skip
+    if problems:
+        raise Problems("the plan does not fit this model", problems)
+    return frozenset(split - {"by_expert"})
+
+
+def _error(plan: LayoutPlan, what: str, pattern: str, expected: str, got: str = "") -> BadInput:
+    more: dict[str, Any] = {"got": got} if got else {}
+    where = _WHERE if plan.given else f"{_WHERE} {plan.name}"
+    return BadInput(what, where=f"{where}, {pattern}", expected=expected, **more)
+
+
+def _shown(paths: Mapping[str, str]) -> Iterable[str]:
+    return (path.replace("{i}", "*") for role, path in paths.items() if role in _PLACES)
+
+
+def mesh_problems(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> list[BadInput]:
+    """Return an error for each reason why a decoder cannot be split over the mesh of a workload."""
+    mesh = workload.mesh
+    if mesh.one and not workload.rank:
+        return []
+    found = mesh.problems(workload.rank)
+    if workload.rows:
+        what, where = "a batch of unequal rows is counted on one device only", f"--rows, {mesh.text}"
+        found.append(BadInput(what, where=where, expected="one device, or equal sequences"))
+    if found:
+        return found
+    for what, size, part in _divided(config):
+        if part in plan.split and size % mesh.tp and not (part == "experts" and mesh.ep > 1):
+            expected = f"a divisor of the {size} {what}"
+            why = f"tensor parallelism must divide the {what}"
+            found.append(BadInput(why, where="--tp", expected=expected, got=mesh.tp))
+    if "attention" in plan.split and config.kv_heads % mesh.tp and mesh.tp % config.kv_heads:
+        expected = f"a divisor or a multiple of the {config.kv_heads} key/value heads"
+        found.append(BadInput("ranks would share key/value heads", where="--tp", expected=expected, got=mesh.tp))
+    if workload.batch < mesh.dp:
+        what = "there are fewer sequences than data-parallel ranks"
+        found.append(BadInput(what, where="--batch", expected=f"at least {mesh.dp}", got=workload.batch))
+    if mesh.batches > 1 and plan.joint:
+        what, expected = "this plan adds routed and shared experts before a sum that ranks of one batch have", OWN
+        found.append(BadInput(what, where=f"--{PLAN}, --ep", expected=f"{expected}, or ep {mesh.tp}", got=plan.name))
+    found += _pair_problems(config, workload)
+    if mesh.batches > 1 and workload.batch % mesh.dp:
+        what = "ranks that gather each other's tokens need equal batches"
+        found.append(BadInput(what, where="--batch", expected=f"a multiple of dp {mesh.dp}", got=workload.batch))
+    if mesh.ep > 1:
+        experts = getattr(config, "experts", 0)
+        if not experts or experts % mesh.ep:
+            expected = f"a divisor of the {experts} routed experts" if experts else "1, since no layer has experts"
+            found.append(BadInput("the ranks must have equal numbers of experts", where="--ep", expected=expected,
+                                  got=mesh.ep))  # fmt: skip
+    return found
+
+
+def _pair_problems(config: DecoderConfig, workload: Workload) -> Iterator[BadInput]:
+    """Yield an error for each reason why tokens cannot be sent to the experts of other ranks."""
+    mesh, inputs = workload.mesh, workload.inputs
+    if (DISPATCH in inputs) != (PAIRS in inputs):
+        what, fix = "how many pairs of a token and an expert ranks send each other depends on the routing", ""
+        where, expected = f"--{DISPATCH}, --{PAIRS}", "both, or none"
+        if DISPATCH in inputs:
+            fix = "name the pairs, or see the means and bounds that a report of the mesh without --dispatch has"
+        yield BadInput(what, where=where, expected=expected, got=str(inputs.get(DISPATCH, inputs.get(PAIRS)))[:80],
+                       fix=fix)  # fmt: skip
+        return
+    if PAIRS not in inputs:
+        return
+    if mesh.tp > 1 or mesh.ep == 1 or workload.new_tokens or workload.batch % mesh.dp:
+        what, where = "the pairs of ranks are those of one prompt on ranks with whole attention", f"--{PAIRS}"
+        expected = "--ep above 1, --tp 1, --new-tokens 0, and equal batches"
+        yield BadInput(what, where=where, expected=expected, got=f"{mesh.text}, {workload.new_tokens} new tokens")
+        return
+    try:
+        pairs = pairs_of(inputs)
+    except BadInput as error:
+        yield error
+        return
+    each = workload.batch // mesh.dp * workload.text_tokens * getattr(config, "top_k", 0)
+    if len(pairs) != mesh.world or any(len(row) != mesh.ep or sum(row) != each for row in pairs):
+        expected = f"{mesh.world} rows of {mesh.ep} numbers, each with the sum {each}: tokens of a rank x top-k"
+        yield BadInput("these are not the pairs of the ranks", where=f"--{PAIRS}", expected=expected,
+                       got=str(inputs[PAIRS])[:80])  # fmt: skip
+    elif not all(sum(column) for column in _columns(pairs, mesh)):
+        yield BadInput("a rank without a single pair runs no experts", where=f"--{PAIRS}", got=str(inputs[PAIRS])[:80],
+                       expected="at least one pair for each rank")  # fmt: skip
+
+
+def _columns(pairs: tuple[tuple[int, ...], ...], mesh: Mesh) -> Iterator[tuple[int, ...]]:
+    """Yield, for each rank, the pairs that it gets from those of its group."""
+    for rank in range(mesh.world):
+        yield tuple(pairs[other][mesh.coordinates(rank).ep] for other in mesh.group("ep", rank))
+
+
+def routed_layers(config: DecoderConfig) -> tuple[bool, ...]:
+    """Return, for each layer, whether it has a mixture of experts."""
+    routed = getattr(config, "routed", None)
+    return routed() if routed is not None else (False,) * config.layers
+
+
+def _divided(config: DecoderConfig) -> Iterator[tuple[str, int, Part]]:
+    """Yield (name, size, part) of each width that tensor parallelism divides."""
+    yield "attention heads", config.heads, "attention"
+    kinds = routed_layers(config)
+    if not all(kinds):
+        yield "elements of an MLP's inner width", config.intermediate, "mlp"
+    if any(kinds):
+        inner = getattr(config, "expert_width", 0) or config.intermediate
+        yield "elements of an expert's inner width", inner, "experts"
