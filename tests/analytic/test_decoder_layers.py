@@ -8,7 +8,17 @@ import sympy
 from costproof.algebra.series import ROW_SIZES, ROW_SUMS
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention import Attention, PackedAttention
-from costproof.analytic.collectives import AllGather, AllReduce, ExchangedPairs, GatheredTokens, Joined, MaskedRows
+from costproof.analytic.collectives import (
+    AllGather,
+    AllReduce,
+    ExchangedPairs,
+    GatheredTokens,
+    Joined,
+    MaskedRows,
+    RingAttention,
+    Send,
+    UlyssesAttention,
+)
 from costproof.analytic.costs import Layer
 from costproof.analytic.embedding import PickedPositions
 from costproof.analytic.experts import ClampedExperts
@@ -140,6 +150,29 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
         # chunks of 3 columns: 3 * 12 * 2 bytes leave, of which the operator before it counts 3 * 1 * 2
         Expected(outgoing=72 - 6),
     ),
+    (
+        "10 elements sent to the next stage",
+        Send(elements=10, item_bytes=2),
+        Expected(incoming=20),
+    ),
+    (
+        "attention in a ring of 3 ranks with 4 positions",
+        RingAttention(batch=2, tokens=4, heads=6, kv_heads=2, head_dim=5, ranks=3, pairs=26, item_bytes=2),
+        # 2 * 6 heads x 4 queries x 12 keys, each a product of 5 terms and a weighted row of 5; 2 * 4 * 2 * 2 * 5 cached
+        Expected(flops={"attention": 2 * 6 * 4 * 12 * 20}, cache=320),
+    ),
+    (
+        "attention of 2 of 6 heads on all 12 positions of 3 ranks",
+        UlyssesAttention(batch=2, tokens=4, heads=6, kv_heads=3, head_dim=5, ranks=3, item_bytes=2),
+        # 2 * 2 heads x 12 x 12 scores; in 2 * 12 * (2 + 1 + 1) * 5 elements, out 2 * 12 * 2 * 5, cached 2 * 12 * 2 * 5
+        Expected(
+            flops={"attention": 2 * 2 * 144 * 20},
+            vector={"softmax": 5 * 576, "elementwise": 576},
+            incoming=960,
+            outgoing=480,
+            cache=480,
+        ),
+    ),
     ("parts of a result joined again", Joined(elements=10, item_bytes=2), Expected()),
     (
         "rows of experts of other ranks",
@@ -173,9 +206,10 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
         (AllGather(3, 10, 1, 4, 2), 3 * 18, 72, 2 * (3 + 9 + 9 + 36 + 36 + 36)),
         (AllGather(3, 12, 3, 4, 2), 3 * 18, 72, 2 * (9 + 36 + 36 + 36)),
         (AllGather(1, 12, 3, 4, 2, one_row=True), 3 * 6, 24, 2 * (3 + 12)),
+        (Send(elements=10, item_bytes=2), 20, 20, 20),
     ],
 )
-def test_collectives_by_hand(layer: AllReduce | AllGather, sent: int, payload: int, unfused: int) -> None:
+def test_collectives_by_hand(layer: AllReduce | AllGather | Send, sent: int, payload: int, unfused: int) -> None:
     costs = layer.costs()
     (found,) = costs.exchanges.values()
     assert (found.sent_bytes, found.payload_bytes, found.messages) == (sent, payload, 1)

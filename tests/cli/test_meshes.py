@@ -103,12 +103,83 @@ def test_roofline_takes_a_mesh(tmp_path: Path) -> None:
         ("llama --tp 4 --rank 4", "0 to 3"),
         ("llama --rank 1", "0, since there is one device"),
         ("llama --tp 2 --rows 3,4", "one device, or equal sequences"),
-        ("llama --pp 2", "this axis is not counted yet"),
+        ("llama --pp 33", "fewer layers than pipeline stages"),
+        ("llama --cp 2", "0: of a shared sequence the prompt is counted"),
+        ("llama --cp-plan ring", "--cp of 2 or more"),
+        ("qwen3-moe --cp 2 --new-tokens 0", "layers with experts"),
         ("llama --dp 4", "fewer sequences than data-parallel ranks"),
-        ("gpt2 --tp 2", "transformers has no plan that splits this class over devices"),
-        ("bert --tp 2", "transformers has no plan that splits this class over devices"),
+        ("gpt2 --tp 2", "no plan says how this model is split over devices"),
+        ("bert --tp 2", "no plan says how this model is split over devices"),
     ],
 )
 def test_meshes_that_cannot_be(line: str, said: str, tmp_path: Path) -> None:
     found = costproof("-q", "capture", *line.split(), "--sources", "analytic", "-o", "x.json", cwd=tmp_path)
     assert (found.code, said in found.stderr, list(tmp_path.iterdir())) == (2, True, []), found.stderr
+
+
+SMALL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
+         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 102}  # fmt: skip
+COUNT = ("--text-tokens", "8", "--new-tokens", "2")
+
+
+def captured(folder: Path, name: str, *options: str) -> str:
+    """Write a capture of a small Llama, by formulas, and return its path."""
+    (folder / "config.json").write_text(json.dumps(SMALL))
+    line = ("capture", "llama", "--config", "config.json", *COUNT, *options, "--sources", "analytic", "-o", name)
+    assert costproof("-q", *line, cwd=folder).code == 0
+    return name
+
+
+def policy(folder: Path, *lines: str) -> str:
+    (folder / "policy.yaml").write_text("\n".join(("costproof_policy: 1", *lines, "")))
+    return "policy.yaml"
+
+
+def test_a_gate_over_a_mesh(tmp_path: Path) -> None:
+    """A step of 2 sends (n - 1) / n of 2 x 5 x 128 bytes, and parts of 51 or 26 columns; a prompt of 8 eight times."""
+    two, four = captured(tmp_path, "2.json", "--tp", "2"), captured(tmp_path, "4.json", "--tp", "4")
+    one, tokens = captured(tmp_path, "1.json"), 8 + 2
+    sent = {n: tokens * ((n - 1) * 2 * 5 * 128 // n + (n - 1) * -(-102 // n) * 2) for n in (2, 4)}
+    limit = "  - {metric: comm_bytes, increase: 0}"
+    changed = costproof("-q", "gate", two, four, "--policy", policy(tmp_path, "limits:", limit), cwd=tmp_path)
+    assert (changed.code, "tp: 2 → 4" in changed.stdout) == (3, True)
+    file = policy(tmp_path, "inputs: any", "limits:", limit)
+    assert costproof("-q", "gate", four, two, "--policy", file, cwd=tmp_path).code == 0
+    for base, before in ((two, sent[2]), (one, 0)):  # one device sends nothing, which is known
+        over = costproof("-q", "gate", base, four, "--policy", file, "-f", "json", cwd=tmp_path)
+        (check,) = json.loads(over.stdout)["checks"]
+        assert (over.code, check["base"], check["head"]) == (1, before, sent[4])
+
+
+def test_a_diff_between_one_device_and_several(tmp_path: Path) -> None:
+    one, two = captured(tmp_path, "1.json"), captured(tmp_path, "2.json", "--tp", "2")
+    found = json.loads(costproof("-q", "diff", one, two, "-f", "json", cwd=tmp_path).stdout)
+    total = found["totals"]["comm_bytes"]
+    assert (total["base"], total["head"]) == (0, 10 * (5 * 128 + 51 * 2))
+    assert found["incomplete"] == []
+
+
+def test_a_sweep_over_stages(tmp_path: Path) -> None:
+    """The first stage has ceil or floor of 80 / p layers and the embedding, and sends 8192 x 2 bytes a token."""
+    line = ("-q", "sweep", LLAMA, "--text-tokens", "3", "--new-tokens", "0", "--over", "pp=1,2,3,5")
+    found = costproof(*line, "--metric", "params", "--metric", "comm_bytes", cwd=tmp_path)
+    rows = list(csv.DictReader(io.StringIO(found.stdout[found.stdout.index("pp,") :])))
+    layer, table = 8192 * (64 + 64 + 8 + 8) * 128 + 3 * 8192 * 28_672 + 2 * 8192, 128_256 * 8192
+    held = {1: 80 * layer + 2 * table + 8192, **{p: n * layer + table for p, n in ((2, 40), (3, 27), (5, 16))}}
+    assert {int(r["pp"]): (int(r["params"]), int(r["comm_bytes"])) for r in rows} == {
+        p: (size, 0 if p == 1 else 3 * 8192 * 2) for p, size in held.items()
+    }
+
+
+def test_how_long_stages_wait(tmp_path: Path) -> None:
+    """3 of 8 + 3 slots; interleaved 3 of 2 x 8 + 3, and the last stage sends what its first part returns."""
+    line = ("roofline", LLAMA, "--on", "h100-sxm", "--pp", "4", "--microbatches", "8")
+    notes = json.loads(costproof(*line, "-f", "json", cwd=tmp_path).stdout)["notes"]
+    (said,) = (note for note in notes if "microbatches" in note)
+    assert "each waits 3/11 of a pass" in said
+    assert "sends hidden states 8 times" in said
+    text = " ".join(costproof(*line, "--schedule", "interleaved:2", "--rank", "3", cwd=tmp_path).stdout.split())
+    assert "each waits 3/19 of a pass" in text
+    assert "sends hidden states 8 times in the forwards; layers are counted as contiguous stages have them" in text
+    refused = costproof("-q", *line, "--schedule", "zero", cwd=tmp_path)
+    assert (refused.code, "there is no such schedule" in refused.stderr) == (2, True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from fractions import Fraction
+
 import pytest
 
-from costproof.analytic.collectives import AllReduce
-from costproof.ledger.mesh import Duplicate, Mesh, Parallel, RankCosts, own_batch, shard
+from costproof.analytic.collectives import AllReduce, Send
+from costproof.ledger.errors import BadInput
+from costproof.ledger.mesh import Duplicate, Mesh, Parallel, RankCosts, Schedule, own_batch, shard, stage_layers
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.registry import cost_of
 from tests.support.opcalls import call, value
@@ -86,7 +90,7 @@ def test_meshes_that_are_refused(mesh: Mesh, rank: int, where: str) -> None:
 
 
 def test_ranks_that_do_not_sum_to_one_device_and_copies_are_found() -> None:
-    ranks = (RankCosts((0, 1), {"prefill": {"params": 6}}),)
+    ranks = (RankCosts((0, 1), {"": {"params": 6}, "prefill": {"params": 6}}),)
     whole = {"": {"params": 10}}
     copies = (Duplicate("norms", "", "params", 2, 0),)
     assert Parallel(Mesh(tp=2), 0, "a plan", ranks, (), whole, copies).problems() == []
@@ -94,3 +98,124 @@ def test_ranks_that_do_not_sum_to_one_device_and_copies_are_found() -> None:
     assert [(p.expected, p.got) for p in wrong] == [("10", "12")]
     missing = Parallel(Mesh(tp=3), 0, "a plan", ranks, (), {}, ()).problems()
     assert [p.where for p in missing] == ["$.parallel.ranks"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "parts"),
+    [
+        (2, 2, [(0, 1), (1, 2)]),
+        (3, 2, [(0, 2), (2, 3)]),
+        (3, 3, [(0, 1), (1, 2), (2, 3)]),
+        (4, 3, [(0, 1), (1, 3), (3, 4)]),
+        (5, 3, [(0, 2), (2, 4), (4, 5)]),
+        (61, 4, [(0, 15), (15, 30), (30, 46), (46, 61)]),
+        (94, 4, [(0, 23), (23, 47), (47, 71), (71, 94)]),
+    ],
+)
+def test_stages_are_those_of_vllm(layers: int, stages: int, parts: list[tuple[int, int]]) -> None:
+    """The first five are cases of vLLM's tests/distributed/test_pipeline_partition.py."""
+    assert [stage_layers(layers, stages, i) for i in range(stages)] == [range(*part) for part in parts]
+
+
+def test_stages_divide_the_layers() -> None:
+    for layers in range(1, 30):
+        for stages in range(1, layers + 1):
+            found = [stage_layers(layers, stages, i) for i in range(stages)]
+            assert [i for part in found for i in part] == list(range(layers))
+            assert {len(part) for part in found} <= {layers // stages, layers // stages + 1}
+
+
+Work = tuple[str, int, int]
+"""Forward or backward, number of the part of the model, and microbatch."""
+
+
+def _megatron_order(rank: int, stages: int, microbatches: int, parts: int) -> list[Work]:
+    """Return what a stage does in turn: forwards to warm up, then one forward and one backward by turns, the rest."""
+    turn = stages * parts
+    batch = [k // turn * stages + k % stages for k in range(microbatches * parts)]
+    forward = [("f", k % turn // stages * stages + rank, batch[k]) for k in range(microbatches * parts)]
+    backward = [("b", (parts - 1 - k % turn // stages) * stages + rank, batch[k]) for k in range(microbatches * parts)]
+    warm = min(len(forward), stages - rank - 1 if parts == 1 else 2 * (stages - rank - 1) + (parts - 1) * stages)
+    found = forward[:warm]
+    for k in range(warm, len(forward)):
+        found += [forward[k], backward[k - warm]]
+    return found + backward[len(forward) - warm :]
+
+
+def _slots(orders: list[list[Work]], last: int) -> int:
+    """Return the slots that stages take which work one slot on each part of a microbatch, when its input is there."""
+    done: dict[Work, int] = {}
+    waiting, slot = [list(order) for order in orders], 0
+    while any(waiting):
+        ready = []
+        for order in waiting:
+            if not order:
+                continue
+            kind, part, batch = order[0]
+            before = (
+                ("f", part - 1, batch) if kind == "f" else ("b", part + 1, batch) if part < last else ("f", part, batch)
+            )
+            if (kind == "f" and part == 0) or done.get(before, slot) < slot:
+                ready.append(order)
+        assert ready, "the stages wait for each other"
+        for order in ready:
+            done[order.pop(0)] = slot
+        slot += 1
+    return slot
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_idle_stages_slot_by_slot(stages: int, rounds: int, parts: int) -> None:
+    """Of the slots of a pass a stage works in 2 per part and microbatch; what is left over is the bubble."""
+    microbatches = rounds * stages
+    orders = [_megatron_order(rank, stages, microbatches, parts) for rank in range(stages)]
+    slots = _slots(orders, stages * parts - 1)
+    text = "1f1b" if parts == 1 else f"interleaved:{parts}"
+    schedule = Schedule.of(text, stages, microbatches)
+    assert schedule.idle == 1 - Fraction(2 * parts * microbatches, slots)
+    sent = Counter(part % stages for kind, part, _ in (w for o in orders for w in o)
+                   if kind == "f" and part < stages * parts - 1)  # fmt: skip
+    assert [schedule.sends(i) for i in range(stages)] == [sent[i] for i in range(stages)]
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 1), (4, 3), (4, 8), (8, 32)])
+def test_idle_stages_of_gpipe(stages: int, microbatches: int) -> None:
+    """All forwards, then all backwards: 3 / 11 of a pass of 8 microbatches in 4 stages."""
+    orders: list[list[Work]] = [
+        [*(("f", rank, m) for m in range(microbatches)), *(("b", rank, m) for m in range(microbatches))]
+        for rank in range(stages)
+    ]
+    slots = _slots(orders, stages - 1)
+    assert Schedule.of("gpipe", stages, microbatches).idle == 1 - Fraction(2 * microbatches, slots)
+    assert Schedule.of("gpipe", 4, 8).idle == Fraction(3, 11)
+
+
+@pytest.mark.parametrize(
+    ("text", "stages", "microbatches", "where"),
+    [
+        ("gpipe", 1, 4, "--microbatches, --schedule"),
+        ("gpipe", 4, 0, "--microbatches"),
+        ("gpipe:2", 4, 4, "--schedule"),
+        ("interleaved", 4, 4, "--schedule"),
+        ("interleaved:1", 4, 4, "--schedule"),
+        ("interleaved:-2", 4, 4, "--schedule"),
+        ("zero", 4, 4, "--schedule"),
+        ("interleaved:2", 4, 6, "--microbatches"),
+    ],
+)
+def test_schedules_that_are_refused(text: str, stages: int, microbatches: int, where: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        Schedule.of(text, stages, microbatches)
+    assert caught.value.where == where
+
+
+@pytest.mark.parametrize("name", ["c10d.send.default", "_c10d_functional.isend.default"])
+def test_a_send_has_the_whole_tensor(name: str) -> None:
+    x = value(3, 4, dtype="bfloat16")
+    cost = cost_of(call(name, [x], [], {}))
+    assert isinstance(cost, OpCost)
+    assert cost.comm == ("send", 24, 24)
+    formula = Send(12, 2).costs().exchanges["send"]
+    assert (formula.payload_bytes, formula.sent_bytes, formula.messages) == (24, 24, 1)

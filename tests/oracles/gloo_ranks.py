@@ -3,6 +3,7 @@
 Per number of ranks and family: the largest difference of the logits from those of one device, with the model split
 by transformers and by our own reading of its plan; and for prompts of two lengths the bytes that each rank's sockets
 sent in one forward, as the kernel counts them (``TCP_INFO``). Ranks with batches of their own have other prompts each.
+On two ranks also a pipeline of two stages.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 from costproof.ledger.mesh import Mesh
 from costproof.models.decoding.plans import ENGINES
 from costproof.models.decoding.rank_model import shard, styles_of
-from costproof.patches.sharding import GatheringExperts, _meshes, plans_of
+from costproof.patches.sharding import GatheringExperts, cut_to_stage, expert_meshes, plans_of
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -93,6 +94,35 @@ def settled() -> int | None:
     return now
 
 
+def pipeline(rank: int, ranks: int) -> dict[str, Any]:
+    """Run a dense model as one stage of a pipeline, which receives zeros where nothing is sent."""
+    one = logits(model_of("llama", torch.float64), LENGTHS[0])
+    stages = {dtype: model_of("llama", dtype) for dtype in (torch.float64, torch.float32)}
+    for model in stages.values():
+        cut_to_stage(model, 1, rank, ranks)
+
+    def run(model: Any, length: int) -> torch.Tensor:
+        given = torch.zeros(2, length, SIZES["hidden_size"], dtype=model.dtype)
+        ids = torch.arange(2 * length).view(2, length) % SIZES["vocab_size"]
+        with torch.no_grad():
+            found: torch.Tensor = model(**({"inputs_embeds": given} if rank else {"input_ids": ids})).logits
+        return found
+
+    last = run(stages[torch.float64], LENGTHS[0])
+    bytes_sent = []
+    for length in LENGTHS:
+        run(stages[torch.float32], length)
+        dist.barrier()
+        before = settled()
+        dist.barrier()
+        run(stages[torch.float32], length)
+        dist.barrier()
+        after = settled()
+        bytes_sent.append(None if before is None or after is None else after - before)
+    off = float((last - one).abs().max()) if rank == ranks - 1 else None
+    return {"off": off, "largest": float(one.abs().max()), "sent": bytes_sent}
+
+
 def rank_main(rank: int, ranks: int, families: tuple[tuple[str, int], ...], folder: str) -> None:
     """Run all families as one rank, and write what was found."""
     torch.set_num_threads(1)
@@ -103,7 +133,7 @@ def rank_main(rank: int, ranks: int, families: tuple[tuple[str, int], ...], fold
     found: dict[str, Any] = {}
     for family, batches in families:
         tp, batch = ranks // batches, rank // (ranks // batches)
-        meshes = _meshes(batches, tp)
+        meshes = expert_meshes(batches, tp)
         if batches > 1:
             root = meshes[1]._get_root_mesh()
             register(f"ep/tp:{batches}", root["batches"].get_group())
@@ -143,6 +173,8 @@ def rank_main(rank: int, ranks: int, families: tuple[tuple[str, int], ...], fold
             "sent": bytes_sent,
         }
         dist.barrier()
+    if ranks == 2:
+        found["pipeline"] = pipeline(rank, ranks)
     with open(f"{folder}/{rank}.json", "w") as file:
         json.dump(found, file)
     dist.destroy_process_group()

@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 import sympy
 
+from costproof.algebra.series import CACHED
 from costproof.analytic import compose
 from costproof.analytic.attention import Attention
 from costproof.analytic.costs import LayerCosts, costs_of
@@ -79,7 +80,7 @@ def test_pairs_below_are_those_counted() -> None:
     for length in range(1, 20):
         for window in (0, 6):
             counted = sum(min(q + 1, window or q + 1) for q in range(length))
-            assert _pairs_below(length, window).subs("C", length).xreplace({domain.CACHED: length}) == counted
+            assert _pairs_below(length, window).subs("C", length).xreplace({CACHED: length}) == counted
 
 
 def wrong(change: Callable[[Attention, LayerCosts], dict[str, Any]]) -> Callable[[Attention], LayerCosts]:

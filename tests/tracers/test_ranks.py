@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any, Final
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -18,9 +20,10 @@ from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import COMM, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Workload
+from costproof.models.decoding.rank_model import keep_stage
 from costproof.models.decoding.target import CausalTarget
 from costproof.models.registry import load_target
-from costproof.patches.sharding import fake_group
+from costproof.patches.sharding import cut_to_stage, fake_group
 from costproof.run.counters import record_counters
 from costproof.tracers.dynamic import DynamicResult, dynamic_ledger
 from costproof.tracers.flop_counter_mode import LocalJudge
@@ -160,12 +163,15 @@ CASES: Final = {
     "pairs, gathered weights": ("mixtral", {}, {"dp": 2, "ep": 2, "new_tokens": 0, "experts": "batched_mm", **ROUTED}),
     "pairs and biases": ("gpt-oss", {}, {"dp": 2, "ep": 2, "new_tokens": 0, **ROUTED}),
     "pairs and latents": ("deepseek-v3", LATENT, {"dp": 2, "ep": 2, "new_tokens": 0, **ROUTED}),
+    "first stage": ("gemma2", {"layers": 3, "tied": True}, {"pp": 2, "batch": 1}),
+    "middle stage": ("qwen3-moe", {"layers": 4}, {"pp": 3, "tp": 2, "ep": 2, "rank": 3}),
+    "last stage": ("llama", {"layers": 3, "tied": True}, {"pp": 2, "tp": 2, "dp": 2, "batch": 3, "rank": 7}),
 }
 
 
 @pytest.mark.parametrize(("family", "sizes", "mesh"), CASES.values(), ids=CASES)
 def test_graph_and_run_of_a_rank_are_equal(family: str, sizes: dict[str, Any], mesh: dict[str, Any]) -> None:
-    target = small(family, layers=2 if sizes is LATENT else 1, **sizes)
+    target = small(family, **{"layers": 2 if sizes is LATENT else 1, **sizes})
     work = workload(target, **{"new_tokens": 1, "text_tokens": 6, **mesh})
     static, run = static_ledger(target, work), dynamic_ledger(target, work)
     assert not static.unknown_ops
@@ -198,14 +204,14 @@ def test_ranks_with_a_copy_of_a_head() -> None:
 def test_experts_over_ranks_with_batches_of_their_own() -> None:
     """Four ranks, tp 2 and dp 2, each with one prompt of 20 tokens, share 8 experts; a token chooses 2.
 
-    Ranks 0 and 2 gather two parts of hidden states of 64 x 2 bytes, two numbers of 8 bytes and two weights of 2 bytes
+    Ranks 0 and 2 gather two parts of hidden states of 64 x 2 bytes, two numbers of 8 bytes and two weights of 4 bytes
     for each token, and scatter sums of 40 tokens; then ranks 0 and 1 add up theirs. All 80 pairs of a token and an
     expert pass the products of a rank, 3 of 2 x 64 x 32 FLOPs each, though it has two of the experts.
     """
     target = small("mixtral", layers=1, intermediate=32)
     work = workload(target, tp=2, dp=2, ep=4, new_tokens=0)
     expected = {
-        "all_gather": (20 * (128 + 16 + 4), 2 * 20 * (128 + 16 + 4), 3),
+        "all_gather": (20 * (128 + 16 + 8), 2 * 20 * (128 + 16 + 8), 3),
         "reduce_scatter": (20 * 128, 2 * 20 * 128, 1),
         "all_reduce": (20 * 128, 20 * 128, 1),
     }
@@ -231,6 +237,36 @@ def test_pairs_of_a_given_routing() -> None:
         assert [*collectives(ledger).values()] == [expected]
         flops = [n.cost("flops") or 0 for n in ledger.nodes if n.module.endswith("experts") and "flops" in n.costs]
         assert sum(flops) == 15 * 3 * 2 * 64 * 32
+
+
+def test_stages_in_turn_return_what_one_device_returns() -> None:
+    """Stages of both readings, run one after another: each is given what the one before it sends."""
+    config: Any = small("gemma2", layers=5).native()[1]
+
+    def made() -> Any:
+        torch.manual_seed(0)
+        model = transformers.Gemma2ForCausalLM(copy.deepcopy(config)).double().eval()
+        for parameter in model.parameters():
+            parameter.data.normal_(0.0, 0.2)
+        return model
+
+    ids = {"input_ids": torch.arange(14).view(2, 7)}
+    register: Any = vars(torch._C._distributed_c10d)["_register_process_group"]
+    with torch.no_grad():
+        expected = made()(**ids, use_cache=False).logits
+        for ours in (True, False):
+            given = ids
+            for stage in range(3):
+                model = made()
+                with fake_group(3, stage):
+                    if ours:
+                        register("pp:3", dist.group.WORLD)
+                        keep_stage(model, 3, stage)
+                    else:
+                        cut_to_stage(model, 1, stage, 3)
+                    assert sum(p.numel() for p in model.parameters()) < sum(p.numel() for p in made().parameters())
+                    given = {"inputs_embeds": model(**given, use_cache=False).logits}
+            assert torch.equal(given["inputs_embeds"], expected)
 
 
 def test_tools_that_lose_collectives_are_refused() -> None:

@@ -33,9 +33,16 @@ def test_real_ranks_return_the_same_and_send_as_much() -> None:
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     sent = {2: 5 * 8192 + 6528, 4: 5 * 12_288 + 3 * 3328}
+    every = json.loads(done.stdout)
+    stages = [rank.pop("pipeline") for rank in every["2"]]
+    assert stages[1]["off"] < 1e-12 < 0.5 < stages[1]["largest"]
+    for stage, one in zip(stages, (8192, 0), strict=True):  # of 2 x 16 positions; the last stage sends nothing
+        shorter, longer = stage["sent"]
+        if shorter is not None:
+            assert longer - shorter == one
     shared = 2 * (8960 + 2 * 8192)
     over = {(2, 2): shared, (4, 4): 3 * shared, (4, 2): sent[2] + shared}
-    for ranks, families in ((int(n), family) for n, each in json.loads(done.stdout).items() for family in each):
+    for ranks, families in ((int(n), family) for n, each in every.items() for family in each):
         assert len(families) == ranks + 1 - ranks // 4
         for name, found in families.items():
             batches = int(name.rpartition(" ")[2])

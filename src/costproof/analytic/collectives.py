@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import sympy
 
+from costproof.analytic.attention import Attention
 from costproof.analytic.costs import Exchange, LayerCosts, Size, layer
+from costproof.ledger.metrics import FLOOR
 
 
 @layer
@@ -205,6 +208,113 @@ class ExchangedPairs:
                 )
             },
         )
+
+
+@layer
+class Send:
+    """Sends a tensor of ``elements`` elements to the next stage of a pipeline.
+
+        comm_payload_bytes = comm_bytes = elements item_bytes
+
+    The tensor is read where other modules wrote it. The stage that receives it counts nothing for that.
+    """
+
+    name: ClassVar[str] = "send"
+    title: ClassVar[str] = "Send to the next stage"
+    source: ClassVar[str] = "Huang et al. 2019, GPipe, section 2; torch.distributed.send"
+
+    elements: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        size = self.elements * self.item_bytes
+        return LayerCosts(input_bytes=size, intermediate_bytes=0, exchanges={"send": Exchange(size, size)})
+
+
+@layer
+class RingAttention:
+    """Causal attention whose ``ranks`` ranks have ``tokens`` positions of each sequence, and pass keys and values on.
+
+    A rank attends its own queries to the keys of all ranks, one part after another, and sends the part that it has to
+    the next rank ranks - 1 times, keys and values in one tensor:
+
+        flops = 4 batch heads tokens (ranks tokens) head_dim
+        comm_bytes = comm_payload_bytes = (ranks - 1) batch tokens 2 kv_heads head_dim item_bytes
+        messages = ranks - 1
+
+    All scores are computed, by convention; the mask leaves ``pairs`` of a query and a key. Parts that are hidden may be
+    skipped, but are passed on. The cache grows by the rank's own positions. How partial results are combined is up to
+    the kernel: vector work and the bytes of attention are not known.
+    """
+
+    name: ClassVar[str] = "ring_attention"
+    title: ClassVar[str] = "Attention in a ring of ranks"
+    source: ClassVar[str] = "Liu et al. 2023, Ring Attention with Blockwise Transformers; Megatron-LM, cp_comm_type p2p"
+
+    batch: Size
+    tokens: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    ranks: Size
+    pairs: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        own = 2 * self.batch * self.tokens * self.kv_heads * self.head_dim * self.item_bytes
+        per_pair = 4 * self.batch * self.heads * self.head_dim
+        every = self.ranks * self.tokens**2
+        return LayerCosts(
+            weight_bytes=0,
+            buffer_bytes=0,
+            weight_read_bytes=0,
+            flops={"attention": per_pair * every},
+            kept_scores={"attention": self.batch * self.heads * self.pairs},
+            hidden_flops={"attention": per_pair * (every - self.pairs)},
+            kv_cache_bytes=own,
+            exchanges={"send": Exchange((self.ranks - 1) * own, (self.ranks - 1) * own, self.ranks - 1)},
+            unknown=frozenset({"vector_flops", "kv_read_bytes", FLOOR}),
+        )
+
+
+@layer
+class UlyssesAttention:
+    """Causal attention whose ``ranks`` ranks exchange ``tokens`` positions of all heads for all those of some heads.
+
+    Four all-to-alls surround attention on heads / ranks heads: of queries, keys, values, and of the result. Each sends
+    n - 1 of the n = ranks chunks of a local tensor:
+
+        comm_payload_bytes = 2 batch tokens (heads + kv_heads) head_dim item_bytes
+        comm_bytes = (n - 1) 2 (ceil(q / n) + ceil(k / n)) item_bytes
+
+    for q = batch tokens heads head_dim and k = batch tokens kv_heads head_dim. The rest is as in
+    :class:`~costproof.analytic.attention.Attention` for all positions; copies around the exchange are not known.
+    """
+
+    name: ClassVar[str] = "ulysses_attention"
+    title: ClassVar[str] = "Attention with heads exchanged for positions"
+    source: ClassVar[str] = "Jacobs et al. 2023, DeepSpeed Ulysses, section 3"
+
+    batch: Size
+    tokens: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    ranks: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        q, k = (self.batch * self.tokens * heads * self.head_dim for heads in (self.heads, self.kv_heads))
+        own, own_kv = self.heads / self.ranks, self.kv_heads / self.ranks
+        whole = Attention(
+            self.batch, self.ranks * self.tokens, own, own_kv, self.head_dim, self.item_bytes, cached=True, causal=True
+        ).costs()
+        sent = 2 * (self.ranks - 1) * (sympy.ceiling(q / self.ranks) + sympy.ceiling(k / self.ranks))
+        exchange = Exchange(2 * (q + k) * self.item_bytes, sent * self.item_bytes, 4)
+        return replace(whole, intermediate_bytes=None, exchanges={"all_to_all": exchange})
 
 
 @layer

@@ -28,7 +28,7 @@ class RotaryTable:
 
     Unfused, in float32: the angles are written and read, 8 bytes for each of positions head_dim / 2; doubled they are
     written once and read by both functions, 12 bytes per element; and each function is written and read, 16:
-    32 positions head_dim.
+    32 positions head_dim. Tables that no layer of a pipeline stage reads do not go out.
     """
 
     name: ClassVar[str] = "rotary_table"
@@ -42,6 +42,8 @@ class RotaryTable:
     head_dim: Size
     item_bytes: Size
     frequency_bytes: Size = 4
+    read: bool = True
+    """Whether a layer reads the tables."""
 
     @property
     def held_bytes(self) -> Size:
@@ -56,7 +58,7 @@ class RotaryTable:
             input_bytes=half * self.frequency_bytes,
             buffer_bytes=self.held_bytes,
             buffer_read_bytes=half * self.frequency_bytes,
-            output_bytes=2 * self.positions * self.head_dim * self.item_bytes,
+            output_bytes=2 * self.positions * self.head_dim * self.item_bytes if self.read else 0,
             intermediate_bytes=32 * self.positions * self.head_dim,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from costproof.analytic.attention_block import AttentionBlock, PackedBlock
 from costproof.analytic.compose import CONTAINER, ModulePart, StackCall, in_layer
@@ -91,6 +91,8 @@ class DecoderStack:
     """Whether every sequence has its own positions."""
     tables: int = 1
     """Number of such tables: one for every kind of layer with its own frequencies."""
+    unread: int = 0
+    """Number of tables whose kind of layer is on other stages of a pipeline."""
     norm: NormKind = "rms"
     tied: bool = False
     """Whether the output projection reads the embedding's table."""
@@ -110,9 +112,10 @@ class DecoderStack:
         entries = self.vocabulary if self.head is None else self.head
         embedding = Embedding(rows, self.vocabulary, self.width, b, self.scaled, read_whole=self.tied)
         of_layer = {x: x.parts(f"{role}.layer", call) for x in {*self.layers}}
+        tables = (table,) * (self.tables - self.unread) + (replace(table, read=False),) * self.unread
         return (
             ModulePart(f"{role}.embedding", (embedding,)),
-            *((ModulePart(f"{role}.rotary", (table,) * self.tables, times=self.tables),) if self.table != 0 else ()),
+            *((ModulePart(f"{role}.rotary", tables, times=self.tables),) if self.table != 0 else ()),
             *(p for i, x in enumerate(self.layers) for p in in_layer(i, of_layer[x])),
             ModulePart(f"{role}.norm", (NORMS[self.norm](rows, self.width, b),)),
             ModulePart("lm_head", (LmHead(call.batch, positions, self.width, entries, b, self.tied),)),

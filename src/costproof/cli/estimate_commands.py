@@ -10,7 +10,7 @@ import click
 from costproof import api
 from costproof.cli.options import device_option, mesh_options, options, report_command
 from costproof.cli.output import emit, terminal_width
-from costproof.cli.params import DEVICE, OPERAND, ChoiceParam
+from costproof.cli.params import DEVICE, OPERAND, ChoiceParam, IntParam
 from costproof.ledger.errors import BadInput
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import ALL_SOURCES
@@ -32,6 +32,11 @@ from costproof.reports.listing import devices_text
     metavar="bound|uniform|FILE",
     help="Experts read per call: at most min(experts, tokens x top-k), mean of uniform routing, or a routing in FILE.",
 )
+@click.option(
+    "--microbatches", type=IntParam(), metavar="N",
+    help="Batches that pass the stages of --pp in turn: states the share of time in which a stage waits.",
+)  # fmt: skip
+@click.option("--schedule", metavar="gpipe|1f1b|interleaved:V", help="Order of the microbatches.  [default: 1f1b]")
 @options("config")
 @report_command("roofline", "trust-remote-code", "rules")
 def roofline(target: str, device: str, **choices: Any) -> object:

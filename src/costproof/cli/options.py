@@ -139,7 +139,10 @@ def mesh_options(command: F) -> F:
     return cast(F, add)
 
 
-_MESH: Final = {"tp": "the weights of each layer", "ep": "the experts of each layer", "dp": "the batch"}
+_MESH: Final = {
+    "tp": "the weights of each layer", "ep": "the experts of each layer", "pp": "the layers", "dp": "the batch",
+    "cp": "a sequence",
+}  # fmt: skip
 
 
 def device_option(text: str, *, required: bool = False) -> Callable[[F], F]:

@@ -13,14 +13,17 @@ sizes, and may cut chunks that n does not divide in another way. Each source com
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import astuple, dataclass, fields
-from typing import Final, Self, cast
+from fractions import Fraction
+from typing import Final, Literal, Self, cast
 
 from costproof.ledger.errors import BadInput
 
 RANK: Final = "rank"
 """Input of a workload: the rank that is counted, 0 by default."""
+CP_PLAN: Final = "cp_plan"
+"""Input of a workload: how ranks along ``cp`` share a sequence, ``zigzag`` by default."""
 PLAN: Final = "plan"
 """Input of a workload: by which plan the ranks share weights; without it, by the plan of the class of transformers."""
 DISPATCH: Final = "dispatch"
@@ -31,6 +34,7 @@ EP_BATCHES: Final = "ep/tp"
 """Group of ranks that share experts and have batches of their own (:meth:`Mesh.group`)."""
 ON_ONE_DEVICE: Final = {
     "tp": "1", "ep": "1", "text_vocab_rank": "text_vocab", "text_pairs_sent": "0", "text_pairs_got": "0",
+    "cp": "1", "cp_rank": "0",
 }  # fmt: skip
 """Symbols of the formulas of a rank -> the formulas that they equal on one device."""
 
@@ -111,8 +115,12 @@ class Mesh:
         first = rank - step * int(getattr(self.coordinates(rank), axis))
         return tuple(first + step * i for i in range(getattr(self, axis)))
 
-    def problems(self, rank: int = 0) -> list[BadInput]:
-        """Return an error for each axis or rank that is out of range, or that is not counted yet."""
+    def problems(self, rank: int = 0, *, more: Collection[str] = ()) -> list[BadInput]:
+        """Return an error for each axis or rank that is out of range, or that is not counted.
+
+        Args:
+            more: axes that a target counts besides ``tp``, ``ep`` and ``dp``.
+        """
         found = [
             BadInput("the mesh needs a rank on each axis", where=f"--{axis}", expected="at least 1", got=size)
             for axis in AXES
@@ -123,7 +131,7 @@ class Mesh:
         found += [
             BadInput("this axis is not counted yet", where=f"--{axis}", expected="1", got=getattr(self, axis))
             for axis in ("pp", "cp")
-            if getattr(self, axis) > 1
+            if getattr(self, axis) > 1 and axis not in more
         ]
         if self.ep > 1 and (self.ep % self.tp or (self.tp * self.cp * self.dp) % self.ep):
             what = "the ranks that share the experts must be whole groups of those that share weights and batch"
@@ -146,6 +154,70 @@ def shard(size: int, ranks: int, index: int) -> tuple[int, int]:
     """
     chunk = -(-size // ranks)
     return min(index * chunk, size), min((index + 1) * chunk, size)
+
+
+def stage_layers(layers: int, stages: int, index: int) -> range:
+    """Return the layers of a pipeline stage; of the layers that are left over, the stages before the last get one each.
+
+    The last stage also has the output projection (vLLM, ``get_pp_indices``).
+    """
+    size, more = divmod(layers, stages)
+    first = stages - 1 - more
+    start = index * size + min(max(0, index - first), more)
+    return range(start, start + size + (first <= index < stages - 1))
+
+
+Order = Literal["gpipe", "1f1b", "interleaved"]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Order in which the stages of a pipeline process the microbatches of a pass.
+
+    GPipe runs all forwards and then all backwards; 1F1B alternates them. In both a stage waits for p - 1 microbatches.
+    Interleaved, each stage has v parts of the model and waits for p - 1 parts of a microbatch (Huang et al. 2019,
+    GPipe; Narayanan et al. 2021, Megatron-LM, section 2.2).
+    """
+
+    order: Order
+    stages: int
+    microbatches: int
+    parts: int = 1
+    """Parts of the model on each stage."""
+
+    @classmethod
+    def of(cls, text: str, stages: int, microbatches: int) -> Self:
+        """Return the schedule that a text names: ``gpipe``, ``1f1b`` or ``interleaved:2``.
+
+        Raises:
+            BadInput: there is none, or the stages cannot follow it.
+        """
+        order, _, parts = text.partition(":")
+        if stages < 2:
+            raise BadInput("one stage has no schedule", where="--microbatches, --schedule", fix="name stages: pp 4")
+        if microbatches < 1:
+            raise BadInput("a pass needs a microbatch", where="--microbatches", expected="1 or more", got=microbatches)
+        if order in ("gpipe", "1f1b") and not parts:
+            return cls(cast(Order, order), stages, microbatches)
+        if order != "interleaved" or not parts.isdecimal() or len(parts) > 3 or int(parts) < 2:
+            expected = "gpipe, 1f1b, or interleaved:V with V parts of the model on each stage, 2 to 999"
+            raise BadInput("there is no such schedule", where="--schedule", expected=expected, got=text)
+        if microbatches % stages:
+            what, expected = "interleaved stages take as many microbatches in turn as there are stages", f"of {stages}"
+            raise BadInput(what, where="--microbatches", expected=f"a multiple {expected}", got=microbatches)
+        return cls("interleaved", stages, microbatches, int(parts))
+
+    @property
+    def idle(self) -> Fraction:
+        """Return the share of a pass in which a stage waits, if all parts of all microbatches take equally long.
+
+        That is (p - 1) / (v m + p - 1) for p stages, m microbatches and v parts.
+        """
+        return Fraction(self.stages - 1, self.parts * self.microbatches + self.stages - 1)
+
+    def sends(self, stage: int) -> int:
+        """Return how often a stage sends hidden states in the forwards of a pass; the last part sends none."""
+        return self.microbatches * (self.parts - (stage == self.stages - 1))
 
 
 def own_batch(batch: int, mesh: Mesh, rank: int) -> int:
@@ -181,6 +253,14 @@ def splits_of(inputs: Mapping[str, object], rank: int) -> tuple[tuple[int, ...],
     if not every:
         return None
     return every[rank], tuple(every[other][mesh.coordinates(rank).ep] for other in mesh.group("ep", rank))
+
+
+def no_such_setting(name: str, where: str, known: Collection[str], fix: str | None = None) -> BadInput:
+    """Return the error that a target lacks a setting; if it is one of a mesh, because nothing says how to split it."""
+    if name in (*AXES, RANK, PLAN, DISPATCH, PAIRS):
+        what = "no plan says how this model is split over devices (transformers: tp_plan of the class)"
+        return BadInput(what, where=where, expected="one device")
+    return BadInput("no such setting", where=where, expected="one of " + ", ".join(known), fix=fix)
 
 
 def one_device(metric: str, *, where: str) -> BadInput:
@@ -289,7 +369,7 @@ class Parallel:
         found = []
         for stage, costs in self.one_device.items():
             for metric, one in costs.items():
-                total = sum(len(row.ranks) * row.stages[stage].get(metric, 0) for row in self.ranks)
+                total = sum(len(row.ranks) * row.stages.get(stage, {}).get(metric, 0) for row in self.ranks)
                 copies = sum(d.amount for d in self.duplicates if (d.stage, d.metric) == (stage, metric))
                 if total != one + copies:
                     what = "the ranks do not sum to one device and the named copies"

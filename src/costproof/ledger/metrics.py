@@ -153,7 +153,8 @@ EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
     ),
     "comm_bytes": MetricInfo(
         "bytes", False, "bytes sent", "bytes that a rank sends in collectives by the ring algorithm, in the dtype on "
-        "the wire: 2 (n - 1) chunks for an all-reduce, n - 1 for the others, each of ceil(elements / n)",
+        "the wire: 2 (n - 1) chunks for an all-reduce, n - 1 for the others, each of ceil(elements / n), and the whole "
+        "tensor for a send",
         by_kind=True, parallel=True, optional=True,
     ),
     "comm_payload_bytes": MetricInfo(

@@ -14,7 +14,8 @@ from typing import Any, Final, get_args
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean, invalid_choice
 from costproof.ledger.files import MAX_BYTES, first_bytes
-from costproof.ledger.mesh import AXES, DISPATCH, PAIRS, PLAN, RANK
+from costproof.ledger.mesh import AXES, DISPATCH, PAIRS, PLAN, RANK, no_such_setting
+from costproof.ledger.mesh import CP_PLAN as SHARED_INPUT
 from costproof.ledger.run import RunOptions, parse_integer
 from costproof.ledger.workload import KV_BLOCK as BLOCK_INPUT
 from costproof.ledger.workload import PAD_TO as PAD_INPUT
@@ -66,6 +67,12 @@ MESH: Final = (
         metavar="PLAN|FILE",
     ),
 )
+CP_PLAN: Final = Setting(
+    SHARED_INPUT,
+    "How devices share a sequence: a ring of contiguous or zigzag parts, or heads exchanged for positions (Ulysses).",
+    "choice",
+    ("ring", "zigzag", "ulysses"),
+)
 
 MAX_BATCH: Final = 1024
 """Largest batch size; a larger one is probably a mistake."""
@@ -102,7 +109,7 @@ def changed(
     for name, value in values.items():
         option = f"--{name.replace('_', '-')}"
         if name not in by_name:
-            wrong.append(BadInput("no such setting", where=option, expected=", ".join(by_name)))
+            wrong.append(no_such_setting(name, option, by_name))
         elif by_name[name].choices and value not in by_name[name].choices:
             expected = " or ".join(by_name[name].choices)
             wrong.append(BadInput("invalid choice", where=option, expected=expected, got=str(value)[:80]))
@@ -152,17 +159,6 @@ def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]
         got=f"{cached}{length} in the prompt + {workload.new_tokens} new = {total}",
     )
     return [problem] if total > most else []
-
-
-def one_device_problems(workload: Workload, architecture: str) -> list[CostproofError]:
-    """Return an error if a run is spread over devices whose class transformers does not say how to split."""
-    given = [option(name) for name in (*AXES, RANK, PLAN) if name in workload.inputs]
-    if not given:
-        return []
-    return [BadInput(
-        "transformers has no plan that splits this class over devices (tp_plan), and none of ours describes it",
-        where=", ".join(given), expected="one device", got=f"{workload.mesh.text or 'one device'}, {architecture}",
-    )]  # fmt: skip
 
 
 def block_problems(workload: Workload) -> list[CostproofError]:
@@ -253,10 +249,7 @@ def typed_settings(
             with collect_problems(problems):
                 found[name] = _convert(by_name[name], value, place(name))
         else:
-            where, expected = place(name[:60]), "one of " + ", ".join(by_name)
-            problems.append(
-                BadInput("no such setting", where=where, expected=expected, fix=did_you_mean(name, by_name))
-            )
+            problems.append(no_such_setting(name, place(name[:60]), by_name, did_you_mean(name, by_name)))
     return found
 
 

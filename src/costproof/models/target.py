@@ -127,8 +127,8 @@ class Sharing(Protocol):
     def further_dtypes(self, axis: str, kind: str) -> tuple[str, ...]:
         """Return the dtypes, other than the run's, of tensors in a kind of collective in a group."""
 
-    def added_on_each(self, role: str) -> tuple[int, str]:
-        """Return elements of a module's parameters that each rank has whole though others are split, and what."""
+    def added(self, role: str) -> tuple[int, str]:
+        """Return the elements of parameters that ranks with one batch have more of a module, and what they are."""
 
     def padding_of(self, role: str, metric: Metric, cost: int) -> tuple[int, str]:
         """Return what rows that only fill the parts of ranks add to a cost of one device, and what."""
@@ -140,6 +140,11 @@ class Sharded(WithFormulas, Protocol):
 
     def shares(self, workload: Workload) -> Sharing:
         """Return how the ranks of a workload's mesh share the model."""
+
+
+def sharded(target: object) -> Sharded | None:
+    """Return the target if it has formulas for a rank of several devices."""
+    return target if isinstance(target, Sharded) else None
 
 
 @runtime_checkable

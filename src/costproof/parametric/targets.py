@@ -15,6 +15,7 @@ from costproof.ledger.errors import BadInput, Bug
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.mesh import (
     AXES,
+    CP_PLAN,
     DISPATCH,
     PAIRS,
     RANK,
@@ -82,24 +83,24 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
     Raises:
         Bug: the ranks do not sum to one device and the named copies.
     """
-    mesh, sharing = workload.mesh, target.shares(workload)
-    terms = {workload.own_batch: _terms(counted)}
-    equal: dict[tuple[tuple[str, int], ...], list[int]] = {}
-    values: dict[int, dict[tuple[str, str], dict[str, int]]] = {}
-    batches: dict[int, int] = {}
+    mesh, sharing, config = workload.mesh, target.shares(workload), target.info().symbols
+    terms = {(workload.own_batch, mesh.coordinates(workload.rank).pp): _terms(counted)}
+    known: dict[object, dict[str, dict[str, int]]] = {}
+    equal: dict[str, list[int]] = {}
+    costs: dict[str, dict[str, dict[str, int]]] = {}
     for rank in range(mesh.world):
         run = replace(workload, inputs={**workload.inputs, RANK: rank})
-        calls, batches[rank] = target.invocations(run), run.own_batch
-        if run.own_batch not in terms:  # a single sequence has formulas of its own
-            terms[run.own_batch] = _terms(stored_formulas(target, run))
-        values[rank] = {(c.stage, c.id): c.symbols for c in calls}
-        key = tuple((f"{c.stage}/{c.id}/{name}", value) for c in calls for name, value in sorted(c.symbols.items()))
-        equal.setdefault(key, []).append(rank)
-    config = target.info().symbols
-    rows = [
-        RankCosts(tuple(ranks), _rank_costs(terms[batches[ranks[0]]], counted, values[ranks[0]], config))
-        for ranks in equal.values()
-    ]
+        calls, which = target.invocations(run), (run.own_batch, mesh.coordinates(rank).pp)
+        if which not in terms:  # a single sequence has formulas of its own, and so has each pipeline stage
+            terms[which] = _terms(stored_formulas(target, run))
+        key = (which, tuple((c.stage, c.id, *sorted(c.symbols.items())) for c in calls))
+        if key not in known:
+            values = {(c.stage, c.id): c.symbols for c in calls}
+            known[key] = _rank_costs(terms[which], counted, values, config)
+        of_rank = repr(known[key])
+        costs[of_rank] = known[key]
+        equal.setdefault(of_rank, []).append(rank)
+    rows = [RankCosts(tuple(ranks), costs[of_rank]) for of_rank, ranks in equal.items()]
     one = evaluate_formulas(target, replace(workload, inputs=_of_one(workload)))
     found = Parallel(
         mesh, workload.rank, sharing.origin, tuple(rows), tuple(_collectives(counted, workload, sharing)),
@@ -119,7 +120,8 @@ def _terms(ledger: Ledger) -> _Terms:
 
 
 def _of_one(workload: Workload) -> dict[str, SettingValue]:
-    return {name: value for name, value in workload.inputs.items() if name not in (*AXES, RANK, DISPATCH, PAIRS)}
+    more = (*AXES, RANK, CP_PLAN, DISPATCH, PAIRS)
+    return {name: value for name, value in workload.inputs.items() if name not in more}
 
 
 def _rank_costs(
@@ -152,6 +154,9 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
     for (stage, call, kind, axis, module), nodes in found.items():
         count, payload, sent = (sum(n.cost(m) or 0 for n in nodes) for m in _EXCHANGED)
         ranks = workload.mesh.group(axis, workload.rank)
+        if kind == "send":
+            at = ranks.index(workload.rank)
+            ranks = ranks[at], ranks[(at + 1) % len(ranks)]
         dtype = ", ".join((workload.dtype, *sharing.further_dtypes(axis, kind)))
         yield Collectives(stage, call, kind, axis, ranks, dtype, count, payload, sent, module)
 
@@ -179,21 +184,23 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
         copies: Counter[str] = Counter()
         for node in bearing((n for n in one.nodes if not stage or n.stage == stage), metric):
             cost, (times, why) = node.cost(metric) or 0, sharing.held_by(node.role, metric)
-            more, bias = sharing.added_on_each(node.role) if metric in ("params", "weight_bytes") else (0, "")
-            added = (workload.mesh.tp - 1) * more * (item if metric == "weight_bytes" else 1)
+            more, what = sharing.added(node.role) if metric in ("params", "weight_bytes") else (0, "")
+            added = more * (item if metric == "weight_bytes" else 1)
             padding, rows = sharing.padding_of(node.role, metric, cost)
             copies[why] += (times - 1) * cost
-            copies[bias] += added
+            copies[what] += added
             copies[rows] += padding
             if not stage:
-                again = sharing.copies_of_batches(node.role) - 1
-                copies[DATA_COPIES] += again * (times * cost + added + padding)
-        for what, amount in copies.items():
+                once, again = times * cost + added + padding, sharing.copies_of_batches(node.role) - 1
+                copies[SEQUENCE_COPIES] += (workload.mesh.cp - 1) * once
+                copies[DATA_COPIES] += again * workload.mesh.cp * once
+        for why, amount in copies.items():
             if amount:
-                yield Duplicate(what, stage, metric, amount, amount if metric.endswith("_bytes") else 0)
+                yield Duplicate(why, stage, metric, amount, amount if metric.endswith("_bytes") else 0)
 
 
 DATA_COPIES: Final = "copies of data-parallel ranks"
+SEQUENCE_COPIES: Final = "copies of ranks that share a sequence"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,9 @@ tensors that have no values.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -75,7 +74,7 @@ def plans_of(model: nn.Module, tensor: int, expert: int) -> tuple[Plan, Plan]:
     if resolve is None:
         raise Incomplete("the model has no plan of transformers for several devices", got=type(model).__name__)
     try:
-        with _quiet():
+        with quiet():
             batches = max(1, expert // tensor)
             found = resolve(DistributedConfig(tp_size=tensor, ep_size=expert, fsdp_size=batches))
     except ValueError as error:
@@ -84,8 +83,8 @@ def plans_of(model: nn.Module, tensor: int, expert: int) -> tuple[Plan, Plan]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence transformers' warnings on rules of a plan that match nothing, which plans have for other sizes."""
+def quiet() -> Iterator[None]:
+    """Silence warnings of transformers, such as those on rules of a plan that match nothing."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -115,21 +114,48 @@ class Distributed:
         plans: tuple[Plan, Plan],
         ranks: int,
         rank: int,
+        stages: int = 1,
         batches: int = 1,
         splits: tuple[Sequence[int], Sequence[int]] | None = None,
     ) -> None:
-        self.rank, self.sizes = rank, (batches, ranks)
+        """Distribute a model.
+
+        Args:
+            plans: empty if ranks have no parts of layers.
+            ranks: that share each layer.
+            rank: of those of all pipeline stages, or batches, the ones of one being neighbours.
+            stages: pipeline stages; see :func:`cut_to_stage`.
+            batches: groups of ranks, each with a batch of its own, that share experts.
+            splits: pairs of a token and an expert that the rank sends to each that shares experts, and gets.
+        """
+        self.ranks, self.rank, self._stages, self._batches = ranks, rank, stages, batches
         form = GatheringExperts if splits is None else partial(ExchangingExperts, splits)
-        with fake_group(ranks * batches, rank):
-            self._held = tuple(_distribute(model, plans, _meshes(*self.sizes), form))
+        with self._group():
+            distributed = ranks * batches > 1
+            self._held = tuple(_distribute(model, plans, self._meshes(), form)) if distributed else ()
         for one in self._held:
             one.module._parameters[one.name] = one.local
+        if stages > 1:
+            cut_to_stage(model, ranks, rank, stages)
+
+    def _group(self) -> AbstractContextManager[None]:
+        return fake_group(self.ranks * self._stages * self._batches, self.rank)
+
+    def _meshes(self) -> tuple[DeviceMesh, DeviceMesh]:
+        """Make the groups of ranks, which have the same names each time."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        if self._stages == 1:
+            return expert_meshes(self._batches, self.ranks)
+        own = init_device_mesh("cpu", (self._stages, self.ranks), mesh_dim_names=("pp", AXIS))[AXIS]
+        return own, own
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Run the model as its rank while the block runs."""
-        with fake_group(math.prod(self.sizes), self.rank):
-            _meshes(*self.sizes)  # makes the groups again, by the same names
+        with self._group():
+            if self._stages * self._batches > 1 and self._held:
+                self._meshes()
             for one in self._held:
                 one.module._parameters[one.name] = one.distributed
             try:
@@ -139,7 +165,7 @@ class Distributed:
                     one.module._parameters[one.name] = one.local
 
 
-def _meshes(batches: int, ranks: int) -> tuple[DeviceMesh, DeviceMesh]:
+def expert_meshes(batches: int, ranks: int) -> tuple[DeviceMesh, DeviceMesh]:
     """Return torch's meshes of the ranks with this rank's batch, and of all that share its experts."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -240,6 +266,50 @@ def _registered(form: Callable[..., Any]) -> Iterator[str]:
         yield name
     finally:
         del known[name]
+
+
+class _Missing:
+    """Forward of a module of another pipeline stage, as that of vLLM's ``PPMissingLayer``."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the first argument."""
+        return args[0] if args else next(iter(kwargs.values()))
+
+
+def cut_to_stage(model: Any, ranks: int, rank: int, stages: int) -> None:
+    """Make a model one stage of a pipeline, as vLLM makes one of a model of transformers.
+
+    Layers of other stages are replaced by modules that pass hidden states on; so are embedding, norm and head where
+    another stage runs them. The decoder receives its input from the rank before, and sends its result to the one after.
+    """
+    import torch
+    import torch.distributed as dist
+
+    decoder, stage = model.get_decoder(), rank // ranks
+    counts = [len(decoder.layers) // stages] * stages
+    for left in range(len(decoder.layers) % stages):
+        counts[-2 - left] += 1
+    missing = type("PPMissingLayer", (_Missing, torch.nn.Module), {})
+    owner = [i for i, count in enumerate(counts) for _ in range(count)]
+    for i, of in enumerate(owner):
+        decoder.layers[i] = decoder.layers[i] if of == stage else missing()
+    if stage:
+        model.set_input_embeddings(missing())
+    if stage < stages - 1:
+        decoder.norm = missing()
+        model.set_output_embeddings(missing())
+        model.config.final_logit_softcapping = None
+    kind = type(decoder)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if stage:
+            dist.recv(kwargs["inputs_embeds"], rank - ranks)
+        found = kind.forward(self, *args, **kwargs)
+        if stage < stages - 1:
+            dist.send(found.last_hidden_state, rank + ranks)
+        return found
+
+    decoder.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
 def _distribute(

@@ -71,7 +71,8 @@ HELD: Final[tuple[Metric, ...]] = ("params", "weight_bytes")
 DONE: Final[tuple[Metric, ...]] = ("flops", "kv_cache_bytes", "comm_bytes", "comm_payload_bytes", "messages")
 RING: Final = (
     "A rank sends 2 (n - 1) chunks of an all-reduce over n ranks, and n - 1 of the others: the ring algorithm. A chunk"
-    " has ceil(elements / n) elements. The payload is the full tensor, whatever the algorithm."
+    " has ceil(elements / n) elements. A send has the whole tensor, and is not counted again where it is received."
+    " The payload is the full tensor, whatever the algorithm."
 )
 DISPATCH: Final = (
     "Ways in which tokens reach the experts of other ranks; the costs of this report are those of all-gather, which"
@@ -332,7 +333,9 @@ def ranks_section(found: Parallel | None) -> DocumentSection | None:
 
 def rank_rows(found: Parallel) -> list[tuple[Cell, ...]]:
     """Return a row for each cost: the smallest and the largest of a rank, and which ranks have it."""
-    stages, world = tuple(filter(None, found.ranks[0].stages)), found.mesh.world
+    # A file lists stages by name, its collectives in the order of the run.
+    called = (c.stage for c in found.collectives if c.stage in found.ranks[0].stages)
+    stages, world = tuple(dict.fromkeys((*called, *filter(None, found.ranks[0].stages)))), found.mesh.world
     rows: list[tuple[Cell, ...]] = []
     for stage, metric in (*(("", m) for m in HELD), *((s, m) for s in stages for m in DONE)):
         (least, with_least), (most, with_most) = found.extremes(stage, metric)
@@ -347,7 +350,7 @@ def rank_rows(found: Parallel) -> list[tuple[Cell, ...]]:
 def collective_rows(found: Parallel) -> list[tuple[Cell, ...]]:
     """Return a row for equal collectives of the counted rank."""
     return [
-        (c.stage, c.invocation, Code(c.module), Code(c.kind), f"{c.group}, {plural(len(c.ranks), 'rank')}", c.dtype,
+        (c.stage, c.invocation, Code(c.module), c.kind, f"{c.group}, {plural(len(c.ranks), 'rank')}", c.dtype,
          exact(c.count), _of_metric(c.bytes, "comm_payload_bytes"), _of_metric(c.sent_bytes, "comm_bytes"))
         for c in found.collectives
     ]  # fmt: skip

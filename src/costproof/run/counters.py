@@ -114,9 +114,9 @@ def record_counters(
     """
     if seconds < 1 or memory_gib < 1:
         raise BadInput("a limit must be at least 1", where="--timeout, --memory", got=min(seconds, memory_gib))
-    if run.mesh.tp > 1:
+    if max(run.mesh.tp, run.mesh.pp, run.mesh.cp) > 1:
         raise BadInput(
-            "counters know nothing of the ranks that a model is split over", where=run.mesh.text, expected="--tp 1",
+            "counters know nothing of the ranks that a model is split over", where=run.mesh.text, expected="tp 1, pp 1",
             fix="costproof report counts a rank",
         )  # fmt: skip
     require("trace", "the truth beside counters")

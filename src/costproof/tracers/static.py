@@ -45,8 +45,7 @@ from costproof.tracers.equal_layers import ledger_of_equal_layers
 from costproof.tracers.exported import Exported
 from costproof.tracers.exporting import with_numbers, with_sizes
 from costproof.tracers.guards import first_broken_guard
-from costproof.tracers.mask_inputs import Contents, mask_inputs
-from costproof.tracers.paths import Paths
+from costproof.tracers.paths import Contents, Paths, mask_inputs
 from costproof.tracers.storage import storage_by_layout
 
 if TYPE_CHECKING:
@@ -79,7 +78,8 @@ def static_ledger(target: Exportable, workload: Workload, progress: Progress = s
         values = {(i.stage, i.id): i.symbols for i in one.invocations(workload)}
         return exported_ledger(one, workload, built, one.export_jobs(built, workload), covered, values, progress)
 
-    found = ledger_of_equal_layers(target, workload, model, count) or count(target, model)
+    cut = None if workload.mesh.pp > 1 else ledger_of_equal_layers(target, workload, model, count)
+    found = cut or count(target, model)
     return replace(found, sizes=input_sizes(target, model, workload))
 
 

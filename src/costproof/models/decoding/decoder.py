@@ -70,6 +70,8 @@ class Decoder:
     """Keys of the masks of layers with a window, if other layers have none."""
     windows: tuple[int, ...] = ()
     """For each layer, the number of keys that a query sees, 0 for all; empty if no layer has a window."""
+    own: tuple[int, ...] = ()
+    """Layers of a pipeline stage, which the widths of ``windows`` are of then; empty for all layers."""
     latent: tuple[int, ...] = ()
     """Widths of the two latents that a cache stores instead of keys and values; empty for keys and values."""
     cache: tuple[str, ...] = ("keys", "values")
@@ -143,7 +145,8 @@ class Decoder:
         from transformers.cache_utils import DynamicCache
 
         cache = DynamicCache(config=text_config(model))
-        for layer, (keys, values) in zip(cache.layers, past, strict=True):
+        layers = [cache.layers[i] for i in self.own] or cache.layers
+        for layer, (keys, values) in zip(layers, past, strict=True):
             layer.lazy_initialization(keys, values)
             self.fill(layer, keys, values)
         return cache
@@ -158,12 +161,13 @@ class Decoder:
     def past(self, model: nn.Module, workload: Workload, batch: int, context: int) -> Past:
         """Return keys and values of ``context`` tokens on the meta device, cut to the window of each layer."""
         text = text_config(model)
+        count = len(self.own) or text.num_hidden_layers
         if self.latent:
             one = tuple(on_meta(workload, batch, 1, context, width) for width in self.latent)
-            return [(one[0].clone(), one[1].clone()) for _ in range(text.num_hidden_layers)]
+            return [(one[0].clone(), one[1].clone()) for _ in range(count)]
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        lengths = [self.in_cache(context) if w else context for w in self.windows or [0] * text.num_hidden_layers]
+        lengths = [self.in_cache(context) if w else context for w in self.windows or [0] * count]
         shapes = [(batch, heads, length, width) for length in lengths]
         return [(on_meta(workload, *shape), on_meta(workload, *shape)) for shape in shapes]
 

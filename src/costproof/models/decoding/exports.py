@@ -278,6 +278,14 @@ def prefill_of(model: nn.Module, workload: Workload, decoder: Decoder) -> Export
     return replace(job, sizes=[], conventions=_stands_for(workload))
 
 
+def with_hidden_states(job: ExportJob, workload: Workload, width: int) -> ExportJob:
+    """Return a job that is given the hidden states of another pipeline stage in place of token ids."""
+    shape = job.args["ids"].shape
+    args = {"embeds": on_meta(workload, *shape, width), **{k: v for k, v in job.args.items() if k != "ids"}}
+    named: dict[tuple[str | int, ...], tuple[str | int, ...]] = {("ids",): ("embeds",)}
+    return replace(job, args=args, sizes=[replace(s, argument=named.get(s.argument, s.argument)) for s in job.sizes])
+
+
 def of_rank(
     jobs: Iterable[ExportJob], workload: Workload, numbers: Mapping[str, int] | None = None
 ) -> tuple[ExportJob, ...]:

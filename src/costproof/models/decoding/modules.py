@@ -60,7 +60,9 @@ class StepModule(nn.Module):
 
     def forward(
         self,
-        ids: torch.Tensor,
+        ids: torch.Tensor | None = None,
+        embeds: torch.Tensor | None = None,
+        *,
         keys: list[torch.Tensor],
         values: list[torch.Tensor],
         mask: torch.Tensor | None = None,
@@ -68,7 +70,9 @@ class StepModule(nn.Module):
     ) -> tuple[torch.Tensor, CacheTensors]:
         cache = self.decoder.filled_cache(self.part, list(zip(keys, values, strict=True)))
         masks = self.decoder.mask((mask, window_mask))
-        result = self.part(input_ids=ids, attention_mask=masks, past_key_values=cache, use_cache=True)
+        result = self.part(
+            input_ids=ids, inputs_embeds=embeds, attention_mask=masks, past_key_values=cache, use_cache=True
+        )
         return result.logits, self.decoder.cache_tensors(cache)
 
 

@@ -424,7 +424,41 @@ def shard_for_export(model: nn.Module, workload: Workload) -> nn.Module:
             splits=splits_of(workload.inputs, workload.rank), multiple=multiple, sequence=sequence,
         )  # fmt: skip
         _fit_heads(model, plans[0], mesh.tp)
+    if mesh.pp > 1:
+        keep_stage(model, mesh.pp, mesh.coordinates(workload.rank).pp)
     return model
+
+
+def keep_stage(model: Any, stages: int, stage: int) -> None:
+    """Leave a decoder the layers of a pipeline stage, with embedding or output on the first and last one.
+
+    In place of other modules are modules that return what they get. All stages but the last send their hidden states.
+    """
+    import torch
+
+    def unchanged(self: nn.Module, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return hidden
+
+    absent = type("Absent", (torch.nn.Module,), {"forward": unchanged})
+    stack, (size, more) = model.model, divmod(len(model.model.layers), stages)
+    sizes = [size + (stages - more <= i + 1 < stages) for i in range(stages)]
+    start = sum(sizes[:stage])
+    for i in {*range(len(stack.layers))} - {*range(start, start + sizes[stage])}:
+        stack.layers[i] = absent()
+    if stage > 0:
+        stack.embed_tokens = None
+    if stage == stages - 1:
+        return
+    stack.norm, model.lm_head = absent(), absent()
+    model.config.final_logit_softcapping = None
+    base, ops = type(stack), torch.ops._c10d_functional
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = base.forward(self, *args, **kwargs)
+        ops.wait_tensor(ops.isend(result.last_hidden_state, stage + 1, 0, f"pp:{stages}"))
+        return result
+
+    stack.__class__ = type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
 
 
 def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | None:
@@ -434,9 +468,10 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | No
         Incomplete: transformers cannot run this model on this mesh, or not by this plan.
     """
     mesh, engine = workload.mesh, _engine(workload)
+    at, splits = mesh.coordinates(workload.rank), splits_of(workload.inputs, workload.rank)
     if mesh.tp == mesh.ep == 1:
-        return None
-    plans, at = _plans(model, mesh, engine), mesh.coordinates(workload.rank)
+        return None if mesh.pp == 1 else Distributed(model, ({}, {}), 1, at.pp, mesh.pp)
+    plans = _plans(model, mesh, engine)
     if not _splits_evenly(model, plans[0], mesh.tp):
         raise Incomplete(
             "transformers cannot split fewer key/value heads than ranks (its issue 48307)",
@@ -448,8 +483,8 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | No
             f"transformers cannot run this plan: it {why}", where=f"--{PLAN}", got=engine.name,
             fix="--sources analytic,static",
         )  # fmt: skip
-    splits = splits_of(workload.inputs, workload.rank)
-    found = Distributed(model, plans, mesh.tp, at.ep if mesh.batches > 1 else at.tp, mesh.batches, splits)
+    place = at.ep if mesh.batches > 1 else at.pp * mesh.tp + at.tp
+    found = Distributed(model, plans, mesh.tp, place, mesh.pp, mesh.batches, splits)
     _fit_heads(model, plans[0], mesh.tp)
     return found
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.workload import ROWS_INVOCATION, Workload, sampled_steps
-from costproof.models.decoding.decoder import Decoder, Locate, Masks, Past, ids_on_meta
+from costproof.models.decoding.decoder import Decoder, Locate, Masks, Past, ids_on_meta, on_meta
 from costproof.models.decoding.exports import contexts, packed_inputs
 from costproof.models.specs import Run
 
@@ -74,6 +74,13 @@ def shape_runs(
         kwargs = step_inputs(model, workload, decoder, context)
         found.append(Run(f"step@{context}", model, kwargs, decoder.places[1], context, _cached(kwargs, decoder)))
     return _of_decoder(found, decoder)
+
+
+def with_hidden_states(run: Run, workload: Workload, width: int) -> Run:
+    """Return a run that is given the hidden states of another pipeline stage in place of token ids."""
+    kwargs = dict(run.kwargs)
+    shape = kwargs.pop("input_ids").shape
+    return replace(run, kwargs={"inputs_embeds": on_meta(workload, *shape, width), **kwargs})
 
 
 def rows_runs(
@@ -154,7 +161,7 @@ def in_rows(path: str, call: int) -> tuple[str, str]:
 def _cached(kwargs: Mapping[str, Any], decoder: Decoder) -> Past:
     """Return keys and values of each layer in the cache that a call is given."""
     cache = kwargs.get("past_key_values")
-    return [] if cache is None else [(keys, values) for keys, values in decoder.cache_tensors(cache)]
+    return [] if cache is None else [(pair[0], pair[1]) for pair in decoder.cache_tensors(cache) if pair]
 
 
 def real_runs(

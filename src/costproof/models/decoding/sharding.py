@@ -16,7 +16,7 @@ from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import sym
 from costproof.estimate.routing import RoutedLayers
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
-from costproof.ledger.mesh import EP_BATCHES, PAIRS, PLAN, Mesh, shard, splits_of
+from costproof.ledger.mesh import CP_PLAN, EP_BATCHES, PAIRS, PLAN, Mesh, shard, splits_of, stage_layers
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.plans import OWN, named_plan, routed_layers, split_parts
 
@@ -152,6 +152,7 @@ def mesh_symbols(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> 
         return {}
     start, stop = shard(_padded(config.vocab, plan.multiple), mesh.tp, mesh.coordinates(workload.rank).tp)
     found = {"tp": mesh.tp, "ep": mesh.ep, "text_vocab_rank": stop - start}
+    found |= {"cp": mesh.cp, "cp_rank": mesh.coordinates(workload.rank).cp} if mesh.cp > 1 else {}
     splits = splits_of(workload.inputs, workload.rank)
     if splits is not None:
         (sent, got), own = splits, mesh.coordinates(workload.rank).ep
@@ -179,6 +180,14 @@ class Shards:
     routed: RoutedLayers | None = None
     """The mixtures of experts that ranks share; ``None`` without them."""
     vocab: int = 0
+    layers: range = range(0)
+    """Layers of the rank's pipeline stage."""
+    stage: int = 0
+    """Pipeline stage of the rank."""
+    tied: bool = False
+    """Whether the last stage of several has a copy of the table of the embedding."""
+    cp_plan: str = ""
+    """How ranks share a sequence: ``ring``, ``zigzag`` or ``ulysses``; empty if each has whole ones."""
 
     @classmethod
     def of(
@@ -194,18 +203,15 @@ class Shards:
         wide = [(role, config.hidden) for role, has in biased.items() if has and _REDUCED[role] in plan.split]
         if style is not None and style.clamped_experts and "experts" in plan.split and workload.mesh.ep == 1:
             wide.append(("text.layer.experts", config.hidden * int(getattr(config, "experts", 0))))
+        mesh = workload.mesh
         return cls(
-            plan,
-            workload.mesh,
-            config.kv_heads,
-            latent,
-            config.hidden,
-            tuple(wide),
+            plan, mesh, config.kv_heads, latent, config.hidden, tuple(wide), vocab=config.vocab,
             wide_weights=style is None or style.routing is None or not style.routing.narrow,
-            exchanges=PAIRS in workload.inputs,
-            routed=_mixtures(config, style) if workload.mesh.ep > 1 else None,
-            vocab=config.vocab,
-        )
+            exchanges=PAIRS in workload.inputs, routed=_mixtures(config, style) if mesh.ep > 1 else None,
+            stage=(stage := mesh.coordinates(workload.rank).pp), layers=stage_layers(config.layers, mesh.pp, stage),
+            tied=config.tied and mesh.pp > 1,
+            cp_plan=str(workload.inputs.get(CP_PLAN, "zigzag")) if mesh.cp > 1 else "",
+        )  # fmt: skip
 
     @property
     def gathers(self) -> bool:
@@ -219,15 +225,74 @@ class Shards:
 
     def axis_of(self, role: str, kind: str) -> str:
         """Return the group of the mesh in which a module runs a kind of collective."""
+        if role in ("text", "text.layer.attention"):
+            return "pp" if role == "text" else "cp"
         if role != "text.layer.experts" or self.mesh.ep == 1:
             return "tp"
         if self.mesh.batches == 1:
             return "ep"
         return "tp" if kind == "all_reduce" else EP_BATCHES
 
-    def added_on_each(self, role: str) -> tuple[int, str]:
-        """Return the elements of a bias that each rank has whole, and its name; 0 if there is none."""
-        return dict(self.biased).get(role, 0), "biases added after a sum over ranks"
+    def added(self, role: str) -> tuple[int, str]:
+        """Return the elements that ranks with one batch have more of a module, and what they are; 0 if there are none.
+
+        Each rank has a bias whole that is added to sums over ranks. The last stage has a copy of a tied table.
+        """
+        if role == "text.embedding" and self.tied:
+            times = 1 if "head" in self.plan.split else self.mesh.tp
+            rows = _padded(self.vocab, self.plan.multiple) if times == 1 else self.vocab
+            return times * rows * self.hidden, "tables of tied output projections on the last stage"
+        return (self.mesh.tp - 1) * dict(self.biased).get(role, 0), "biases added after a sum over ranks"
+
+    @property
+    def last(self) -> bool:
+        """Return whether the rank is of the last pipeline stage, which has the last norm and the output projection."""
+        return self.stage == self.mesh.pp - 1
+
+    def of_stage(self, parts: Iterable[ModulePart], call: StackCall) -> Iterator[ModulePart]:
+        """Yield the modules of a decoder that the rank's pipeline stage has; all but the last one send their result.
+
+        Every stage computes the cosines and sines of its own queries and keys.
+        """
+        from costproof.analytic.collectives import Send
+
+        for part in map(self._of_sequence, parts):
+            if part.role == "text" and not self.last:
+                yield replace(part, layers=(Send(call.rows * sym("text_hidden"), call.item_bytes),))
+            elif part.role.startswith("text.layer"):
+                if part.i in self.layers:
+                    yield part
+            elif part.role == "text.embedding":
+                if self.stage == 0:
+                    yield part
+            elif part.role not in ("text.norm", "lm_head") or self.last:
+                yield part
+
+    def _of_sequence(self, part: ModulePart) -> ModulePart:
+        """Return the part; if ranks share a sequence, its attention is of the rank's positions.
+
+        Contiguous parts of a sequence are in order of the ranks. By zigzag rank r has the parts r and 2 n - 1 - r of
+        2 n, which leaves each rank as many pairs of a query and a key.
+        """
+        from costproof.analytic.attention import Attention
+        from costproof.analytic.collectives import RingAttention, UlyssesAttention
+
+        first, *others = part.layers
+        if not self.cp_plan or not isinstance(first, Attention):
+            return part
+        sizes = (first.batch, first.queries, first.heads, first.kv_heads, first.head_dim, sym("cp"))
+        if self.cp_plan == "ulysses":
+            return replace(part, layers=(UlyssesAttention(*sizes, first.item_bytes), *others))
+        n, half = first.queries, first.queries / 2
+        pairs = sym("cp_rank") * n**2 + n * (n + 1) / 2
+        if self.cp_plan == "zigzag":
+            pairs = (2 * sym("cp") - 1) * half**2 + half * (half + 1)
+        return replace(part, layers=(RingAttention(*sizes, pairs, first.item_bytes), *others))
+
+    def border(self, call: StackCall, out: Size) -> Size:
+        """Return the elements that enter and leave the rank's pipeline stage: hidden states, and ``out`` at last."""
+        hidden = call.rows * sym("text_hidden")
+        return (hidden if self.stage > 0 else 0) + (out if self.last else hidden)
 
     def padding_of(self, role: str, metric: str, cost: int) -> tuple[int, str]:
         """Return what the rows that pad the vocabulary add to a cost of one device, and its name."""
@@ -264,7 +329,7 @@ class Shards:
             metric: parameters or bytes that are held, or FLOPs.
         """
         if metric == "buffer_bytes":
-            return self.mesh.tp, "buffers"
+            return self.mesh.tp * (self.mesh.pp if role == "text.rotary" else 1), "buffers"
         of_kv = role.endswith((".attention.k", ".attention.v")) or (
             role.endswith(".attention") and metric == "kv_cache_bytes" and not self.latent
         )

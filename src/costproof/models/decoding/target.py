@@ -16,7 +16,7 @@ from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc, TokenPadding
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.mesh import PAIRS
+from costproof.ledger.mesh import PAIRS, stage_layers
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import KV_BLOCK, PAD_TO, PAST, ROWS, BatchRow, ExpertKernel, Invocation, Workload
@@ -27,7 +27,7 @@ from costproof.models.decoding.build import build
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
-from costproof.models.decoding.plans import given_plan, mesh_problems
+from costproof.models.decoding.plans import MORE_AXES, given_plan, mesh_problems
 from costproof.models.decoding.rank_model import as_rank, distributed, refuse_values, shard_for_export
 from costproof.models.decoding.sharding import (
     SPLIT_ALL,
@@ -74,13 +74,6 @@ _LAYER: Final = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 """The index of a layer in the path of its attention."""
 
 
-def no_tape() -> Incomplete:
-    """Return the error that a batch of rows has no memory tape."""
-    return Incomplete(
-        "there is no formula for the peak of a batch of unequal rows", where=f"--{ROWS}", fix="measure it in the graph"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class CausalTarget(Native[C]):
     """Base class of targets: a causal language model of transformers in a given configuration."""
@@ -102,6 +95,14 @@ class CausalTarget(Native[C]):
         if self.config.one_mask:
             return Decoder(windows=windows)
         return Decoder(windows=windows, masks=("full_attention",), window_masks=("sliding_attention",))
+
+    def _of_stage(self, workload: Workload) -> Decoder:
+        """Return the calling convention of the layers on the counted rank."""
+        decoder, mesh = self.decoder, workload.mesh
+        if mesh.pp == 1:
+            return decoder
+        own = stage_layers(self.config.layers, mesh.pp, mesh.coordinates(workload.rank).pp)
+        return replace(decoder, own=tuple(own), windows=tuple(decoder.windows[i] for i in own if decoder.windows))
 
     def style(self) -> DecoderStyle:
         """Return how the layers differ from those of the default decoder; by default not at all."""
@@ -137,14 +138,14 @@ class CausalTarget(Native[C]):
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
         """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
-        from costproof.models.decoding.formulas import decoder_stack, decoder_tapes
+        from costproof.models.decoding.formulas import decoder_stack
+        from costproof.models.decoding.memory import decoder_tapes, row_tapes
 
-        if workload.rows:
-            raise no_tape()
         refuse_ranks(workload)
         style = self.style()
         stack = decoder_stack(self.config, workload, style)
-        return decoder_tapes(self.config, workload, stack, capped=style.logits_capped)
+        tapes = row_tapes if workload.rows else decoder_tapes
+        return tapes(self.config, workload, stack, capped=style.logits_capped)
 
     def blocked_cache(self, workload: Workload) -> cache_dtype.BlockedCache | None:
         """Return the blocks of the cache; ``None`` if the workload does not request them.
@@ -212,7 +213,8 @@ class CausalTarget(Native[C]):
     def settings(cls) -> tuple[Setting, ...]:
         """Return the settings of a run, other than the preset."""
         common_settings = (replace(s, choices=cls.attentions) if s is common.ATTENTION else s for s in SETTINGS)
-        return (*common_settings, *cls.extra_settings, *common.MESH)
+        shared = () if cls.plan is None else (*common.MESH, common.CP_PLAN)
+        return (*common_settings, *cls.extra_settings, *shared)
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
         """Return the configuration with only the first layers, at least one of each kind, and a note on the cut."""
@@ -280,12 +282,12 @@ class CausalTarget(Native[C]):
 
     def _mesh_problems(self, workload: Workload) -> list[CostproofError]:
         if self.plan is None:
-            return common.one_device_problems(workload, self.config.architecture)
+            return []
         try:
-            plan = self.plan if workload.mesh.problems(workload.rank) else self.plan_of(workload)
+            plan = self.plan if workload.mesh.problems(workload.rank, more=MORE_AXES) else self.plan_of(workload)
         except Problems as error:
             return list(error.problems)
-        return [*mesh_problems(self.config, workload, plan)]
+        return [*mesh_problems(self.config, workload, plan, MORE_AXES)]
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
         """Return the workload of a preset with changed settings; the configuration decides the default cache format."""
@@ -300,8 +302,8 @@ class CausalTarget(Native[C]):
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the invocations of prefill and decode on the counted rank, with the values of their symbols."""
         more = {} if workload.mesh.one else mesh_symbols(self.config, workload, self.plan_of(workload))
-        calls = invocations(workload.own, self.config)
-        return tuple(replace(call, symbols={**call.symbols, **more}) for call in calls)
+        mine = replace(workload.own, text_tokens=workload.text_tokens // workload.mesh.cp)
+        return tuple(replace(call, symbols={**call.symbols, **more}) for call in invocations(mine, self.config))
 
     @classmethod
     def drawn(cls, sizes: Mapping[str, int], rng: random.Random) -> Drawn | None:
@@ -339,6 +341,7 @@ class CausalTarget(Native[C]):
         Raises:
             Incomplete: no graph counts a rank of this mesh.
         """
+        _refuse_shared_sequences(workload)
         model = Native.build(self, workload)
         return model if workload.mesh.one else shard_for_export(model, workload)
 
@@ -349,6 +352,7 @@ class CausalTarget(Native[C]):
             Problems: the checkpoint does not fit.
             Incomplete: the device or packages are missing, or transformers cannot run the model on this mesh.
         """
+        _refuse_shared_sequences(workload)
         refuse_values(workload, self.options)
         return distributed(Native.build_run(self, workload, progress), workload)
 
@@ -360,7 +364,9 @@ class CausalTarget(Native[C]):
         """Return the export jobs of the prefill and of a decode step."""
         if PAIRS in workload.inputs:  # of one prompt, whose sizes they decide
             return (exports.prefill_of(model, workload.own, self.decoder),)
-        jobs = exports.export_jobs(model, workload.own, self.decoder)
+        jobs = exports.export_jobs(model, _own(workload), self._of_stage(workload))
+        if workload.mesh.coordinates(workload.rank).pp > 0:
+            jobs = [exports.with_hidden_states(job, workload, self.config.hidden) for job in jobs]
         shared = {"S": workload.text_tokens} if self.plan is not None and self.plan_of(workload).sequence else {}
         return tuple(jobs) if workload.mesh.tp == 1 else exports.of_rank(jobs, workload, shared)
 
@@ -370,12 +376,14 @@ class CausalTarget(Native[C]):
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """Return the runs of the prefill and of the decode steps after it."""
-        decoder, workload = self.decoder, workload.own
+        decoder, workload = self._of_stage(workload), _own(workload)
         if workload.rows:
             return self._row_runs(model, workload)
         prompt = runs.prompt_inputs(workload, decoder, workload.text_tokens)
         if next(model.parameters()).device.type == "meta":
             found = runs.shape_runs(model, workload, decoder, runs.behind_past(model, workload, decoder, prompt))
+            if workload.mesh.coordinates(workload.rank).pp > 0:
+                found = tuple(runs.with_hidden_states(run, workload, self.config.hidden) for run in found)
             return as_rank(found, model)
         ids = runs.drawn_ids(self.config.vocab, (workload.batch, workload.context), self.options.seed)
         return runs.real_runs(model, workload, decoder, runs.real_prompt(model, workload, decoder, prompt, ids))
@@ -386,3 +394,19 @@ class CausalTarget(Native[C]):
         length = sum(row.count * (row.past + row.new) for row in workload.rows)
         ids = runs.drawn_ids(self.config.vocab, (length,), self.options.seed)
         return runs.rows_runs(model, workload, self.decoder, ids)
+
+
+def _refuse_shared_sequences(workload: Workload) -> None:
+    """Raise ``Incomplete`` if ranks share a sequence, which no graph and no run here can show."""
+    if workload.mesh.cp > 1:
+        raise Incomplete(
+            "the classes of transformers attend to whole sequences: ranks that share one are counted by formulas only",
+            where="--cp", expected="1", got=workload.mesh.cp, fix="--sources analytic",
+        )  # fmt: skip
+
+
+def _own(workload: Workload) -> Workload:
+    """Return the workload with the sequences that the counted rank runs; of a stage before the last, all positions."""
+    mesh = workload.mesh
+    last = mesh.coordinates(workload.rank).pp == mesh.pp - 1
+    return workload.own if last else replace(workload.own, logits="all")

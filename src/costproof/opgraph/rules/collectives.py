@@ -103,14 +103,14 @@ def all_to_all(op: OpCall) -> OpCost:
     return _collective(local, "all_to_all", nbytes(local), prod((n - 1, _chunk(local, n))), n)
 
 
-@operator_rule("c10d.send")
+@operator_rule("_c10d_functional.isend", "c10d.send")
 def send(op: OpCall) -> OpCost:
     """Count 0 FLOPs; the tensor is sent to one rank."""
     whole = _first(op)
     return OpCost(role="move", reads=(whole,), comm=("send", nbytes(whole), nbytes(whole)))
 
 
-@operator_rule("c10d.recv_", "c10d.recv")
+@operator_rule("_c10d_functional.irecv", "c10d.recv_", "c10d.recv")
 def receive(op: OpCall) -> OpCost:
     """Count 0: the bytes are counted where they are sent."""
     return OpCost(role="factory", reads=())

@@ -66,9 +66,9 @@ class DeepseekOcr(PageTarget[OcrConfig]):
     @staticmethod
     def mistakes() -> Mistakes:
         """Return the mistakes that are common in models of the vision towers and of the projector."""
-        from costproof.models.mistakes.deepseek_ocr import MISTAKES
+        from costproof.models.mistakes.deepseek import OCR_MISTAKES
 
-        return MISTAKES
+        return OCR_MISTAKES
 
     @classmethod
     def from_file(cls, path: Path) -> DeepseekOcr:
