@@ -11,6 +11,8 @@ from costproof.analytic.attention import Attention, PackedAttention
 from costproof.analytic.collectives import (
     AllGather,
     AllReduce,
+    ExchangedPairs,
+    GatheredTokens,
     Joined,
     MaskedRows,
     ReduceScatter,
@@ -184,6 +186,19 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
         MaskedRows(rows=3, hidden=4, intermediate=5, item_bytes=2, weight_item=4),
         Expected(),
     ),
+    (
+        "tokens of 4 ranks with 3 each",
+        GatheredTokens(tokens=3, hidden=4, top_k=2, ranks=4, item_bytes=2, weight_item=4),
+        # experts count 4 * (24 + 24) bytes in and 4 * 24 out, of which a rank has a quarter
+        Expected(incoming=-3 * (24 + 24), outgoing=-3 * 24),
+    ),
+    (
+        "6 pairs of 3 tokens, of which 4 are sent, and 5 that others send",
+        ExchangedPairs(tokens=3, hidden=4, top_k=2, ranks=4, experts=8, sent=4, got=5, item_bytes=2, weight_item=4),
+        # 7 pairs arrive or stay, of 8 bytes and a weight of 2, which the experts count; 24 and weights of 24 come in.
+        # 6 x 4 results are weighted and added.
+        Expected(vector={"elementwise": 2 * 24}, incoming=24 + 24 - 7 * 10, outgoing=24 - 7 * 8),
+    ),
 ]
 
 
@@ -214,6 +229,36 @@ def test_collectives_by_hand(
     (found,) = costs.exchanges.values()
     assert (found.sent_bytes, found.payload_bytes, found.messages) == (sent, payload, 1)
     assert costs.unfused_bytes == unfused
+
+
+def test_tokens_of_four_ranks_by_hand() -> None:
+    """Hidden states 3 x 4 x 2 = 24 bytes, numbers 3 x 2 x 8 = 48, weights 24; three others send and get them.
+
+    24 + 24 enter, 4 x 48 are written and read by the experts, 4 x 24 written by them and read, 24 returned; what
+    enters and leaves the experts is counted there.
+    """
+    costs = GatheredTokens(tokens=3, hidden=4, top_k=2, ranks=4, item_bytes=2, weight_item=4).costs()
+    gather, scatter = (costs.exchanges[kind] for kind in ("all_gather", "reduce_scatter"))
+    assert (gather.payload_bytes, gather.sent_bytes, gather.messages) == (4 * 96, 3 * 96, 3)
+    assert (scatter.payload_bytes, scatter.sent_bytes, scatter.messages) == (4 * 24, 3 * 24, 1)
+    experts = 4 * (24 + 24) + 4 * 24
+    assert costs.unfused_bytes is not None
+    assert experts + costs.unfused_bytes == 24 + 24 + 2 * 4 * 48 + 2 * 4 * 24 + 24
+
+
+def test_pairs_of_four_ranks_by_hand() -> None:
+    """A pair has 8 bytes; 4 are sent and 5 results returned, and 3 other ranks are told the pairs of 2 experts each.
+
+    6 copies of 3 tokens are written and read, 7 rows and their weights of 2 bytes arrive, 7 results leave; 6 return,
+    are put in order, of which a tensor is made, written and read, and are weighted and added in float32.
+    """
+    costs = ExchangedPairs(3, 4, 2, 4, 8, 4, 5, item_bytes=2, weight_item=4).costs()
+    (moved,) = costs.exchanges.values()
+    assert (moved.payload_bytes, moved.sent_bytes, moved.messages) == (13 * 8 + 64, 9 * 8 + 3 * 2 * 8, 3)
+    experts = 7 * (8 + 2) + 7 * 8  # what they read and return
+    every = 24 + 6 * 8 * 2 + 2 * 7 * (8 + 2) + 2 * 7 * 8 + 6 * 8 * 6 + 24 + 2 * 6 * 16 + 24
+    assert costs.unfused_bytes is not None
+    assert experts + costs.unfused_bytes == every - 2 * 7 * 2  # less a mask of weights that gathered tokens have
 
 
 @pytest.mark.parametrize(("layer", "expected"), [c[1:] for c in DECODERS], ids=[c[0] for c in DECODERS])

@@ -128,6 +128,73 @@ def test_experts_that_are_not_divided(tmp_path: Path) -> None:
     assert named(judged(tmp_path, QWEN, f"stage: prefill, weight_bytes: {wrong}", mesh)) == [{"experts not / ep"}]
 
 
+EP: Final = "dp: '32', ep: '32', batch: '32'"
+COMBINE: Final = 58 * 31 * 14_336
+"""Bytes of the sums that a rank of 32 returns for a token of each other rank, in 58 layers of 7,168 x 2 bytes."""
+
+
+def test_experts_over_batches(tmp_path: Path) -> None:
+    """DeepSeek-V3, a token a rank: 31 copies with 8 numbers and float32 weights, and 31 sums, in 58 layers."""
+    right = 58 * 31 * (14_336 + 8 * 12) + COMBINE
+    assert judged(tmp_path, V3, sent(right), EP).status == "right"
+    held = (256 // 32 * 58 * 3 * 7168 * 2048, 256 * 58 * 3 * 7168 * 2048)
+    params = next(iter(costproof.capture(V3, dp=32, ep=32, batch=32, sources=["analytic"], text_tokens=1).ledgers))
+    rank = params.stage_total("prefill", "weight_bytes") or 0
+    wrong = rank + 2 * (held[1] - held[0])
+    assert named(judged(tmp_path, V3, f"stage: prefill, weight_bytes: {wrong}", EP)) == [{"experts not / ep"}]
+
+
+def sets(found: Judgement) -> list[set[str]]:
+    """Return the causes of each explanation, evident or not: several mistakes at once may make many numbers."""
+    assert found.status in ("explained", "ambiguous", "undetermined"), found
+    return [{step.cause for step in e.steps} for e in found.explanations]
+
+
+@pytest.mark.parametrize(
+    ("each", "causes"),
+    [
+        (31 * 14_336, {"choices not sent"}),
+        (31 * (7168 + 56 * 4), {"fp8 dispatch"}),
+        (31 * 7168, {"fp8 dispatch without scales"}),
+    ],
+)
+def test_what_is_dispatched(each: int, causes: set[str], tmp_path: Path) -> None:
+    claim = f"stage: total, comm_bytes: {513 * (58 * each + COMBINE)}"
+    assert causes in sets(judged(tmp_path, V3, claim, EP, WHOLE))
+
+
+@pytest.mark.parametrize(
+    ("twelfths", "cause"),
+    [
+        (8 * 31 * 12 // 32, "tokens sent to their experts"),  # 7.75 copies
+        (8 * 12, "min(top-k, ep - 1) copies"),
+    ],
+)
+def test_copies_that_are_dispatched(twelfths: int, cause: str, tmp_path: Path) -> None:
+    """Copies of 14,336 bytes and as many results; the numbers and weights are left out."""
+    claim = f"stage: total, comm_bytes: {513 * 58 * twelfths * 2 * 14_336 // 12}"
+    assert {cause, "choices not sent"} in sets(judged(tmp_path, V3, claim, EP, WHOLE))
+
+
+def test_copies_of_aiconfigurator(tmp_path: Path) -> None:
+    """With 2 of 8 experts on 4 ranks it counts min(2, 3) = 2 copies; a uniform routing has 3 (1 - 15 / 28).
+
+    Of a prompt of 28 tokens a rank sends copies of 4,096 x 2 bytes, and as much for others, in 32 layers.
+    """
+    mesh, prompt, each = "dp: '4', ep: '4', batch: '4'", "text_tokens: '28', new_tokens: '0'", 28 * 32 * 2 * 8192
+    for number, cause in ((2 * each, "min(top-k, ep - 1) copies"), (each * 39 // 28, "tokens sent by rank")):
+        found = judged(tmp_path, "mixtral", sent(number), mesh, prompt)
+        assert {cause, "choices not sent"} in sets(found)
+
+
+def test_a_padded_vocabulary(tmp_path: Path) -> None:
+    """GPT-2 has 50,257 entries of 768 elements in a table that input and output share; 50,304 are 64 x 786."""
+    right, more = 124_439_808, (50_304 - 50_257) * 768
+    assert judged(tmp_path, "gpt2", f"stage: prefill, params: {right}", "batch: '1'").status == "right"
+    found = judged(tmp_path, "gpt2", f"stage: prefill, params: {right + more}", "batch: '1'")
+    assert named(found) == [{"vocabulary padded to 64"}]
+
+
 def test_shared_experts_are_reduced_apart(tmp_path: Path) -> None:
     """DeepSeek-V3 at tp 8 reduces in 3 dense layers once and in 58 layers twice, and once for the embedding."""
     right = 3 + 58 * 2 + 1 + 1

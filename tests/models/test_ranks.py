@@ -150,6 +150,47 @@ def test_data_parallel_ranks_share_the_batch() -> None:
     assert data == 2 * (one + norms)
 
 
+def test_experts_over_batches_by_hand() -> None:
+    """DeepSeek-V3 on 8 ranks with a prompt of one token each: attention is whole, of 256 experts a rank has 32.
+
+    In 58 layers a rank sends 7 copies of the token, of 7,168 x 2 bytes, with 8 numbers and 8 float32 weights, and 7
+    partial sums of others' tokens. Its experts get 8 tokens x 8 choices, most of them of other ranks' experts.
+    """
+    found = ranks(target("deepseek-v3"), dp=8, ep=8, batch=8)
+    assert [row.ranks for row in found.ranks] == [tuple(range(8))]
+    sent = {c.kind: (c.group, c.count, c.bytes, c.sent_bytes, c.dtype) for c in found.collectives}
+    each = 14_336 + 8 * (8 + 4)
+    assert sent == {
+        "all_gather": ("ep/tp", 58 * 3, 58 * 8 * each, 58 * 7 * each, "bfloat16, int64, float32"),
+        "reduce_scatter": ("ep/tp", 58, 58 * 8 * 14_336, 58 * 7 * 14_336, "bfloat16"),
+    }
+    (row,) = found.ranks
+    one, experts = found.one_device[""]["params"], 58 * 256 * 3 * 7168 * 2048
+    assert row.stages["prefill"]["params"] == one - experts + experts // 8
+    assert row.stages["prefill"]["kv_cache_bytes"] == 70_272
+    copies = {(d.what, d.stage, d.metric): d.amount for d in found.duplicates}
+    assert copies["copies of data-parallel ranks", "", "params"] == 7 * (one - experts)
+    passed = 58 * 8 * 8 * 6 * 7168 * 2048  # of 8 tokens on one device
+    assert copies["rows of experts of other ranks, which the kernel gets and skips", "prefill", "flops"] == 7 * passed
+
+
+def test_ranks_of_a_given_routing() -> None:
+    """Mixtral on four ranks in two groups, each with one token of 2 choices: experts run on 3, 1, 2 and 2 pairs.
+
+    One device runs them on 8. A rank sends pairs of 4,096 x 2 bytes to the other, and 4 numbers, in 32 layers.
+    """
+    found = ranks(target("mixtral"), dp=4, ep=2, batch=4, dispatch="all-to-all", pairs="1,1;2,0;1,1;1,1", rank=1)
+    row = 32 * 6 * 4096 * 14_336
+    flops = {rank: r.stages["prefill"]["flops"] for r in found.ranks for rank in r.ranks}
+    assert [flops[rank] - flops[1] for rank in range(4)] == [2 * row, 0, row, row]
+    assert not [d for d in found.duplicates if d.metric == "flops" and d.what.startswith("rows")]
+    (sent,) = found.collectives
+    # Rank 1 sends both of its pairs, gets one, and keeps none: 3 there and back.
+    assert (sent.kind, sent.ranks, sent.count, sent.dtype) == ("all_to_all", (0, 1), 96, "bfloat16, int64")
+    assert sent.sent_bytes == 32 * (3 * 8192 + 4 * 8)
+    assert sent.bytes == 32 * ((2 + 1) * 8192 + 8 * 8)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sums_over_ranks_of_random_configurations(family: str) -> None:
     """Ranks sum to one device and the copies that the plan names, which are worked out without local widths."""
@@ -160,6 +201,8 @@ def test_sums_over_ranks_of_random_configurations(family: str) -> None:
         drawn = model.drawn(sizes, rng)
         small: Any = drawn[0] if drawn is not None else None
         run = {"tp": rng.choice((2, 3, 4)), "dp": rng.choice((1, 2)), "batch": rng.randint(2, 4), "text_tokens": 3}
+        if getattr(small.config, "experts", 0) and counted % 2:
+            run |= {"tp": rng.choice((1, 2)), "dp": 4, "batch": 4, "ep": rng.choice((2, 4, 8))}
         try:
             found = ranks(small, **run, new_tokens=1)
         except Problems:
@@ -342,6 +385,15 @@ def test_plans_are_those_of_transformers() -> None:
         ("llama", {"tp": 2, "rank": 2}, "--rank"),
         ("llama", {"dp": 2}, "--batch"),
         ("llama", {"tp": 2, "ep": 2}, "--ep"),
+        ("mixtral", {"dp": 2, "ep": 2, "batch": 3}, "--batch"),
+        ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all"}, "--dispatch, --pairs"),
+        ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "pairs": "1,1;1,1"}, "--dispatch, --pairs"),
+        ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": "1,2;1,1"}, "--pairs"),
+        ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": "2,0;2,0"}, "--pairs"),
+        ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": "2,x;2"}, "--pairs"),
+        ("mixtral", {"tp": 2, "ep": 2, "dispatch": "all-to-all", "pairs": "1,1;1,1"}, "--pairs"),
+        ("mixtral", {"dp": 3, "ep": 3, "batch": 3}, "--ep"),
+        ("mixtral", {"dp": 4, "ep": 3, "batch": 4}, "--ep"),
         ("llama", {"rank": 1}, "--rank"),
     ],
 )
@@ -393,7 +445,7 @@ def test_files_state_ranks_collectives_and_copies(tmp_path: Path) -> None:
     text = costproof.report("llama", **run, tp=4, rank=3).render("static-md")
     assert "| Copies | Stage | Of | Amount |" in text
     assert "rank 3 of 4 devices (tp 4)" in text
-    assert "| prefill | prompt | `lm_head` | `all_gather` | tp, 4 ranks | bfloat16 | 1 |" in text
+    assert "| prefill | prompt | `lm_head` | all_gather | tp, 4 ranks | bfloat16 | 1 |" in text
     # 26 of 102 entries of two tables of 64 on ranks 0 to 2, 24 on rank 3
     assert "| 0 to 2 |" in text
     assert "Ranks: 4 devices, tp 4" in costproof.report("llama", **run, tp=4).render("html")
@@ -422,6 +474,13 @@ AGREE: Final[tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]] = (
     ("llama", {**_SMALL, "attention_bias": True, "mlp_bias": True}, {"tp": 4, "rank": 3, "attention": "eager"}),
     ("deepseek-v2", _LATENT, {"tp": 4, "rank": 3, "batch": 2}),
     ("qwen3-moe", _MIXED, {"tp": 4, "ep": 4, "experts": "batched_mm", "dp": 2, "batch": 3}),
+    ("qwen3-moe", _MIXED, {"dp": 4, "ep": 4, "batch": 4, "rank": 1}),
+    ("deepseek-v2", _LATENT, {"tp": 2, "dp": 2, "ep": 4, "batch": 4, "rank": 2}),
+    (
+        "deepseek-v2",
+        _LATENT,
+        {"dp": 2, "ep": 2, "batch": 2, "rank": 1, "new_tokens": 0, "dispatch": "all-to-all", "pairs": "10,8;18,0"},
+    ),
     ("gemma2", {**_SMALL, "layers": 3, "window": 8}, {"pp": 2, "tp": 2, "rank": 1, "past": 5}),
     ("gemma3", {**_SMALL, "layers": 7, "window": 8}, {"pp": 3, "rank": 1, "attention": "eager"}),
     ("deepseek-v2", {**_LATENT, "layers": 4, "dense_layers": 2}, {"pp": 3, "tp": 2, "ep": 2, "rank": 5}),
@@ -432,7 +491,7 @@ AGREE: Final[tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]] = (
 def test_formulas_and_graphs_of_a_rank_agree(name: str, sizes: dict[str, Any], run: dict[str, Any]) -> None:
     model = target(name)
     small = replace(model, config=replace(model.config, **sizes))
-    work = small.workload(text_tokens=9, new_tokens=2, **run)
+    work = small.workload(**{"text_tokens": 9, "new_tokens": 2, **run})
     found = count_sources(Prepared(small, work, ("analytic", "static")))
     assert found.discrepancy.verdict == "exact", [f.id for f in found.discrepancy.findings if f.status != "exact"][:4]
     metrics = {f.metric for f in found.discrepancy.findings}

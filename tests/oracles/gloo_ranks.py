@@ -2,7 +2,8 @@
 
 Per number of ranks and family: the largest difference of the logits from those of one device, with the model split
 by transformers and by our own reading of its plan; and for prompts of two lengths the bytes that each rank's sockets
-sent in one forward, as the kernel counts them (``TCP_INFO``). On two ranks also a pipeline of two stages.
+sent in one forward, as the kernel counts them (``TCP_INFO``). Ranks with batches of their own have other prompts each.
+On two ranks also a pipeline of two stages.
 """
 
 from __future__ import annotations
@@ -20,14 +21,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
-from torch.distributed.device_mesh import init_device_mesh
-from transformers.distributed.expert_parallel import apply_expert_parallelism
+from transformers.distributed.expert_parallel import EPImplementationInterface, apply_expert_parallelism
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 from costproof.ledger.mesh import Mesh
 from costproof.models.decoding.plans import ENGINES, styles_of
 from costproof.models.decoding.rank_model import shard
-from costproof.patches.sharding import cut_to_stage, plans_of
+from costproof.patches.sharding import GatheringExperts, cut_to_stage, expert_meshes, plans_of
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -38,11 +38,15 @@ FAMILIES: dict[str, tuple[str, str, bool, dict[str, Any]]] = {
     "llama": ("llama", "LlamaForCausalLM", False, {"attention_bias": True, "mlp_bias": True}),
     "qwen3_moe": ("qwen3_moe", "Qwen3MoeForCausalLM", False, EXPERTS),
     "qwen3_moe_ep": ("qwen3_moe", "Qwen3MoeForCausalLM", True, EXPERTS),
+    "mixtral_ep": ("mixtral", "MixtralForCausalLM", True, {"num_local_experts": 8, "sliding_window": None}),
 }
 """Name -> type of the configuration, class, whether experts are split by expert, and further sizes."""
 LENGTHS = (8, 24)
-RUNS = {2: ("llama", "qwen3_moe"), 4: ("llama", "qwen3_moe_ep")}
-"""Number of ranks -> families."""
+RUNS = {
+    2: (("llama", 1), ("qwen3_moe", 1), ("qwen3_moe_ep", 2)),
+    4: (("llama", 1), ("qwen3_moe_ep", 1), ("qwen3_moe_ep", 2), ("mixtral_ep", 4)),
+}
+"""Number of ranks -> families, each with the number of batches that share experts."""
 _ACKED = 120
 """Offset of ``tcpi_bytes_acked`` in the kernel's ``struct tcp_info``; repeated segments count once."""
 
@@ -57,9 +61,9 @@ def model_of(family: str, dtype: torch.dtype) -> Any:
     return made
 
 
-def logits(model: Any, length: int) -> torch.Tensor:
-    """Return the logits of a batch of two prompts."""
-    ids = torch.arange(2 * length).view(2, length) % SIZES["vocab_size"]
+def logits(model: Any, length: int, batch: int = 0) -> torch.Tensor:
+    """Return the logits of a batch of two prompts; each number has other ones."""
+    ids = (torch.arange(2 * length).view(2, length) + 31 * batch) % SIZES["vocab_size"]
     with torch.no_grad():
         found: torch.Tensor = model(input_ids=ids).logits
     return found
@@ -119,23 +123,32 @@ def pipeline(rank: int, ranks: int) -> dict[str, Any]:
     return {"off": off, "largest": float(one.abs().max()), "sent": bytes_sent}
 
 
-def rank_main(rank: int, ranks: int, families: tuple[str, ...], folder: str) -> None:
+def rank_main(rank: int, ranks: int, families: tuple[tuple[str, int], ...], folder: str) -> None:
     """Run all families as one rank, and write what was found."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     register: Any = torch._C._distributed_c10d._register_process_group
     register(f"tp:{ranks}", dist.group.WORLD)
-    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
+    EPImplementationInterface.register("gather", GatheringExperts)
     found: dict[str, Any] = {}
-    for family in families:
-        exact = torch.float32 if "moe" in family else torch.float64  # grouped products have no float64
-        one = logits(model_of(family, exact), LENGTHS[0])
+    for family, batches in families:
+        tp, batch = ranks // batches, rank // (ranks // batches)
+        meshes = expert_meshes(batches, tp)
+        if batches > 1:
+            root = meshes[1]._get_root_mesh()
+            register(f"ep/tp:{batches}", root["batches"].get_group())
+            if tp > 1:
+                register(f"tp:{tp}", meshes[0].get_group())
+        exact = torch.float64 if family == "llama" else torch.float32  # grouped products have no float64
+        one = logits(model_of(family, exact), LENGTHS[0], batch)
         theirs, ours, plain = (model_of(family, dtype) for dtype in (exact, exact, torch.float32))
-        plans = plans_of(theirs, ranks, ranks if FAMILIES[family][2] else 1)
+        plans = plans_of(theirs, tp, ranks if FAMILIES[family][2] else 1)
         for model in (theirs, plain):
-            apply_tensor_parallelism(model, mesh, dict(plans[0]))
-            apply_expert_parallelism(model, mesh, mesh, dict(plans[1]))
-        shard(ours, plans, ranks, rank)
+            if tp > 1:
+                apply_tensor_parallelism(model, meshes[0], dict(plans[0]))
+            form = "auto" if batches == 1 else "gather"
+            apply_expert_parallelism(model, meshes[1], meshes[0], dict(plans[1]), ep_implementation=form)
+        shard(ours, plans, tp, rank, batches=batches)
         engines = {}
         for name, engine in ENGINES.items() if family == "llama" else ():
             model, work = model_of(family, exact), Mesh(tp=ranks)
@@ -152,9 +165,9 @@ def rank_main(rank: int, ranks: int, families: tuple[str, ...], folder: str) -> 
             dist.barrier()
             after = settled()
             bytes_sent.append(None if before is None or after is None else after - before)
-        found[family] = {
-            "theirs": float((logits(theirs, LENGTHS[0]) - one).abs().max()),
-            "ours": float((logits(ours, LENGTHS[0]) - one).abs().max()),
+        found[f"{family} of {batches}"] = {
+            "theirs": float((logits(theirs, LENGTHS[0], batch) - one).abs().max()),
+            "ours": float((logits(ours, LENGTHS[0], batch) - one).abs().max()),
             "engines": engines,
             "largest": float(one.abs().max()),
             "sent": bytes_sent,

@@ -146,6 +146,8 @@ def test_a_token_passes_at_most_the_experts_of_a_rank() -> None:
     assert active["model.layers.0.mlp.experts"] == 3 * 32 * 64
 
 
+ROUTED: Final = {"dispatch": "all-to-all", "pairs": "5,7;4,8"}
+"""A routing of two ranks with 6 tokens of 2 choices each: 12 in a row."""
 CASES: Final = {
     "tied heads, data parallel": ("llama", {"tied": True}, {"tp": 2, "dp": 2, "batch": 3, "rank": 3}),
     "norms of heads, steps of one row": ("qwen3", {}, {"tp": 8, "rank": 2, "batch": 1}),
@@ -153,6 +155,14 @@ CASES: Final = {
     "experts by expert": ("mixtral", {}, {"tp": 4, "ep": 4, "rank": 1}),
     "only the head": ("gpt-oss", {}, {"tp": 4, "rank": 3}),
     "latents": ("deepseek-v3", LATENT, {"tp": 2, "ep": 2, "rank": 1}),
+    "experts over batches": ("qwen3-moe", {}, {"dp": 2, "ep": 2, "rank": 1, "experts": "batched_mm"}),
+    "experts over tp and batches": ("mixtral", {}, {"tp": 2, "dp": 2, "ep": 4, "rank": 2}),
+    "two groups of batches": ("gpt-oss", {}, {"dp": 4, "ep": 2, "batch": 4, "rank": 3}),
+    "latents over batches": ("deepseek-v3", LATENT, {"tp": 2, "dp": 2, "ep": 4, "rank": 3}),
+    "pairs": ("qwen3-moe", {}, {"dp": 2, "ep": 2, "rank": 1, "new_tokens": 0, **ROUTED}),
+    "pairs, gathered weights": ("mixtral", {}, {"dp": 2, "ep": 2, "new_tokens": 0, "experts": "batched_mm", **ROUTED}),
+    "pairs and biases": ("gpt-oss", {}, {"dp": 2, "ep": 2, "new_tokens": 0, **ROUTED}),
+    "pairs and latents": ("deepseek-v3", LATENT, {"dp": 2, "ep": 2, "new_tokens": 0, **ROUTED}),
     "first stage": ("gemma2", {"layers": 3, "tied": True}, {"pp": 2, "batch": 1}),
     "middle stage": ("qwen3-moe", {"layers": 4}, {"pp": 3, "tp": 2, "ep": 2, "rank": 3}),
     "last stage": ("llama", {"layers": 3, "tied": True}, {"pp": 2, "tp": 2, "dp": 2, "batch": 3, "rank": 7}),
@@ -160,9 +170,9 @@ CASES: Final = {
 
 
 @pytest.mark.parametrize(("family", "sizes", "mesh"), CASES.values(), ids=CASES)
-def test_graph_and_run_of_a_rank_are_equal(family: str, sizes: dict[str, Any], mesh: dict[str, int]) -> None:
+def test_graph_and_run_of_a_rank_are_equal(family: str, sizes: dict[str, Any], mesh: dict[str, Any]) -> None:
     target = small(family, **{"layers": 2 if sizes is LATENT else 1, **sizes})
-    work = workload(target, new_tokens=1, text_tokens=6, **mesh)
+    work = workload(target, **{"new_tokens": 1, "text_tokens": 6, **mesh})
     static, run = static_ledger(target, work), dynamic_ledger(target, work)
     assert not static.unknown_ops
     assert not run.ledger.unknown_ops
@@ -192,11 +202,41 @@ def test_ranks_with_a_copy_of_a_head() -> None:
 
 
 def test_experts_over_ranks_with_batches_of_their_own() -> None:
-    target = small("mixtral", layers=1)
-    work = replace(workload(target, tp=2, new_tokens=0), inputs={"tp": 2, "dp": 2, "ep": 4})
-    for source in (static_ledger, dynamic_ledger):
-        with pytest.raises(Incomplete, match="routing"):
-            source(target, work)
+    """Four ranks, tp 2 and dp 2, each with one prompt of 20 tokens, share 8 experts; a token chooses 2.
+
+    Ranks 0 and 2 gather two parts of hidden states of 64 x 2 bytes, two numbers of 8 bytes and two weights of 4 bytes
+    for each token, and scatter sums of 40 tokens; then ranks 0 and 1 add up theirs. All 80 pairs of a token and an
+    expert pass the products of a rank, 3 of 2 x 64 x 32 FLOPs each, though it has two of the experts.
+    """
+    target = small("mixtral", layers=1, intermediate=32)
+    work = workload(target, tp=2, dp=2, ep=4, new_tokens=0)
+    expected = {
+        "all_gather": (20 * (128 + 16 + 8), 2 * 20 * (128 + 16 + 8), 3),
+        "reduce_scatter": (20 * 128, 2 * 20 * 128, 1),
+        "all_reduce": (20 * 128, 20 * 128, 1),
+    }
+    for ledger in (static_ledger(target, work), dynamic_ledger(target, work).ledger):
+        mine = {kind: found for (_, module, kind), found in collectives(ledger).items() if "experts" in module}
+        assert mine == expected
+        flops = [n.cost("flops") or 0 for n in ledger.nodes if n.module.endswith("experts") and "flops" in n.costs]
+        assert sum(flops) == 80 * 3 * 2 * 64 * 32
+        held = [n.cost("params") for n in ledger.nodes if n.module.endswith("experts") and "params" in n.costs]
+        assert held == [2 * 3 * 64 * 32]
+
+
+def test_pairs_of_a_given_routing() -> None:
+    """Rank 1 of two sends 4 of its 12 pairs of a token and an expert and keeps 8; rank 0 sends it 7 of its own.
+
+    A pair is 64 x 2 bytes, there and back: 11 of them, and the numbers of pairs for 4 experts of the other, in 8 bytes.
+    The buffers have 12 and 15 pairs, and 8 numbers. Its experts run on the 15 pairs, 3 of 2 x 64 x 32 FLOPs each.
+    """
+    target = small("qwen3-moe", layers=1)
+    work = workload(target, dp=2, ep=2, rank=1, text_tokens=6, new_tokens=0, **ROUTED)
+    expected = (11 * 128 + 4 * 8, 27 * 128 + 8 * 8, 3)
+    for ledger in (static_ledger(target, work), dynamic_ledger(target, work).ledger):
+        assert [*collectives(ledger).values()] == [expected]
+        flops = [n.cost("flops") or 0 for n in ledger.nodes if n.module.endswith("experts") and "flops" in n.costs]
+        assert sum(flops) == 15 * 3 * 2 * 64 * 32
 
 
 def test_stages_in_turn_return_what_one_device_returns() -> None:

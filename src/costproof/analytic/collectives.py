@@ -105,6 +105,112 @@ class AllGather:
 
 
 @layer
+class GatheredTokens:
+    """Gathers the tokens that n ranks route, each its own, to the experts of all, and returns to each its sums.
+
+    Every rank sends its hidden states [tokens, hidden], the numbers of the chosen experts [tokens, top_k] in 8 bytes,
+    and their weights to the n - 1 others, whatever the routing is. Its experts run on the tokens of all n ranks. A
+    reduce-scatter adds the results [n tokens, hidden] of all ranks; of each chunk n - 1 partial sums are sent:
+
+        own = tokens hidden item_bytes
+        all_gather: comm_payload_bytes = n (own + tokens top_k (8 + weight_item)), of which a rank sends n - 1 parts
+        reduce_scatter: comm_payload_bytes = n own, comm_bytes = (n - 1) own
+
+    The module is given, and returns, what one rank has. Unfused, the gather writes n parts, which the experts read, and
+    these write n parts, which the reduce-scatter reads; in the same way n parts of the weights are written and read.
+    Numbers of experts are integers, which do not count there.
+    """
+
+    name: ClassVar[str] = "gathered_tokens"
+    title: ClassVar[str] = "Exchange of tokens between ranks that share experts"
+    source: ClassVar[str] = (
+        "vLLM distributed.device_communicators.all2all (AgRsAll2AllManager, its default): all-gather, reduce-scatter"
+    )
+
+    tokens: Size
+    hidden: Size
+    top_k: Size
+    ranks: Size
+    item_bytes: Size
+    weight_item: Size
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        own = self.tokens * self.hidden * self.item_bytes
+        weights = self.tokens * self.top_k * self.weight_item
+        part = own + weights + 8 * self.tokens * self.top_k
+        return LayerCosts(
+            input_bytes=(1 - self.ranks) * (own + weights),
+            output_bytes=(1 - self.ranks) * own,
+            intermediate_bytes=self.ranks * (4 * own + 2 * weights),
+            exchanges={
+                "all_gather": Exchange(self.ranks * part, (self.ranks - 1) * part, 3),
+                "reduce_scatter": Exchange(self.ranks * own, (self.ranks - 1) * own),
+            },
+        )
+
+
+@layer
+class ExchangedPairs:
+    """Sends each pair of a token and a chosen expert to the rank of the expert, and its result back.
+
+    Of its tokens top_k pairs a rank sends ``sent`` to the n - 1 others, and gets ``got`` of theirs, so its experts run
+    on rows = tokens top_k - sent + got. How many depends on the routing. Before them it tells each other rank how many
+    pairs each of the experts there gets, in 8 bytes each:
+
+        comm_payload_bytes = (tokens top_k + rows) hidden item_bytes + 8 experts
+        comm_bytes = (sent + got) hidden item_bytes + 8 (n - 1) experts / n
+
+    A rank weights the results that it gets back and adds those of a token: 2 tokens top_k hidden operations.
+
+    The module is given, and returns, ``tokens`` rows. Unfused, the tokens are read once and copied for each pair, which
+    is read; what arrives is written, and so is a weight of 1 for each row. The experts' results are written and read.
+    What comes back is written, and so is a tensor for it in the tokens' order; putting it there reads both and writes
+    one, which is read; the products with the weights are written and read. Experts mask no weights beforehand, as those
+    of gathered tokens do.
+    """
+
+    name: ClassVar[str] = "exchanged_pairs"
+    title: ClassVar[str] = "Exchange of pairs of a token and an expert between ranks that share experts"
+    source: ClassVar[str] = "transformers distributed.expert_parallel (AllToAllEP)"
+
+    tokens: Size
+    hidden: Size
+    top_k: Size
+    ranks: Size
+    experts: Size
+    sent: Size
+    got: Size
+    item_bytes: Size
+    weight_item: Size
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        pairs = self.tokens * self.top_k
+        rows, state = pairs - self.sent + self.got, self.hidden * self.item_bytes
+        own, weights = self.tokens * state, pairs * self.weight_item
+        arrived = rows * (state + self.item_bytes)
+        counts = 8 * self.experts
+        return LayerCosts(
+            vector_flops={"elementwise": 2 * pairs * self.hidden},
+            input_bytes=own + weights - arrived,
+            output_bytes=own - rows * state,
+            intermediate_bytes=8 * pairs * state
+            + 2 * pairs * self.hidden * self.weight_item
+            + 2 * rows * state
+            + 2 * arrived
+            - 2 * rows * self.item_bytes,
+            exchanges={
+                "all_to_all": Exchange(
+                    (pairs + rows) * state + counts,
+                    (self.sent + self.got) * state + counts - counts / self.ranks,
+                    3,
+                )
+            },
+        )
+
+
+@layer
 class Send:
     """Sends a tensor of ``elements`` elements to the next stage of a pipeline.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from costproof.analytic.compose import CONTAINER, ModulePart
 from costproof.analytic.costs import Layer, Size
@@ -67,6 +67,10 @@ class ExpertMixture:
     """Whether the kernel gathers weights for every row (see :class:`~costproof.analytic.experts.Experts`)."""
     held: Size | None = None
     """Number of experts that this device holds (default: all)."""
+    batches: Size = 1
+    """Number of ranks whose tokens these experts get; each rank routes its own."""
+    exchanged: tuple[Size, Size] | None = None
+    """Pairs of a token and an expert that the rank sends to others, and gets from them, if it does not get tokens."""
     looped: bool = False
     """Whether every expert is a module that runs in a loop; otherwise one kernel runs all on stacked weights."""
 
@@ -78,7 +82,7 @@ class ExpertMixture:
         return (
             ModulePart(role, self._around(rows, b)),
             ModulePart(f"{layer}.router", (router,)),
-            *self._experts(f"{layer}.experts", rows, b),
+            *self._experts(f"{layer}.experts", rows * self.batches, b),
             *(shared.parts(f"{layer}.shared", rows, b) if self.shared != 0 else ()),
         )
 
@@ -89,6 +93,10 @@ class ExpertMixture:
 
     def _experts(self, role: str, rows: Size, b: Size) -> tuple[ModulePart, ...]:
         held = self.experts if self.held is None else self.held
+        if self.exchanged is not None:
+            sent, got = self.exchanged
+            pairs = replace(self, top_k=1, exchanged=None, routing=replace(self.routing, narrow=True))
+            return pairs._experts(role, rows * self.top_k - sent + got, b)
         if self.looped:
             each = LoopedExperts(rows, self.width, self.inner, self.experts, self.top_k, b, self.function)
             return (ModulePart(role, (each,), group=True),)

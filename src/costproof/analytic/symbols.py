@@ -55,6 +55,8 @@ MESH_SYMBOLS: Final = {
     "tp": SymbolDoc("t", "ranks that share the weights of each layer"),
     "ep": SymbolDoc("e", "ranks that share the experts of each layer"),
     "text_vocab_rank": SymbolDoc("v_r", "rows of the vocabulary that the rank holds"),
+    "text_pairs_sent": SymbolDoc("n_s", "pairs of a token and an expert that the rank sends to others in a call"),
+    "text_pairs_got": SymbolDoc("n_g", "pairs of a token and an expert that the rank gets from others in a call"),
     "cp": SymbolDoc("c", "ranks that share a sequence"),
     "cp_rank": SymbolDoc("r", "number of the rank among those that share a sequence, from 0"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from math import comb
 from typing import Final
 
 from costproof.algebra.identity import free_symbols
@@ -158,6 +159,60 @@ def _payload(kind: str) -> Callable[[ClaimTerm], bool]:
     return lambda t: of(t) and t.kind == kind
 
 
+def _sharing(term: ClaimTerm) -> bool:
+    """Return whether several ranks share the experts of a term."""
+    return term.counted and max(term.values.get("tp", 1), term.values.get("ep", 1)) > 1
+
+
+def _dispatch(*kinds: str) -> Callable[[ClaimTerm], bool]:
+    """Return a predicate: whether a term is a collective in which batches exchange tokens for their experts."""
+    return lambda t: t.counted and t.kind in kinds and t.part == "experts"
+
+
+_NAMES: Final = ("text_topk", "text_experts", "ep", "tp")
+
+
+def _copies(count: Callable[[int, int, int], Fraction]) -> tuple[TermChange, ...]:
+    """Return the change of the copies of a token that are sent: ``count`` has top-k, experts and ranks.
+
+    The gathered form sends one to each batch; others send a share of the tokens that ranks along ``tp`` have in common.
+    """
+
+    def factor(term: ClaimTerm) -> Fraction | None:
+        if not term.values.keys() >= {*_NAMES}:
+            return None
+        top_k, experts, ep, tp = (term.values[name] for name in _NAMES)
+        return count(top_k, experts, ep) / (tp * (ep // tp - 1))
+
+    return (TermChange(_dispatch("all_gather", "reduce_scatter"), factor),)
+
+
+def _by_rank(top_k: int, experts: int, ranks: int) -> Fraction:
+    missed = Fraction(comb(experts - experts // ranks, top_k), comb(experts, top_k))
+    return (ranks - 1) * (1 - missed)
+
+
+def _wire(size: Callable[[int, int], int]) -> tuple[TermChange, ...]:
+    """Return the change of what is gathered to hidden states only: ``size`` has their width and element size."""
+
+    def factor(term: ClaimTerm) -> Fraction | None:
+        values = term.values
+        tokens = values["B"] * values.get("S", values.get("N", 1))
+        sent = tokens * term.count * (values["ep"] // values["tp"] - 1)
+        return size(values["text_hidden"], values["b"]) * sent / term.value
+
+    return (TermChange(_dispatch("all_gather"), factor),)
+
+
+def _padded_vocabulary(term: ClaimTerm) -> Fraction | None:
+    """Return the cost with a vocabulary padded to a multiple of 64, relative to that of the term."""
+    if "text_vocab" not in term.values:
+        return None
+    whole = -(-term.values["text_vocab"] // 64) * 64
+    share = -(-whole // term.values.get("tp", 1))
+    return substitute(term, text_vocab=str(whole), text_vocab_rank=str(share))
+
+
 RANKS: Final[MistakeTable] = (
     Mistake("K/V heads / tp", "ranks", "keys and values are divided by tp, though ranks hold copies of heads",
             (TermChange(lambda t: _several(t) and not _latents(t) and t.role.endswith(_SHARED_HEADS), _share_of_all),),
@@ -167,9 +222,26 @@ RANKS: Final[MistakeTable] = (
     Mistake("all / tp", "ranks", "all is divided by tp, though norms, routers, latents and copies of heads are whole",
             (TermChange(_several, _share_of_all),), metrics=_HELD_BY_RANKS | {"flops"}),
     Mistake("experts not / ep", "ranks", "routed experts are not divided among the ranks",
-            (TermChange(lambda t: _several(t) and t.part == "experts", _of_one_device),), metrics=_HELD_BY_RANKS),
+            (TermChange(lambda t: _sharing(t) and t.part == "experts", _of_one_device),), metrics=_HELD_BY_RANKS),
     Mistake("one device", "ranks", "what one device has is counted in place of a rank's share",
-            (TermChange(_several, _of_one_device),), metrics=CACHE | _HELD_BY_RANKS | {"flops"}),
+            (TermChange(_sharing, _of_one_device),), metrics=CACHE | _HELD_BY_RANKS | {"flops"}),
+    Mistake("vocabulary padded to 64", "vocabulary", "the vocabulary is padded to a multiple of 64 before it is split",
+            (TermChange(_counted, _padded_vocabulary),), metrics=_HELD_BY_RANKS | {"flops"} | _SENT),
+    Mistake("tokens sent to their experts", "dispatch",
+            "a copy of a token is sent for each chosen expert of another rank, not one to every rank",
+            _copies(lambda k, _, g: Fraction(k * (g - 1), g)), metrics=_SENT),
+    Mistake("min(top-k, ep - 1) copies", "dispatch",
+            "as many copies are sent as there are chosen experts, its own rank's included, or other ranks",
+            _copies(lambda k, _, g: Fraction(min(k, g - 1))), metrics=_SENT),
+    Mistake("tokens sent by rank", "dispatch",
+            "a copy is sent to each rank with a chosen expert, as a uniform routing has them on average",
+            _copies(_by_rank), metrics=_SENT),
+    Mistake("choices not sent", "wire", "numbers and weights of the chosen experts are not sent with a token",
+            _wire(lambda width, item: width * item), metrics=_SENT),
+    Mistake("fp8 dispatch", "wire", "tokens are sent in fp8 with a scale for each 128 elements, without choices",
+            _wire(lambda width, _: width + 4 * -(-width // 128)), metrics=_SENT),
+    Mistake("fp8 dispatch without scales", "wire", "tokens are sent in fp8, without scales and choices",
+            _wire(lambda width, _: width), metrics=_SENT),
     Mistake("all-reduce = M", "all-reduce", "an all-reduce is counted as its payload M, not as 2 (n - 1) / n of it",
             (left_out(_collective("all_reduce")),), adds=_payload("all_reduce"), metrics=_SENT),
     Mistake("all-reduce = (n - 1) / n M", "all-reduce", "of an all-reduce the sums are counted, not their spreading",

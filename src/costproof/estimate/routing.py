@@ -7,15 +7,19 @@ expert with probability 1 - k/E, and all tokens do with probability (1 - k/E)^T,
     E (1 - (1 - k/E)^T)
 
 experts are touched. A trained router does neither; the experts that it touches are counted from its choices.
+
+If ranks share experts, a token is sent to those that it chose. Of g ranks (or nodes) with E/g experts each, a token
+reaches a given one with probability 1 - C(E - E/g, k) / C(E, k) if every choice is equally likely. If its experts are
+first limited to some groups, the same holds among the experts of these groups.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import ceil
+from math import ceil, comb
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -23,6 +27,7 @@ from costproof.algebra.symbols import parse
 from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import BadInput
 from costproof.ledger.files import read_json
+from costproof.ledger.mesh import Dispatch, Mesh
 from costproof.ledger.metrics import FLOOR, UNFUSED, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum
 
@@ -233,3 +238,136 @@ def _check_choice(row: Any, experts: int, top_k: int, where: str) -> None:
     ):
         expected = f"{top_k} different numbers from 0 to {experts - 1}"
         raise BadInput("invalid choice of experts", where=where, expected=expected, got=str(row)[:60])
+
+
+# --- Tokens for the experts of other ranks ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedLayers:
+    """Equal mixtures of experts of a model, and how its router chooses."""
+
+    layers: int
+    experts: int
+    top_k: int
+    hidden: int
+    inner: int
+    """Inner width of an expert."""
+    groups: int = 1
+    """Groups of consecutive experts."""
+    best_groups: int = 1
+    """Groups to which the choices of a token are limited."""
+
+    def nested(self, units: int) -> bool:
+        """Return whether no share of ``units`` equal ones crosses the border of a group that it does not contain."""
+        group, share = self.experts // self.groups, self.experts // units
+        return not (group % share and share % group)
+
+    def reached(self, units: int) -> Fraction:
+        """Return the probability that a token reaches a given one of ``units`` nested shares of the experts.
+
+        Every set of :attr:`best_groups` groups is equally likely, and so is every set of ``top_k`` of their experts.
+        """
+        group, share = self.experts // self.groups, self.experts // units
+        among, within = self.best_groups * group, max(1, share // group)
+        missed = Fraction(0)
+        for chosen in range(min(within, self.best_groups) + 1):
+            ways = comb(within, chosen) * comb(self.groups - within, self.best_groups - chosen)
+            left = among - chosen * min(share, group)
+            missed += Fraction(ways * comb(left, self.top_k), comb(self.groups, self.best_groups))
+        return 1 - missed / comb(among, self.top_k)
+
+    def most_units(self, units: int) -> int:
+        """Return the most of ``units`` equal shares of the experts that a token can reach."""
+        limit = self.best_groups * max(1, units // self.groups) if self.nested(units) else units
+        return min(self.top_k, units, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchForm:
+    """A way in which a token gets to the experts of other ranks and its results back."""
+
+    name: str
+    unit: Literal["batch", "expert", "rank", "node"]
+    """What gets a copy of its own: all ranks, each chosen expert, or each rank or node that holds a chosen expert."""
+    source: str
+    header: int = 0
+    """Bytes before the hidden state of a copy."""
+
+    def copies(self, sizes: RoutedLayers, mesh: Mesh, *, uniform: bool) -> Fraction:
+        """Return the copies of a token that leave its rank, or its node: on average, or at most.
+
+        The most is reached if the token chooses none of its own rank's experts, unless it must.
+        """
+        if self.unit == "batch":
+            return Fraction(mesh.batches - 1)
+        units = mesh.ep // NODE if self.unit == "node" else mesh.ep
+        others = Fraction(units - 1, units)
+        if self.unit == "expert":
+            most = min(sizes.top_k, sizes.experts - sizes.experts // units)
+            return sizes.top_k * others if uniform else Fraction(most)
+        return (units - 1) * sizes.reached(units) if uniform else Fraction(min(sizes.most_units(units), units - 1))
+
+
+NODE: Final = 8
+"""Ranks of a node."""
+DISPATCHES: Final = (
+    DispatchForm("all-gather", "batch", "vLLM all2all AgRsAll2AllManager, its default; TensorRT-LLM for few ranks"),
+    DispatchForm("all-to-all", "expert", "transformers distributed.expert_parallel AllToAllEP"),
+    DispatchForm("low-latency", "expert", "DeepEP low-latency kernels", header=16),
+    DispatchForm("by-rank", "rank", "DeepEP normal kernels, within a node"),
+    DispatchForm("by-node", "node", "DeepEP normal kernels, between nodes"),
+)
+
+
+def fp8_bytes(hidden: int) -> int:
+    """Return the bytes of a hidden state in fp8 with a float32 scale for each 128 elements."""
+    return hidden + 4 * -(-hidden // 128)
+
+
+def copies_to(choices: Iterable[Sequence[int]], experts: int, units: int, *, each: bool = False) -> list[int]:
+    """Return how many copies of tokens with given choices each of ``units`` equal shares of the experts gets.
+
+    Args:
+        choices: for each token, the numbers of its experts.
+        each: whether a share gets a copy for each chosen expert; else one for all of them.
+    """
+    found, share = [0] * units, experts // units
+    for chosen in choices:
+        places = [expert // share for expert in chosen]
+        for place in places if each else {*places}:
+            found[place] += 1
+    return found
+
+
+def dispatch_rows(
+    sizes: RoutedLayers, mesh: Mesh, tokens: Mapping[tuple[str, str], tuple[int, int, int]], item: int
+) -> Iterator[Dispatch]:
+    """Yield what a rank sends and computes in each form of dispatch, for a uniform routing and as a bound of any.
+
+    The gathered form is exact: its kernel gets all pairs of a token and an expert. In other forms a rank sends a slice
+    of the tokens that it shares with those of its group along ``tp``.
+
+    Args:
+        tokens: (stage, invocation) -> the tokens of the batch in a call, those that the rank sends, and calls.
+        item: bytes of an element.
+    """
+    wide, narrow = sizes.hidden * item, fp8_bytes(sizes.hidden)
+    for (stage, invocation), (batch, own, calls) in tokens.items():
+        every = batch * mesh.batches
+        for form in DISPATCHES:
+            gathers, units = form.unit == "batch", mesh.ep // NODE if form.unit == "node" else mesh.ep
+            if form.unit == "node" and (mesh.ep <= NODE or mesh.ep % NODE):
+                continue
+            for routing in ("any",) if gathers else ("bound", "uniform"):
+                uniform = routing == "uniform"
+                if uniform and form.unit in ("rank", "node") and not sizes.nested(units):
+                    continue
+                copies = form.copies(sizes, mesh, uniform=uniform)
+                pairs = Fraction(every * min(sizes.top_k, sizes.experts // mesh.ep))
+                if gathers or uniform:
+                    pairs = Fraction(every * sizes.top_k, 1 if gathers else mesh.ep)
+                times = sizes.layers * calls * (batch if gathers else own)
+                sent, sent_fp8 = (ceil(times * copies * (out + wide + form.header)) for out in (wide, narrow))
+                flops = ceil(sizes.layers * calls * pairs * 6 * sizes.hidden * sizes.inner)
+                yield Dispatch(stage, invocation, form.name, routing, str(copies), sent, sent_fp8, flops)

@@ -26,7 +26,16 @@ CP_PLAN: Final = "cp_plan"
 """Input of a workload: how ranks along ``cp`` share a sequence, ``zigzag`` by default."""
 PLAN: Final = "plan"
 """Input of a workload: by which plan the ranks share weights; without it, by the plan of the class of transformers."""
-ON_ONE_DEVICE: Final = {"tp": "1", "ep": "1", "text_vocab_rank": "text_vocab", "cp": "1", "cp_rank": "0"}
+DISPATCH: Final = "dispatch"
+"""Input of a workload: the form in which tokens reach the experts of other ranks, if not all tokens are gathered."""
+PAIRS: Final = "pairs"
+"""Input of a workload: pairs of a token and an expert that ranks send each other, as :func:`pairs_of` reads them."""
+EP_BATCHES: Final = "ep/tp"
+"""Group of ranks that share experts and have batches of their own (:meth:`Mesh.group`)."""
+ON_ONE_DEVICE: Final = {
+    "tp": "1", "ep": "1", "text_vocab_rank": "text_vocab", "text_pairs_sent": "0", "text_pairs_got": "0",
+    "cp": "1", "cp_rank": "0",
+}  # fmt: skip
 """Symbols of the formulas of a rank -> the formulas that they equal on one device."""
 
 
@@ -80,6 +89,11 @@ class Mesh:
         """Return the axes with more than one rank: ``tp 8, dp 2``."""
         return ", ".join(f"{axis} {n}" for axis in AXES if (n := getattr(self, axis)) > 1)
 
+    @property
+    def batches(self) -> int:
+        """Return how many batches the experts of a group along ``ep`` serve: 1 if its ranks are those of ``tp``."""
+        return max(1, self.ep // self.tp)
+
     def coordinates(self, rank: int) -> Coordinates:
         """Return the coordinates of a rank."""
         rest, tp = divmod(rank, self.tp)
@@ -88,10 +102,15 @@ class Mesh:
         return Coordinates(tp, rank % (self.world // self.pp) % self.ep, pp, dp, cp)
 
     def group(self, axis: str, rank: int) -> tuple[int, ...]:
-        """Return the ranks that a rank shares a group with along an axis, itself included, in ascending order."""
-        if axis == "ep":
+        """Return the ranks that a rank shares a group with along an axis, itself included, in ascending order.
+
+        Args:
+            axis: of the mesh, or ``ep/tp``: ranks along ``ep`` with equal indices along ``tp``, one for each batch.
+        """
+        if axis in ("ep", EP_BATCHES):
             first = rank - self.coordinates(rank).ep
-            return tuple(range(first, first + self.ep))
+            every = tuple(range(first, first + self.ep))
+            return every if axis == "ep" else every[rank % self.tp :: self.tp]
         step = {"tp": 1, "cp": self.tp, "dp": self.tp * self.cp, "pp": self.tp * self.cp * self.dp}[axis]
         first = rank - step * int(getattr(self.coordinates(rank), axis))
         return tuple(first + step * i for i in range(getattr(self, axis)))
@@ -208,9 +227,37 @@ def own_batch(batch: int, mesh: Mesh, rank: int) -> int:
     return batch // mesh.dp + (mesh.coordinates(rank).dp < batch % mesh.dp)
 
 
+def pairs_of(inputs: Mapping[str, object]) -> tuple[tuple[int, ...], ...]:
+    """Return, for each rank, how many pairs of a token and an expert it sends to each rank of its group along ``ep``.
+
+    They are those of one call, in every layer; ``6,2;3,5`` has two ranks. Empty if the workload names no routing.
+
+    Raises:
+        BadInput: the text is not such a table.
+    """
+    text = str(inputs.get(PAIRS, ""))
+    rows = [row.split(",") for row in text.split(";")] if text else []
+    if not all(n.strip().isdecimal() for row in rows for n in row):
+        expected = "numbers, with commas in a row and semicolons between rows: 6,2;3,5"
+        raise BadInput("these are not the pairs of ranks", where="--pairs", expected=expected, got=text[:80])
+    return tuple(tuple(map(int, row)) for row in rows)
+
+
+def splits_of(inputs: Mapping[str, object], rank: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return the pairs that a rank sends to, and gets from, each rank of its group along ``ep``; ``None`` if gathered.
+
+    Raises:
+        BadInput: as :func:`pairs_of`.
+    """
+    every, mesh = pairs_of(inputs), Mesh.of(inputs)
+    if not every:
+        return None
+    return every[rank], tuple(every[other][mesh.coordinates(rank).ep] for other in mesh.group("ep", rank))
+
+
 def no_such_setting(name: str, where: str, known: Collection[str], fix: str | None = None) -> BadInput:
     """Return the error that a target lacks a setting; if it is one of a mesh, because nothing says how to split it."""
-    if name in (*AXES, RANK, PLAN):
+    if name in (*AXES, RANK, PLAN, DISPATCH, PAIRS):
         what = "no plan says how this model is split over devices (transformers: tp_plan of the class)"
         return BadInput(what, where=where, expected="one device")
     return BadInput("no such setting", where=where, expected="one of " + ", ".join(known), fix=fix)
@@ -239,11 +286,11 @@ class Collectives:
     kind: str
     """One of ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all`` and ``send``."""
     group: str
-    """Axis of the mesh."""
+    """Axis of the mesh, or ``ep/tp`` (:meth:`Mesh.group`)."""
     ranks: tuple[int, ...]
     """Ranks of the group, the counted one included."""
     dtype: str
-    """Dtype on the wire."""
+    """Dtype on the wire; of several kinds of tensors, their dtypes separated by commas."""
     count: int
     bytes: int
     """Bytes of the full tensors of all of them."""
@@ -268,6 +315,26 @@ class Duplicate:
 
 
 @dataclass(frozen=True, slots=True)
+class Dispatch:
+    """What the counted rank sends to the experts of other ranks, and gets for its own, in a form of dispatch."""
+
+    stage: str
+    invocation: str
+    form: str
+    """``all-gather``, ``all-to-all``, ``low-latency``, ``by-rank`` or ``by-node``."""
+    routing: str
+    """``any`` if the numbers hold for every routing; else ``bound``, the most of any, or ``uniform``, the mean."""
+    copies: str
+    """Copies of a token that leave its rank, or its node, in a layer; exact: ``1023/256``."""
+    sent_bytes: int
+    """Bytes that the rank sends in all layers and calls, to dispatch and to combine, rounded up."""
+    fp8_bytes: int
+    """The same if tokens are dispatched in fp8 with a scale for each 128 elements, and combined in the run's dtype."""
+    expert_flops: int
+    """FLOPs of the routed experts of the rank, rounded up."""
+
+
+@dataclass(frozen=True, slots=True)
 class Parallel:
     """A run on several devices: its mesh, the costs of each rank, and what ranks have in common.
 
@@ -285,6 +352,8 @@ class Parallel:
     one_device: dict[str, dict[str, int]]
     """Stage -> metric -> cost of the same batch on one device; what devices hold is under the stage ````."""
     duplicates: tuple[Duplicate, ...]
+    dispatches: tuple[Dispatch, ...] = ()
+    """Forms in which tokens may reach the experts of other ranks; the costs are those of ``all-gather``."""
 
     def extremes(self, stage: str, metric: str) -> tuple[tuple[int, tuple[int, ...]], tuple[int, tuple[int, ...]]]:
         """Return (smallest cost, its ranks) and (largest cost, its ranks) of a metric in a stage."""

@@ -21,7 +21,7 @@ from costproof.ledger.errors import (
     invalid_choice,
 )
 from costproof.ledger.files import MAX_BYTES, first_bytes
-from costproof.ledger.mesh import AXES, PLAN, RANK, no_such_setting
+from costproof.ledger.mesh import AXES, DISPATCH, PAIRS, PLAN, RANK, no_such_setting
 from costproof.ledger.mesh import CP_PLAN as SHARED_INPUT
 from costproof.ledger.run import RunOptions, parse_integer
 from costproof.ledger.workload import KV_BLOCK as BLOCK_INPUT
@@ -65,6 +65,8 @@ MESH: Final = (
     Setting("dp", "Devices that share the batch (data parallelism)."),
     Setting("cp", "Devices that share a sequence (context parallelism)."),
     Setting(RANK, "Rank of these devices to count."),
+    Setting(DISPATCH, "How tokens reach experts of other ranks.", "choice", ("all-gather", "all-to-all")),
+    Setting(PAIRS, "Pairs of a token and an expert that each rank sends to each: 6,2;3,5.", "text", (), "N,..;N,.."),
     Setting(
         PLAN,
         "Plan by which devices share weights: transformers, vllm, megatron, or a YAML file of patterns and layouts.",
@@ -125,7 +127,8 @@ def changed(
     own = {name: values.pop(name) for name in values.keys() - common}
     inputs = {**workload.inputs, **own}
     # A run without these is the same run.
-    inputs = {k: v for k, v in inputs.items() if v != (1 if k in AXES else 0 if k in (PAST_INPUT, RANK) else None)}
+    plain = {**dict.fromkeys(AXES, 1), PAST_INPUT: 0, RANK: 0, DISPATCH: "all-gather"}
+    inputs = {k: v for k, v in inputs.items() if v != plain.get(k)}
     return replace(workload, **values, inputs=inputs)
 
 

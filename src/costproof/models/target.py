@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from costproof.analytic.memory_tape import MemoryTape
+    from costproof.estimate.routing import RoutedLayers
     from costproof.models.cache_dtype import BlockedCache
     from costproof.weights.stored import Stored
 
@@ -110,11 +111,21 @@ class Sharing(Protocol):
     def origin(self) -> str:
         """Return the origin of the plan."""
 
-    def axis_of(self, role: str) -> str:
-        """Return the axis of the mesh whose ranks a module exchanges results with."""
+    @property
+    def routed(self) -> RoutedLayers | None:
+        """Return the mixtures of experts that ranks share; ``None`` without them."""
+
+    def axis_of(self, role: str, kind: str) -> str:
+        """Return the group of the mesh in which a module runs a kind of collective (:meth:`Mesh.group`)."""
 
     def held_by(self, role: str, metric: Metric) -> tuple[int, str]:
         """Return how many times ranks with one batch have a cost of one device, and why if several do."""
+
+    def copies_of_batches(self, role: str) -> int:
+        """Return how many groups of ranks, each with all of a module, share the batch."""
+
+    def further_dtypes(self, axis: str, kind: str) -> tuple[str, ...]:
+        """Return the dtypes, other than the run's, of tensors in a kind of collective in a group."""
 
     def added(self, role: str) -> tuple[int, str]:
         """Return the elements of parameters that ranks with one batch have more of a module, and what they are."""

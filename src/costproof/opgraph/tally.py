@@ -58,11 +58,22 @@ def active_elements(costed: CostedGraph) -> dict[str, int | None]:
     for i, op in enumerate(costed.graph.ops if reads else ()):
         begins.setdefault((op.module, op.call), i)
     found: dict[str, int | None] = {}
-    partial = any(isinstance(cost, OpCost) and cost.comm is not None for cost in costed.costs)
+    exchanged = [op for op, cost in zip(costed.graph.ops, costed.costs, strict=True) if _collective(cost)]
+    partial = bool(exchanged)
+    # Experts of several ranks run on the tokens of all of them, which a collective gathers.
+    roots = costed.roots
+    gathered = {roots.get((x := op.tensors[-1]).id, x).id: op.outputs[0] for op in exchanged if op.outputs}
+    # Or they run on pairs of a token and an expert that other ranks send.
+    arrived: dict[Region, Value] = {}
+    for op, cost in zip(costed.graph.ops, costed.costs, strict=True):
+        if isinstance(cost, OpCost) and cost.comm is not None and cost.comm[0] == "all_to_all" and _activations(op):
+            arrived.setdefault((op.module, op.call), op.outputs[0])
     shares: dict[tuple[str, int, Size], tuple[Size, Size]] = {}
     for (module, call, name), (stack, rows) in reads.items():
         entering = [t.value for t in traffic[module, call].inputs if made.get(t.value.id, -1) < begins[module, call]]
-        tokens = _tokens(entering, stack.shape[1:])
+        if (module, call) in arrived:
+            entering = [arrived[module, call]]
+        tokens = _tokens((gathered.get(roots.get(x.id, x).id, x) for x in entering), stack.shape[1:])
         found[name] = (
             None if tokens is None else _share(numel(stack), total(rows), tokens, stack.shape[0], partial=partial)
         )
@@ -72,6 +83,14 @@ def active_elements(costed: CostedGraph) -> dict[str, int | None]:
         if (share := shares.get((module, call, table.shape[0]))) is not None:
             found[name] = _share(numel(table), *share, table.shape[0], partial=partial)
     return found
+
+
+def _activations(op: OpCall) -> bool:
+    return bool(op.outputs) and op.outputs[0].floating
+
+
+def _collective(cost: object) -> bool:
+    return isinstance(cost, OpCost) and cost.comm is not None
 
 
 def _row_of(op: OpCall) -> Value | None:

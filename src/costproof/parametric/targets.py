@@ -9,10 +9,23 @@ from typing import Any, Final, Protocol, Self
 
 from costproof.algebra.evaluation import SymbolValues, evaluate, shared_values
 from costproof.compare.diff.changes import SETTINGS, WORKLOAD, settings
+from costproof.estimate.routing import dispatch_rows
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import BadInput, Bug
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.mesh import AXES, CP_PLAN, RANK, Collectives, Duplicate, Parallel, RankCosts
+from costproof.ledger.mesh import (
+    AXES,
+    CP_PLAN,
+    DISPATCH,
+    PAIRS,
+    RANK,
+    Collectives,
+    Dispatch,
+    Duplicate,
+    Parallel,
+    RankCosts,
+    shard,
+)
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, TargetInfo, Workload, folded_path
@@ -94,7 +107,7 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
         {"": {m: cost for m in HELD if (cost := one.total(m)) is not None},
          **{s: {m: cost for m in DONE if (cost := one.stage_total(s, m)) is not None}
             for s in one.stages if s in rows[0].stages}},
-        tuple(_duplicates(one, workload, sharing)),
+        tuple(_duplicates(one, workload, sharing)), tuple(_dispatches(target, workload, sharing)),
     )  # fmt: skip
     for problem in found.problems():
         raise Bug(problem.what, where=problem.where, expected=problem.expected, got=problem.got)
@@ -107,7 +120,8 @@ def _terms(ledger: Ledger) -> _Terms:
 
 
 def _of_one(workload: Workload) -> dict[str, SettingValue]:
-    return {name: value for name, value in workload.inputs.items() if name not in (*AXES, RANK, CP_PLAN)}
+    more = (*AXES, RANK, CP_PLAN, DISPATCH, PAIRS)
+    return {name: value for name, value in workload.inputs.items() if name not in more}
 
 
 def _rank_costs(
@@ -136,7 +150,7 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
     found: dict[tuple[str, str, str, str, str], list[CostNode]] = {}
     for n in ledger.nodes:
         if n.cost("messages"):
-            place = (n.stage, n.invocation, n.kind, sharing.axis_of(n.role), folded_path(n.module))
+            place = (n.stage, n.invocation, n.kind, sharing.axis_of(n.role, n.kind), folded_path(n.module))
             found.setdefault(place, []).append(n)
     for (stage, call, kind, axis, module), nodes in found.items():
         count, payload, sent = (sum(n.cost(m) or 0 for n in nodes) for m in _EXCHANGED)
@@ -144,26 +158,43 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
         if kind == "send":
             at = ranks.index(workload.rank)
             ranks = ranks[at], ranks[(at + 1) % len(ranks)]
-        yield Collectives(stage, call, kind, axis, ranks, workload.dtype, count, payload, sent, module)
+        dtype = ", ".join((workload.dtype, *sharing.further_dtypes(axis, kind)))
+        yield Collectives(stage, call, kind, axis, ranks, dtype, count, payload, sent, module)
+
+
+def _dispatches(target: Sharded, workload: Workload, sharing: Sharing) -> Iterator[Dispatch]:
+    """Yield the forms in which tokens may reach the experts of other ranks, if they have batches of their own."""
+    mesh, routed = workload.mesh, sharing.routed
+    if mesh.batches == 1 or routed is None or PAIRS in workload.inputs:
+        return
+    tokens = {}
+    for call in target.invocations(workload):
+        known = call.symbols
+        every = known["B"] * known.get("S", 1)
+        first, behind = shard(every, mesh.tp, mesh.coordinates(workload.rank).tp)
+        tokens[call.stage, call.id] = (every, behind - first, known.get("N", 1))
+    yield from dispatch_rows(routed, mesh, tokens, FLOAT_BYTES[workload.dtype])
 
 
 def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[Duplicate]:
     """Yield what ranks have more than one device: copies along ``tp`` by cause, and copies along ``dp``."""
     item = FLOAT_BYTES[workload.dtype]
     for stage, metric in (*(("", m) for m in HELD), *((s, m) for s in one.stages for m in DONE)):
-        if (whole := one.stage_total(stage, metric) if stage else one.total(metric)) is None:
+        if (one.stage_total(stage, metric) if stage else one.total(metric)) is None:
             continue
         copies: Counter[str] = Counter()
         for node in bearing((n for n in one.nodes if not stage or n.stage == stage), metric):
-            times, why = sharing.held_by(node.role, metric)
+            cost, (times, why) = node.cost(metric) or 0, sharing.held_by(node.role, metric)
             more, what = sharing.added(node.role) if metric in ("params", "weight_bytes") else (0, "")
-            copies[why] += (times - 1) * (node.cost(metric) or 0)
-            copies[what] += more * (item if metric == "weight_bytes" else 1)
-            padding, rows = sharing.padding_of(node.role, metric, node.cost(metric) or 0)
+            added = more * (item if metric == "weight_bytes" else 1)
+            padding, rows = sharing.padding_of(node.role, metric, cost)
+            copies[why] += (times - 1) * cost
+            copies[what] += added
             copies[rows] += padding
-        if not stage:
-            copies[SEQUENCE_COPIES] += (workload.mesh.cp - 1) * (whole + copies.total())
-            copies[DATA_COPIES] += (workload.mesh.dp - 1) * (whole + copies.total())
+            if not stage:
+                once, again = times * cost + added + padding, sharing.copies_of_batches(node.role) - 1
+                copies[SEQUENCE_COPIES] += (workload.mesh.cp - 1) * once
+                copies[DATA_COPIES] += again * workload.mesh.cp * once
         for why, amount in copies.items():
             if amount:
                 yield Duplicate(why, stage, metric, amount, amount if metric.endswith("_bytes") else 0)

@@ -7,9 +7,10 @@ tensors that have no values.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import BadInput, Incomplete, first_line
@@ -23,7 +24,9 @@ NOTE: Final = (
 )
 """Note on the run of a model that transformers has distributed."""
 AXIS: Final = "tp"
-"""Name of the dimension of the mesh."""
+"""Name of the dimension of the mesh whose ranks have the same tokens."""
+BATCHES: Final = "batches"
+"""Name of the dimension whose ranks have tokens of their own and share experts."""
 Plan = Mapping[str, str]
 """Path of a module or a parameter -> name of a style of transformers."""
 
@@ -72,7 +75,8 @@ def plans_of(model: nn.Module, tensor: int, expert: int) -> tuple[Plan, Plan]:
         raise Incomplete("the model has no plan of transformers for several devices", got=type(model).__name__)
     try:
         with quiet():
-            found = resolve(DistributedConfig(tp_size=tensor, ep_size=expert))
+            batches = max(1, expert // tensor)
+            found = resolve(DistributedConfig(tp_size=tensor, ep_size=expert, fsdp_size=batches))
     except ValueError as error:
         raise Incomplete("transformers cannot distribute this model", got=first_line(error)) from error
     return found[0], found[1]
@@ -104,41 +108,54 @@ class _SplitParameter:
 class Distributed:
     """A model that transformers has distributed: outside of :meth:`running` its parameters are plain local tensors."""
 
-    def __init__(self, model: nn.Module, plans: tuple[Plan, Plan], ranks: int, rank: int, stages: int = 1) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        plans: tuple[Plan, Plan],
+        ranks: int,
+        rank: int,
+        stages: int = 1,
+        batches: int = 1,
+        splits: tuple[Sequence[int], Sequence[int]] | None = None,
+    ) -> None:
         """Distribute a model.
 
         Args:
             plans: empty if ranks have no parts of layers.
             ranks: that share each layer.
-            rank: of those of all pipeline stages, the ones of a stage being neighbours.
+            rank: of those of all pipeline stages, or batches, the ones of one being neighbours.
             stages: pipeline stages; see :func:`cut_to_stage`.
+            batches: groups of ranks, each with a batch of its own, that share experts.
+            splits: pairs of a token and an expert that the rank sends to each that shares experts, and gets.
         """
-        self.ranks, self.rank, self._stages = ranks, rank, stages
+        self.ranks, self.rank, self._stages, self._batches = ranks, rank, stages, batches
+        form = GatheringExperts if splits is None else partial(ExchangingExperts, splits)
         with self._group():
-            self._held = tuple(_distribute(model, self._mesh(), plans)) if ranks > 1 else ()
+            distributed = ranks * batches > 1
+            self._held = tuple(_distribute(model, plans, self._meshes(), form)) if distributed else ()
         for one in self._held:
             one.module._parameters[one.name] = one.local
         if stages > 1:
             cut_to_stage(model, ranks, rank, stages)
 
     def _group(self) -> AbstractContextManager[None]:
-        return fake_group(self.ranks * self._stages, self.rank)
+        return fake_group(self.ranks * self._stages * self._batches, self.rank)
 
-    def _mesh(self) -> DeviceMesh:
+    def _meshes(self) -> tuple[DeviceMesh, DeviceMesh]:
         """Make the groups of ranks, which have the same names each time."""
         from torch.distributed.device_mesh import init_device_mesh
 
         if self._stages == 1:
-            return init_device_mesh("cpu", (self.ranks,), mesh_dim_names=(AXIS,))
-        both = init_device_mesh("cpu", (self._stages, self.ranks), mesh_dim_names=("pp", AXIS))
-        return both[AXIS]
+            return expert_meshes(self._batches, self.ranks)
+        own = init_device_mesh("cpu", (self._stages, self.ranks), mesh_dim_names=("pp", AXIS))[AXIS]
+        return own, own
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Run the model as its rank while the block runs."""
         with self._group():
-            if self._stages > 1 and self._held:
-                self._mesh()
+            if self._stages * self._batches > 1 and self._held:
+                self._meshes()
             for one in self._held:
                 one.module._parameters[one.name] = one.distributed
             try:
@@ -146,6 +163,109 @@ class Distributed:
             finally:
                 for one in self._held:
                     one.module._parameters[one.name] = one.local
+
+
+def expert_meshes(batches: int, ranks: int) -> tuple[DeviceMesh, DeviceMesh]:
+    """Return torch's meshes of the ranks with this rank's batch, and of all that share its experts."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if batches == 1:
+        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=(AXIS,))
+        return mesh, mesh
+    # Torch keeps meshes in caches, by shape and names: those of another rank would name groups that this one is not in.
+    own = f"{AXIS}_of_{dist.get_rank()}"
+    both = init_device_mesh("cpu", (batches, ranks), mesh_dim_names=(BATCHES, own))
+    return both[own], both._flatten("experts")
+
+
+class GatheringExperts:
+    """Runs the experts of this rank on the tokens of all ranks that share them, whatever the routing is.
+
+    An implementation of expert parallelism in the form of transformers' ``EPImplementation``, which has none of ranks
+    with batches of their own whose sizes do not depend on values. Ranks with the same place along ``tp`` gather their
+    tokens, mask the rows of each other's experts, and add and scatter the results.
+    """
+
+    def __init__(self, experts: Any, ep_mesh: Any, tp_mesh: Any) -> None:
+        import torch.distributed as dist
+
+        self.forward, self.held = experts.forward, int(experts.num_experts)
+        self.everyone, self.alike = ep_mesh, tp_mesh
+        every = dist.get_process_group_ranks(ep_mesh.get_group())
+        self.place = every.index(dist.get_rank())
+        self.batches = len(every) // tp_mesh.size()
+
+    def __call__(self, hidden: Any, chosen: Any, weights: Any) -> Any:
+        import torch
+        import torch.distributed as dist
+
+        # torch 2.13 has new names and warns of the old ones.
+        gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+        scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+        group = self.everyone._get_root_mesh()[BATCHES].get_group()
+        gathered = []
+        for part in (hidden, chosen, weights):
+            joined = part.new_empty((self.batches * part.shape[0], *part.shape[1:]))
+            gather(joined, part.contiguous(), group=group)
+            gathered.append(joined)
+        tokens, ids, scores = gathered
+        first = self.place * self.held
+        foreign = (ids < first) | (ids >= first + self.held)
+        sums = self.forward(tokens, (ids - first).masked_fill(foreign, self.held), scores.masked_fill(foreign, 0.0))
+        own = torch.empty_like(hidden)
+        scatter(own, sums.contiguous(), group=group)
+        if self.alike.size() > 1:
+            dist.all_reduce(own, group=self.alike.get_group())
+        return own
+
+
+class ExchangingExperts:
+    """Sends pairs of a token and an expert to the expert's rank, in numbers that are given, and gets results back.
+
+    As transformers' ``AllToAllEP``, which reads the numbers from the router's choices; here these have no values.
+    """
+
+    def __init__(self, splits: tuple[Sequence[int], Sequence[int]], experts: Any, ep_mesh: Any, tp_mesh: Any) -> None:
+        self.forward, self.held, self.mesh = experts.forward, int(experts.num_experts), ep_mesh
+        self.sent, self.got = map(list, splits)
+
+    def __call__(self, hidden: Any, chosen: Any, weights: Any) -> Any:
+        import torch
+
+        ids, places = chosen.reshape(-1).sort()
+        load = torch.zeros(self.held * self.mesh.size(), dtype=torch.long, device=hidden.device)
+        load.scatter_add_(0, ids, torch.ones_like(ids))
+        loads = self._exchange(load, None, None)
+        rows = self._exchange(hidden[places // chosen.shape[1]], self.got, self.sent)
+        ends = loads.cumsum(0)
+        mine = torch.searchsorted(ends, torch.arange(len(rows), device=rows.device), right=True) % self.held
+        unit = rows.new_ones((len(rows), 1))
+        back = self._exchange(self.forward(rows, mine.unsqueeze(1), unit), self.sent, self.got)
+        ordered = torch.empty_like(back)
+        ordered[places] = back
+        parts = ordered.view(chosen.shape[0], chosen.shape[1], -1) * weights.unsqueeze(2)
+        return parts.sum(dim=1)
+
+    def _exchange(self, tensor: Any, into: list[int] | None, out_of: list[int] | None) -> Any:
+        from torch.distributed._functional_collectives import all_to_all_single, wait_tensor
+
+        wait: Any = wait_tensor
+        return wait(all_to_all_single(tensor.contiguous(), into, out_of, self.mesh.get_group()))
+
+
+@contextmanager
+def _registered(form: Callable[..., Any]) -> Iterator[str]:
+    """Let transformers know an implementation of expert parallelism by a name while the block runs."""
+    from transformers.distributed.expert_parallel import EPImplementationInterface
+
+    name = "costproof"
+    known = EPImplementationInterface._global_mapping
+    known[name] = form
+    try:
+        yield name
+    finally:
+        del known[name]
 
 
 class _Missing:
@@ -192,7 +312,12 @@ def cut_to_stage(model: Any, ranks: int, rank: int, stages: int) -> None:
     decoder.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
-def _distribute(model: nn.Module, mesh: DeviceMesh, plans: tuple[Plan, Plan]) -> Iterator[_SplitParameter]:
+def _distribute(
+    model: nn.Module,
+    plans: tuple[Plan, Plan],
+    meshes: tuple[DeviceMesh, DeviceMesh],
+    implementation: Callable[..., Any],
+) -> Iterator[_SplitParameter]:
     import torch
     from torch.distributed.tensor import DTensor
     from transformers.distributed.expert_parallel import apply_expert_parallelism
@@ -213,9 +338,11 @@ def _distribute(model: nn.Module, mesh: DeviceMesh, plans: tuple[Plan, Plan]) ->
                 first[id(parameter)] = module, name
     try:
         if tensor:
-            apply_tensor_parallelism(model, mesh, dict(tensor))
+            apply_tensor_parallelism(model, meshes[0], dict(tensor))
         if expert:
-            apply_expert_parallelism(model, mesh, mesh, dict(expert))
+            with _registered(implementation) as name:
+                form = "auto" if meshes[0].size() == meshes[1].size() else name
+                apply_expert_parallelism(model, meshes[1], meshes[0], dict(expert), ep_implementation=form)
     except ValueError as error:
         raise Incomplete("transformers cannot distribute this model", got=first_line(error)) from error
     for module, name, (owner, first_name) in tied:

@@ -6,6 +6,7 @@ For a run on several devices, report the ranks too: their costs, their collectiv
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from fractions import Fraction
 from typing import Final
 
 from costproof.ledger.capture import Padding, WholeModel
@@ -72,6 +73,12 @@ RING: Final = (
     "A rank sends 2 (n - 1) chunks of an all-reduce over n ranks, and n - 1 of the others: the ring algorithm. A chunk"
     " has ceil(elements / n) elements. A send has the whole tensor, and is not counted again where it is received."
     " The payload is the full tensor, whatever the algorithm."
+)
+DISPATCH: Final = (
+    "Ways in which tokens reach the experts of other ranks; the costs of this report are those of all-gather, which"
+    " hold for any routing. bound: the most that any routing needs; uniform: the mean if every choice that the router"
+    " may make is equally likely. Left out: the numbers and weights of chosen experts, collectives along tp, and"
+    " copies inside a node of by-node. A low-latency copy has a header of 16 B."
 )
 SUMS: Final = "All ranks together have what one device has for the same batch, and these copies; nothing is left over."
 
@@ -308,6 +315,19 @@ def ranks_section(found: Parallel | None) -> DocumentSection | None:
         body += [Table(head, "llllllr", rows, title=f"Collectives of rank {found.rank}"), Note(RING)]
     if found.duplicates:
         body += [Table(("Copies", "Stage", "Of", "Amount"), "lllr", copy_rows(found), title="Copies"), Note(SUMS)]
+    if found.dispatches:
+        rows = dispatch_rows(found)
+        columns = (
+            "Stage",
+            "Call",
+            "Form",
+            "Routing",
+            "Copies",
+            "Sent",
+            "Sent, fp8 dispatch",
+            "FLOPs of experts",
+        )
+        body += [Table(columns, "llllrrrr", rows, title=f"Dispatch to experts, rank {found.rank}"), Note(DISPATCH)]
     return DocumentSection(f"Ranks: {plural(found.mesh.world, 'device')}, {found.mesh.text}", body, id="ranks")
 
 
@@ -333,6 +353,15 @@ def collective_rows(found: Parallel) -> list[tuple[Cell, ...]]:
         (c.stage, c.invocation, Code(c.module), c.kind, f"{c.group}, {plural(len(c.ranks), 'rank')}", c.dtype,
          exact(c.count), _of_metric(c.bytes, "comm_payload_bytes"), _of_metric(c.sent_bytes, "comm_bytes"))
         for c in found.collectives
+    ]  # fmt: skip
+
+
+def dispatch_rows(found: Parallel) -> list[tuple[Cell, ...]]:
+    """Return a row for each form in which tokens may reach the experts of other ranks."""
+    return [
+        (d.stage, d.invocation, d.form, d.routing, f"{float(Fraction(d.copies)):.4g}",
+         *(_of_metric(n, "comm_bytes") for n in (d.sent_bytes, d.fp8_bytes)), _of_metric(d.expert_flops, "flops"))
+        for d in found.dispatches
     ]  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from costproof.ledger.errors import Incomplete, first_line
 from costproof.models.generic.caches import caches_of, leaves, states
 from costproof.models.specs import Run
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
-from costproof.opgraph.rules.collectives import GROUP_SIZE
+from costproof.opgraph.rules.collectives import GROUP_RANK, GROUP_SIZE
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected, hooked
 from costproof.patches.nested import KIND, rows_of
@@ -45,6 +45,7 @@ _GROUPS: Final = ("c10d", "_c10d_functional", "_dtensor")
 _WHOLE: Final[Mapping[str, Any]] = {
     "linear": torch.ops.aten.linear.default,
     "scaled_dot_product_attention": torch.ops.aten.scaled_dot_product_attention.default,
+    "repeat_interleave": torch.ops.aten.repeat_interleave.self_int,
     "matmul": torch.ops.aten.matmul.default,
     "__matmul__": torch.ops.aten.matmul.default,
 }
@@ -149,8 +150,8 @@ class _OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _arguments(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the arguments of a call as values; before it runs, since it may write to them."""
         tensors, attrs, names = split_arguments(func._schema, args, kwargs, self._tensors, _plain)
-        if func.namespace in _GROUPS and (size := _group_size(func, args, kwargs)):
-            attrs[GROUP_SIZE] = size
+        if func.namespace in _GROUPS and (place := _group_place(func, args, kwargs)):
+            attrs[GROUP_SIZE], attrs[GROUP_RANK] = place
         return tensors, attrs, names
 
     def _record(self, func: Any, given: Any, result: Any) -> None:
@@ -204,6 +205,8 @@ class _WholeFunctions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         operator = _WHOLE.get(getattr(func, "__name__", ""))
+        if len(args) > 1 and isinstance(args[1], torch.Tensor) and operator is _WHOLE["repeat_interleave"]:
+            operator = None  # another overload, which is one operator below too
         if operator is None or self._log.muted or {*_COMPOSED, _FAKE} & _kinds(types):
             return func(*args, **kwargs)
         return self._log.whole(operator, func, args, kwargs)
@@ -214,13 +217,15 @@ def _plain(argument: Any) -> Any:
     return plain_value(argument) if not isinstance(argument, torch.ScriptObject) else type(argument).__name__
 
 
-def _group_size(func: Any, args: Any, kwargs: Any) -> int | None:
-    """Return the number of ranks in the group of a collective, which its arguments name or hold."""
+def _group_place(func: Any, args: Any, kwargs: Any) -> tuple[int, int] | None:
+    """Return the number of ranks in the group of a collective, which its arguments name or hold, and our place."""
     from torch.distributed import ProcessGroup, distributed_c10d
 
     arguments = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
     if isinstance(name := arguments.get("group_name"), str):
         resolve: Any = vars(distributed_c10d)["_resolve_process_group"]
-        return int(resolve(name).size())
+        known: Any = resolve(name)
+        return int(known.size()), int(known.rank())
     group = arguments.get("process_group")
-    return None if group is None else int(ProcessGroup.unbox(group).size())
+    own = None if group is None else ProcessGroup.unbox(group)
+    return None if own is None else (int(own.size()), int(own.rank()))

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from costproof.ledger.capture import Capture, Padding, SymbolDoc, WholeModel
 from costproof.ledger.errors import Bug
-from costproof.ledger.mesh import Collectives, Duplicate, Mesh, RankCosts
+from costproof.ledger.mesh import Collectives, Dispatch, Duplicate, Mesh, RankCosts
 from costproof.ledger.metrics import EVERY_METRIC, METRICS, STAGE_WIDE, Conventions, Metric
 from costproof.ledger.node import Ledger, exact_sum
 from costproof.ledger.peaks import by_stage
@@ -121,6 +121,8 @@ class StaticCompute:
     """Collectives of the counted rank by the formulas, equal ones together."""
     duplicates: tuple[Duplicate, ...] = ()
     """What all ranks together have or do more than one device; with these, the sums over ranks are exact."""
+    dispatches: tuple[Dispatch, ...] = ()
+    """Forms in which tokens may reach the experts of other ranks, with what the counted rank sends and computes."""
     padding: Padding | None = None
     """What the run holds only because sizes are rounded up, by the formulas; no cost above includes it."""
 
@@ -137,7 +139,7 @@ class StaticCompute:
 
 STATIC_COMPUTE: Final = FileKind(
     name="costproof/static_compute", version=(3, 3), type=StaticCompute,
-    left_out=("parallel", "rank", "ranks", "collectives", "duplicates", "padding"),
+    left_out=("parallel", "rank", "ranks", "collectives", "duplicates", "dispatches", "padding"),
 )  # fmt: skip
 
 
@@ -191,7 +193,7 @@ def _of_mesh(capture: Capture) -> dict[str, Any]:
     found = capture.parallel
     if found is None:
         return {}
-    names = ("rank", "ranks", "collectives", "duplicates")
+    names = ("rank", "ranks", "collectives", "duplicates", "dispatches")
     return {"parallel": found.mesh, **{name: getattr(found, name) for name in names}}
 
 

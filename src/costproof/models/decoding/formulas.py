@@ -300,7 +300,7 @@ def _mixtures(
 ) -> dict[int, ExpertMixture]:
     """Return layer index -> mixture of experts; all mixtures of a decoder are equal.
 
-    Branches: ranks that share experts hold a part of them.
+    Branches: ranks that share experts hold a part of them, and those with batches of their own gather the tokens.
     """
     if style.routing is None:
         return {}
@@ -309,6 +309,8 @@ def _mixtures(
         width=sym("text_hidden"),
         inner=shards.of_part(sym("text_moe"), "experts"),
         held=sym("text_experts") / sym("ep") if workload.mesh.ep > 1 else None,
+        batches=sym("ep") / sym("tp") if shards.gathers else 1,
+        exchanged=(sym("text_pairs_sent"), sym("text_pairs_got")) if shards.exchanges else None,
         experts=sym("text_experts"),
         top_k=sym("text_topk"),
         function=config.activation,

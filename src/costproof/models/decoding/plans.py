@@ -7,7 +7,7 @@ that merges the projections of queries, keys and values, or of gate and up, mult
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from costproof.ledger.document import read_document, read_source
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
-from costproof.ledger.mesh import PLAN
+from costproof.ledger.mesh import CP_PLAN, DISPATCH, PAIRS, PLAN, Mesh, pairs_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from costproof.ledger.mesh import Mesh
+    from costproof.ledger.workload import Workload
+    from costproof.models.decoding.config import DecoderConfig
+    from costproof.models.decoding.sharding import Part, ShardPlan
 
 Layout = Literal["column", "row", "by_head", "vocabulary", "by_expert", "replicated"]
 """How the weights of a module lie on ranks.
@@ -342,3 +344,148 @@ def _error(plan: LayoutPlan, what: str, pattern: str, expected: str, got: str = 
 
 def _shown(paths: Mapping[str, str]) -> Iterable[str]:
     return (path.replace("{i}", "*") for role, path in paths.items() if role in _PLACES)
+
+
+MORE_AXES: Final = ("pp", "cp")
+"""Axes of a mesh by which decoders without towers are counted too."""
+
+
+def mesh_problems(
+    config: DecoderConfig, workload: Workload, plan: ShardPlan, more: Collection[str] = ()
+) -> list[BadInput]:
+    """Return an error for each reason why a decoder cannot be split over the mesh of a workload.
+
+    Args:
+        more: axes that are counted besides ``tp``, ``ep`` and ``dp``.
+    """
+    mesh = workload.mesh
+    if mesh.cp == 1 and CP_PLAN in workload.inputs:
+        what, where = "each rank has whole sequences, so no plan shares them", f"--{CP_PLAN.replace('_', '-')}"
+        return [BadInput(what, where=where, expected="--cp of 2 or more", got=workload.inputs[CP_PLAN])]
+    if mesh.one and not workload.rank:
+        return []
+    found = mesh.problems(workload.rank, more=more)
+    if plan.sequence and max(mesh.pp, mesh.cp) > 1:
+        what, where = "ranks that share tokens are counted without stages and shared sequences", f"--{PLAN}"
+        found.append(BadInput(what, where=where, expected="--pp 1, --cp 1", got=f"{plan.name} with {mesh.text}"))
+    if mesh.pp > config.layers:
+        what = "there are fewer layers than pipeline stages"
+        found.append(BadInput(what, where="--pp", expected=f"at most {config.layers}", got=mesh.pp))
+    if workload.rows:
+        what, where = "a batch of unequal rows is counted on one device only", f"--rows, {mesh.text}"
+        found.append(BadInput(what, where=where, expected="one device, or equal sequences"))
+    if found:
+        return found
+    found += _sequence_problems(config, workload) if mesh.cp > 1 else []
+    for what, size, part in _divided(config):
+        if part in plan.split and size % mesh.tp and not (part == "experts" and mesh.ep > 1):
+            expected = f"a divisor of the {size} {what}"
+            why = f"tensor parallelism must divide the {what}"
+            found.append(BadInput(why, where="--tp", expected=expected, got=mesh.tp))
+    if "attention" in plan.split and config.kv_heads % mesh.tp and mesh.tp % config.kv_heads:
+        expected = f"a divisor or a multiple of the {config.kv_heads} key/value heads"
+        found.append(BadInput("ranks would share key/value heads", where="--tp", expected=expected, got=mesh.tp))
+    if workload.batch < mesh.dp:
+        what = "there are fewer sequences than data-parallel ranks"
+        found.append(BadInput(what, where="--batch", expected=f"at least {mesh.dp}", got=workload.batch))
+    if mesh.batches > 1 and plan.joint:
+        what, expected = "this plan adds routed and shared experts before a sum that ranks of one batch have", OWN
+        found.append(BadInput(what, where=f"--{PLAN}, --ep", expected=f"{expected}, or ep {mesh.tp}", got=plan.name))
+    if mesh.batches > 1 and max(mesh.pp, mesh.cp) > 1:
+        what = "experts of several batches are counted without stages and shared sequences"
+        found.append(BadInput(what, where="--ep", expected=f"ep {mesh.tp}, or --pp 1 and --cp 1", got=mesh.text))
+    found += _pair_problems(config, workload)
+    if mesh.batches > 1 and workload.batch % mesh.dp:
+        what = "ranks that gather each other's tokens need equal batches"
+        found.append(BadInput(what, where="--batch", expected=f"a multiple of dp {mesh.dp}", got=workload.batch))
+    if mesh.ep > 1:
+        experts = getattr(config, "experts", 0)
+        if not experts or experts % mesh.ep:
+            expected = f"a divisor of the {experts} routed experts" if experts else "1, since no layer has experts"
+            found.append(BadInput("the ranks must have equal numbers of experts", where="--ep", expected=expected,
+                                  got=mesh.ep))  # fmt: skip
+    return found
+
+
+def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInput]:
+    """Return an error for each reason why ranks cannot share the sequences of a workload, or are not counted so."""
+    mesh, plan = workload.mesh, workload.inputs.get(CP_PLAN, "zigzag")
+    parts = mesh.cp * (2 if plan == "zigzag" else 1)
+    kinds = {"a window": any(config.windows()), "latents": getattr(config, "kv_rank", 0) > 0,
+             "experts": any(routed_layers(config))}  # fmt: skip
+    found = [
+        BadInput(f"ranks that share a sequence are not counted for layers with {kind}", where="--cp", expected="1",
+                 got=mesh.cp)
+        for kind, has in kinds.items() if has
+    ]  # fmt: skip
+    for wrong, where, expected, got in (
+        (workload.new_tokens > 0, "--new-tokens", "0: of a shared sequence the prompt is counted", workload.new_tokens),
+        (workload.past > 0, "--past", "0", workload.past),
+        (workload.logits != "all", "--logits", "all: each rank has logits of its positions", workload.logits),
+        (workload.attention != "sdpa", "--attention", "sdpa", workload.attention),
+        (workload.text_tokens % parts > 0, "--text-tokens", f"a multiple of the {parts} parts", workload.text_tokens),
+    ):
+        if wrong:
+            found.append(BadInput("ranks cannot share these sequences", where=where, expected=expected, got=got))
+    if plan == "ulysses":
+        for name, heads in (("query", config.heads), ("key/value", config.kv_heads)):
+            if heads % (mesh.cp * mesh.tp):
+                what, expected = f"ranks would share {name} heads", f"tp x cp a divisor of {heads}"
+                found.append(BadInput(what, where="--cp", expected=expected, got=mesh.cp))
+    return found
+
+
+def _pair_problems(config: DecoderConfig, workload: Workload) -> Iterator[BadInput]:
+    """Yield an error for each reason why tokens cannot be sent to the experts of other ranks."""
+    mesh, inputs = workload.mesh, workload.inputs
+    if (DISPATCH in inputs) != (PAIRS in inputs):
+        what, fix = "how many pairs of a token and an expert ranks send each other depends on the routing", ""
+        where, expected = f"--{DISPATCH}, --{PAIRS}", "both, or none"
+        if DISPATCH in inputs:
+            fix = "name the pairs, or see the means and bounds that a report of the mesh without --dispatch has"
+        yield BadInput(what, where=where, expected=expected, got=str(inputs.get(DISPATCH, inputs.get(PAIRS)))[:80],
+                       fix=fix)  # fmt: skip
+        return
+    if PAIRS not in inputs:
+        return
+    if mesh.tp > 1 or mesh.ep == 1 or workload.new_tokens or workload.batch % mesh.dp:
+        what, where = "the pairs of ranks are those of one prompt on ranks with whole attention", f"--{PAIRS}"
+        expected = "--ep above 1, --tp 1, --new-tokens 0, and equal batches"
+        yield BadInput(what, where=where, expected=expected, got=f"{mesh.text}, {workload.new_tokens} new tokens")
+        return
+    try:
+        pairs = pairs_of(inputs)
+    except BadInput as error:
+        yield error
+        return
+    each = workload.batch // mesh.dp * workload.text_tokens * getattr(config, "top_k", 0)
+    if len(pairs) != mesh.world or any(len(row) != mesh.ep or sum(row) != each for row in pairs):
+        expected = f"{mesh.world} rows of {mesh.ep} numbers, each with the sum {each}: tokens of a rank x top-k"
+        yield BadInput("these are not the pairs of the ranks", where=f"--{PAIRS}", expected=expected,
+                       got=str(inputs[PAIRS])[:80])  # fmt: skip
+    elif not all(sum(column) for column in _columns(pairs, mesh)):
+        yield BadInput("a rank without a single pair runs no experts", where=f"--{PAIRS}", got=str(inputs[PAIRS])[:80],
+                       expected="at least one pair for each rank")  # fmt: skip
+
+
+def _columns(pairs: tuple[tuple[int, ...], ...], mesh: Mesh) -> Iterator[tuple[int, ...]]:
+    """Yield, for each rank, the pairs that it gets from those of its group."""
+    for rank in range(mesh.world):
+        yield tuple(pairs[other][mesh.coordinates(rank).ep] for other in mesh.group("ep", rank))
+
+
+def routed_layers(config: DecoderConfig) -> tuple[bool, ...]:
+    """Return, for each layer, whether it has a mixture of experts."""
+    routed = getattr(config, "routed", None)
+    return routed() if routed is not None else (False,) * config.layers
+
+
+def _divided(config: DecoderConfig) -> Iterator[tuple[str, int, Part]]:
+    """Yield (name, size, part) of each width that tensor parallelism divides."""
+    yield "attention heads", config.heads, "attention"
+    kinds = routed_layers(config)
+    if not all(kinds):
+        yield "elements of an MLP's inner width", config.intermediate, "mlp"
+    if any(kinds):
+        inner = getattr(config, "expert_width", 0) or config.intermediate
+        yield "elements of an expert's inner width", inner, "experts"

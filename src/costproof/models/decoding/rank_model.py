@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.mesh import PLAN, Mesh
+from costproof.ledger.mesh import PLAN, Mesh, splits_of
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.decoder import text_config
@@ -30,11 +30,15 @@ _TABLES: Final = frozenset({"embedding_rowwise", "colwise_gather_output"})
 """Styles of tables of the vocabulary."""
 GROUP: Final = "tp"
 """Prefix of the name of the group in exported collectives; behind a colon follows its number of ranks."""
+BATCHES: Final = "ep/tp"
+"""The same of ranks that share experts and have batches of their own."""
 _WHOLE: Final = frozenset({
     "replicate", "replicated_with_grad_allreduce", "local_params", "mla_kv_a_proj", "all_reduce", "moe_identity_expert",
     "moe_tp_experts", "ep_dispatch_experts", "ep_local_experts", "gather_tokens", "whole_positions",
 })  # fmt: skip
 """Styles whose parameters every rank holds whole."""
+Splits = tuple[tuple[int, ...], tuple[int, ...]]
+"""Pairs of a token and an expert that a rank sends to each of those that share experts, and gets from each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,10 @@ class Share:
     ranks: int
     rank: int
     size: int = 0
+    batches: int = 1
+    """Ranks that have tokens of their own among those that share experts."""
+    splits: Splits | None = None
+    """What ranks send each other if they do not gather tokens."""
     multiple: int = 1
     """The size is padded to a multiple of this number before it is split."""
     tokens: Tokens | None = None
@@ -80,11 +88,24 @@ class Tokens:
 
 
 def shard(
-    model: nn.Module, plans: tuple[Plan, Plan], ranks: int, rank: int, *, multiple: int = 1, sequence: bool = False
+    model: nn.Module,
+    plans: tuple[Plan, Plan],
+    ranks: int,
+    rank: int,
+    *,
+    batches: int = 1,
+    splits: Splits | None = None,
+    multiple: int = 1,
+    sequence: bool = False,
 ) -> None:
     """Replace the parameters of a model by the parts that one rank holds, and let its modules run the collectives.
 
     Args:
+        plans: for the ranks of a group along ``tp``, and for those that share experts.
+        ranks: of a group along ``tp``.
+        rank: among those that share experts.
+        batches: groups along ``tp``, each with a batch of its own, that share experts.
+        splits: as in :class:`Share`.
         multiple: number to a multiple of which the vocabulary is padded.
         sequence: whether ranks share the tokens of a prompt between the split modules.
 
@@ -94,9 +115,12 @@ def shard(
     modules, parameters = dict(model.named_modules()), dict(model.named_parameters(remove_duplicate=False))
     made: dict[int, nn.Parameter] = {}
     tokens = Tokens() if sequence else None
+    tensor = Share("", ranks, rank % ranks, tokens=tokens)
+    expert = replace(tensor, ranks=ranks * batches, rank=rank, batches=batches, splits=splits)
     for name, style in {**plans[0], **plans[1]}.items():
         owner, _, leaf = name.rpartition(".")
-        share = Share(style, ranks, rank, multiple=multiple if style in _TABLES else 1, tokens=tokens)
+        share = expert if name in plans[1] else tensor
+        share = replace(share, style=style, multiple=multiple if style in _TABLES else 1)
         if name in parameters:
             _split(modules[owner], leaf, share, made)
         else:
@@ -305,15 +329,62 @@ def _dispatched(
 ) -> torch.Tensor:
     """Run the experts of this rank on the tokens that chose them, and add the results of all ranks.
 
-    A token's choice of another rank's expert gets a number behind the last expert, and weight 0.
+    A token's choice of another rank's expert gets a number behind the last expert, and weight 0. Ranks with batches of
+    their own first gather the tokens of all, and each gets back the sums of its own.
     """
     import torch
 
     own = module.num_experts
+    if share.splits is not None:
+        return _exchanged(share, module, inner, value, chosen, weights)
+    if share.batches > 1:
+        value, chosen, weights = (_all_gather_first(x, share.batches) for x in (value, chosen, weights))
     elsewhere = (chosen // own) != share.rank
     here = torch.where(elsewhere, own, chosen % own)
-    result = inner(module, value, here, weights.masked_fill(elsewhere, 0.0))
-    return result if share.style == "ep_local_experts" else _all_reduce(result, share).to(value.dtype)
+    result: torch.Tensor = inner(module, value, here, weights.masked_fill(elsewhere, 0.0))
+    if share.style == "ep_local_experts":
+        return result
+    if share.batches > 1:
+        ops = torch.ops._c10d_functional
+        group = f"{BATCHES}:{share.batches}"
+        result = ops.wait_tensor(ops.reduce_scatter_tensor(result, "sum", share.batches, group))
+    alike = replace(share, ranks=share.ranks // share.batches)
+    return (_all_reduce(result, alike) if alike.ranks > 1 else result).to(value.dtype)
+
+
+def _exchanged(
+    share: Share, module: Any, inner: Inner, value: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Send each pair of a token and an expert to the rank of the expert; weight and add the results that come back.
+
+    The sizes are given; that they are those of the choices is up to the caller, as with values of any other kind.
+    """
+    import torch
+
+    assert share.splits is not None
+    (to, of), ops, group = share.splits, torch.ops._c10d_functional, f"{BATCHES}:{share.ranks}@{share.rank}"
+    even = [module.num_experts] * share.ranks
+    order = chosen.flatten().argsort()
+    every = torch.arange(sum(even), device=value.device)
+    counts = (chosen.flatten()[:, None] == every).sum(0)
+    counts = ops.wait_tensor(ops.all_to_all_single(counts, even, even, group))
+    pairs = ops.wait_tensor(ops.all_to_all_single(value[order // chosen.shape[-1]], of, to, group))
+    own = torch.arange(module.num_experts, device=value.device).repeat(share.ranks)
+    own = own.repeat_interleave(counts, output_size=sum(of))[:, None]
+    result = inner(module, pairs, own, torch.ones_like(own, dtype=pairs.dtype))
+    back = ops.wait_tensor(ops.all_to_all_single(result, to, of, group))
+    placed = torch.empty_like(back)
+    placed[order] = back
+    return (placed.view(*weights.shape, -1) * weights[..., None]).sum(1).to(value.dtype)
+
+
+def _all_gather_first(value: torch.Tensor, batches: int) -> torch.Tensor:
+    """Return the parts of all ranks [rows, ..] one behind the other [batches rows, ..]."""
+    import torch
+
+    ops = torch.ops._c10d_functional
+    every: torch.Tensor = ops.wait_tensor(ops.all_gather_into_tensor(value, batches, f"{BATCHES}:{batches}"))
+    return every
 
 
 _FORWARDS: Final[Mapping[str, Callable[..., Any]]] = {
@@ -342,11 +413,14 @@ def shard_for_export(model: nn.Module, workload: Workload) -> nn.Module:
         Incomplete: the mesh or the plan is not one that a graph can count.
     """
     mesh, engine = workload.mesh, _engine(workload)
-    if mesh.tp > 1:
-        plans, own = _plans(model, mesh, engine), mesh.coordinates(workload.rank).tp
-        _copy_heads(model, plans[0], mesh.tp, own)
+    if mesh.tp > 1 or mesh.ep > 1:
+        plans, at = _plans(model, mesh, engine), mesh.coordinates(workload.rank)
+        _copy_heads(model, plans[0], mesh.tp, at.tp)
         multiple, sequence = (1, False) if engine is None else (engine.padding(mesh.tp), engine.sequence)
-        shard(model, plans, mesh.tp, own, multiple=multiple, sequence=sequence)
+        shard(
+            model, plans, mesh.tp, at.ep if mesh.batches > 1 else at.tp, batches=mesh.batches,
+            splits=splits_of(workload.inputs, workload.rank), multiple=multiple, sequence=sequence,
+        )  # fmt: skip
         _fit_heads(model, plans[0], mesh.tp)
     if mesh.pp > 1:
         keep_stage(model, mesh.pp, mesh.coordinates(workload.rank).pp)
@@ -392,9 +466,9 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | No
         Incomplete: transformers cannot run this model on this mesh, or not by this plan.
     """
     mesh, engine = workload.mesh, _engine(workload)
-    own = mesh.coordinates(workload.rank)
-    if mesh.tp == 1:
-        return None if mesh.pp == 1 else Distributed(model, ({}, {}), 1, own.pp, mesh.pp)
+    at, splits = mesh.coordinates(workload.rank), splits_of(workload.inputs, workload.rank)
+    if mesh.tp == mesh.ep == 1:
+        return None if mesh.pp == 1 else Distributed(model, ({}, {}), 1, at.pp, mesh.pp)
     plans = _plans(model, mesh, engine)
     if not _splits_evenly(model, plans[0], mesh.tp):
         raise Incomplete(
@@ -407,7 +481,8 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | No
             f"transformers cannot run this plan: it {why}", where=f"--{PLAN}", got=engine.name,
             fix="--sources analytic,static",
         )  # fmt: skip
-    found = Distributed(model, plans, mesh.tp, own.pp * mesh.tp + own.tp, mesh.pp)
+    place = at.ep if mesh.batches > 1 else at.pp * mesh.tp + at.tp
+    found = Distributed(model, plans, mesh.tp, place, mesh.pp, mesh.batches, splits)
     _fit_heads(model, plans[0], mesh.tp)
     return found
 
@@ -461,11 +536,6 @@ def _not_run(model: nn.Module, engine: LayoutPlan, plans: tuple[Plan, Plan], mes
 
 
 def _plans(model: nn.Module, mesh: Mesh, engine: LayoutPlan | None) -> tuple[Plan, Plan]:
-    if mesh.ep not in (1, mesh.tp):
-        raise Incomplete(
-            "between ranks with batches of their own, how many tokens each sends depends on the routing, which has no "
-            "values here", where="--ep", expected=f"1 or {mesh.tp}, as --tp", got=mesh.ep, fix="--sources analytic",
-        )  # fmt: skip
     return plans_of(model, mesh.tp, mesh.ep) if engine is None else styles_of(model, engine, mesh)
 
 

@@ -6,7 +6,7 @@ by ``tp`` or ``ep``; the rows of the vocabulary, which may be uneven, have a sym
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, cast
 
@@ -14,14 +14,16 @@ import sympy
 
 from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import sym
+from costproof.estimate.routing import RoutedLayers
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
-from costproof.ledger.mesh import CP_PLAN, PLAN, Mesh, shard, stage_layers
+from costproof.ledger.mesh import CP_PLAN, EP_BATCHES, PAIRS, PLAN, Mesh, shard, splits_of, stage_layers
 from costproof.ledger.workload import Workload
-from costproof.models.decoding.plans import OWN, named_plan, split_parts
+from costproof.models.decoding.plans import OWN, named_plan, routed_layers, split_parts
 
 if TYPE_CHECKING:
     from costproof.analytic.compose import ModulePart, StackCall
-    from costproof.analytic.costs import Size
+    from costproof.analytic.costs import Layer, Size
+    from costproof.analytic.experts import ClampedExperts, Experts
     from costproof.models.decoding.config import DecoderConfig
     from costproof.models.decoding.formulas import DecoderStyle
 
@@ -91,7 +93,7 @@ def chosen_plan(
     if text is None or workload.mesh.tp == 1:
         return own
     plan, mesh = named_plan(str(text)), workload.mesh
-    latent, routed = style.latent is not None, _routed(config)
+    latent, routed = style.latent is not None, routed_layers(config)
     absent: tuple[str, ...] = ()
     if latent:
         absent = ("k", "v", *(("q",) if getattr(config, "q_rank", 0) else ("q_down", "q_norm", "q_up")))
@@ -129,12 +131,6 @@ def chosen_plan(
     return ShardPlan(plan.name, plan.source, split, multiple, joint, plan.sequence)
 
 
-def _routed(config: DecoderConfig) -> tuple[bool, ...]:
-    """Return, for each layer, whether it has a mixture of experts."""
-    routed = getattr(config, "routed", None)
-    return routed() if routed is not None else (False,) * config.layers
-
-
 def _layers_of(role: str, routed: tuple[bool, ...], style: DecoderStyle) -> list[int]:
     """Return the layers that have a module."""
     mixture = role.startswith(("text.layer.experts", "text.layer.shared", "text.layer.router"))
@@ -156,7 +152,12 @@ def mesh_symbols(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> 
         return {}
     start, stop = shard(_padded(config.vocab, plan.multiple), mesh.tp, mesh.coordinates(workload.rank).tp)
     found = {"tp": mesh.tp, "ep": mesh.ep, "text_vocab_rank": stop - start}
-    return found | ({"cp": mesh.cp, "cp_rank": mesh.coordinates(workload.rank).cp} if mesh.cp > 1 else {})
+    found |= {"cp": mesh.cp, "cp_rank": mesh.coordinates(workload.rank).cp} if mesh.cp > 1 else {}
+    splits = splits_of(workload.inputs, workload.rank)
+    if splits is not None:
+        (sent, got), own = splits, mesh.coordinates(workload.rank).ep
+        found |= {"text_pairs_sent": sum(sent) - sent[own], "text_pairs_got": sum(got) - got[own]}
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,12 @@ class Shards:
     """Width of the decoder."""
     biased: tuple[tuple[str, int], ...] = ()
     """(role of a module, elements of its bias) for biases that are added after a sum over ranks."""
+    wide_weights: bool = True
+    """Whether the router's weights are in float32."""
+    exchanges: bool = False
+    """Whether ranks send pairs of a token and an expert to the rank of the expert; else all tokens are gathered."""
+    routed: RoutedLayers | None = None
+    """The mixtures of experts that ranks share; ``None`` without them."""
     vocab: int = 0
     layers: range = range(0)
     """Layers of the rank's pipeline stage."""
@@ -198,22 +205,33 @@ class Shards:
             wide.append(("text.layer.experts", config.hidden * int(getattr(config, "experts", 0))))
         mesh = workload.mesh
         return cls(
-            plan, mesh, config.kv_heads, latent, config.hidden, tuple(wide), config.vocab,
+            plan, mesh, config.kv_heads, latent, config.hidden, tuple(wide), vocab=config.vocab,
+            wide_weights=style is None or style.routing is None or not style.routing.narrow,
+            exchanges=PAIRS in workload.inputs, routed=_mixtures(config, style) if mesh.ep > 1 else None,
             stage=(stage := mesh.coordinates(workload.rank).pp), layers=stage_layers(config.layers, mesh.pp, stage),
             tied=config.tied and mesh.pp > 1,
             cp_plan=str(workload.inputs.get(CP_PLAN, "zigzag")) if mesh.cp > 1 else "",
         )  # fmt: skip
 
     @property
+    def gathers(self) -> bool:
+        """Return whether ranks gather the tokens of several batches for their experts."""
+        return self.mesh.batches > 1 and not self.exchanges
+
+    @property
     def origin(self) -> str:
         """Return the origin of the plan."""
         return self.plan.source
 
-    def axis_of(self, role: str) -> str:
-        """Return the axis of the mesh whose ranks a module exchanges results with."""
+    def axis_of(self, role: str, kind: str) -> str:
+        """Return the group of the mesh in which a module runs a kind of collective."""
         if role in ("text", "text.layer.attention"):
             return "pp" if role == "text" else "cp"
-        return "ep" if role == "text.layer.experts" and self.mesh.ep > 1 else "tp"
+        if role != "text.layer.experts" or self.mesh.ep == 1:
+            return "tp"
+        if self.mesh.batches == 1:
+            return "ep"
+        return "tp" if kind == "all_reduce" else EP_BATCHES
 
     def added(self, role: str) -> tuple[int, str]:
         """Return the elements that ranks with one batch have more of a module, and what they are; 0 if there are none.
@@ -327,9 +345,21 @@ class Shards:
         """Return the rows of the vocabulary that a rank holds in a part, ``embedding`` or ``head``."""
         return sym("text_vocab_rank") if self.mesh.tp > 1 and part in self.plan.split else sym("text_vocab")
 
+    def further_dtypes(self, axis: str, kind: str) -> tuple[str, ...]:
+        """Return the dtypes, other than the run's, of tensors in a kind of collective in a group."""
+        if axis != EP_BATCHES:
+            return ()
+        gathered = ("int64", *(("float32",) * self.wide_weights))
+        return {"all_gather": gathered, "all_to_all": ("int64",)}.get(kind, ())
+
+    def copies_of_batches(self, role: str) -> int:
+        """Return how many groups of ranks, each with all of a module, share the batch: ``dp``, for experts fewer."""
+        shared = part_of(role) == "experts" and self.mesh.ep > 1
+        return self.mesh.dp // self.mesh.batches if shared else self.mesh.dp
+
     def _of_experts(self, metric: str) -> tuple[int, str]:
         """Return as :meth:`held_by` for experts, each of which one rank of a group has whole."""
-        if metric == "flops":
+        if metric == "flops" and not self.exchanges:
             return self.mesh.ep, "rows of experts of other ranks, which the kernel gets and skips"
         return 1, ""
 
@@ -358,26 +388,25 @@ class Shards:
             one_row: whether a single position gets logits.
             one_sequence: whether the rank runs a single sequence.
         """
-        if self.mesh.tp == 1:
+        if self.mesh.tp == self.mesh.ep == 1:
             yield from parts
             return
-        from costproof.analytic.collectives import AllGather, AllReduce, Joined, MaskedRows, ReduceScatter
+        from costproof.analytic.collectives import AllGather, AllReduce, Joined, ReduceScatter
         from costproof.analytic.elementwise import Residual
         from costproof.analytic.experts import ClampedExperts, Experts
         from costproof.analytic.linear import Linear
 
         ranks, width, b = sym("tp"), sym("text_hidden"), call.item_bytes
-        elements = call.rows * width
-        reduced = {role for role, part in _REDUCED.items() if part in self.plan.split}
+        elements, split = call.rows * width, self.plan.split if self.mesh.tp > 1 else frozenset[Part]()
+        reduced = {role for role, part in _REDUCED.items() if part in split}
         reduced |= {"text.layer.experts"} if self.mesh.ep > 1 else set()
         joint = self.plan.joint and "text.layer.experts" in reduced
         reduced -= {"text.layer.experts", "text.layer.shared.down"} if joint else set()
-        latent = self.latent and "attention" in self.plan.split and self.plan.name == OWN
+        latent = self.latent and "attention" in split and self.plan.name == OWN
         for part in parts:
             first, *others = part.layers
             if isinstance(first, Experts | ClampedExperts) and self.mesh.ep > 1:
-                item = first.weight_item if isinstance(first, Experts) else b
-                others.append(MaskedRows(first.rows, width, first.intermediate, b, item, first.batched))
+                others += self._of_other_ranks(first, call)
             if part.role.endswith(".kv_down") and latent:
                 others.append(Joined(call.rows * (sym("text_kv_rank") + sym("text_rope")), b))
             elif part.role in reduced:
@@ -386,18 +415,32 @@ class Shards:
                 masked = part.role == "text.embedding"
                 if self.shares_tokens(call):
                     others.append(ReduceScatter(elements, ranks, b, bias, masked=masked, in_order=one_sequence))
-                else:
+                elif self.mesh.tp > 1:
                     others.append(AllReduce(elements, ranks, b, bias, masked=masked))
             elif part.role == "text.layer.mlp" and joint and isinstance(first, Residual):
                 others.append(AllReduce(elements, ranks, b))
             elif part.role in _BEFORE_SPLIT and self.shares_tokens(call):
                 own = call.tokens / ranks
                 others.append(AllGather(call.batch * width, call.tokens, own, ranks, b, one_sequence))
-            elif part.role == "lm_head" and "head" in self.plan.split:
+            elif part.role == "lm_head" and "head" in split:
                 own, padded = self.vocabulary("head"), self.plan.multiple > 1
                 columns = ranks * own if padded else sym("text_vocab")
                 others.append(AllGather(call.batch * positions, columns, own, ranks, b, one_row))
             yield replace(part, layers=(first, *others))
+
+    def _of_other_ranks(self, experts: Experts | ClampedExperts, call: StackCall) -> Iterator[Layer]:
+        """Yield the layers by which experts get rows of other ranks, and mask those that are not theirs."""
+        from costproof.analytic.collectives import ExchangedPairs, GatheredTokens, MaskedRows
+
+        width, b = sym("text_hidden"), call.item_bytes
+        item = getattr(experts, "weight_item", b)
+        yield MaskedRows(experts.rows, width, experts.intermediate, b, item, experts.batched)
+        if self.exchanges:
+            sizes = call.rows, width, sym("text_topk"), sym("ep"), sym("text_experts")
+            pairs = sym("text_pairs_sent"), sym("text_pairs_got")
+            yield ExchangedPairs(*sizes, *pairs, b, 4 if self.wide_weights else b)
+        elif self.gathers:
+            yield GatheredTokens(call.rows, width, experts.top_k, sym("ep") / sym("tp"), b, item)
 
 
 _BEFORE_SPLIT: Final = frozenset({"text.layer.norm1", "text.layer.norm2", "text.norm"})
@@ -453,6 +496,19 @@ def _why_whole(role: str, part: Part | None, *, latent: bool) -> str:
     return "routers" if role.endswith(".router") else "norms" if "norm" in role else "tables of rotary embedding"
 
 
+def _mixtures(config: DecoderConfig, style: DecoderStyle | None) -> RoutedLayers | None:
+    """Return the mixtures of experts of a decoder with the limits of its router; ``None`` without them."""
+    experts = getattr(config, "experts", 0)
+    if not experts or style is None or style.routing is None:
+        return None
+    limits = (1, 1)
+    if style.routing.groups != 0:
+        limits = config.groups, config.best_groups  # type: ignore[attr-defined]
+    inner = getattr(config, "expert_width", 0) or config.intermediate
+    top_k: int = config.top_k  # type: ignore[attr-defined]
+    return RoutedLayers(sum(routed_layers(config)), experts, top_k, config.hidden, inner, *limits)
+
+
 def refuse_ranks(workload: Workload) -> None:
     """Check that the live peak of a run on one device is asked for.
 
@@ -461,96 +517,3 @@ def refuse_ranks(workload: Workload) -> None:
     """
     if not workload.mesh.one:
         raise Incomplete("no formula gives the live peak of one rank of several", where=workload.mesh.text)
-
-
-MORE_AXES: Final = ("pp", "cp")
-"""Axes of a mesh by which decoders without towers are counted too."""
-
-
-def mesh_problems(
-    config: DecoderConfig, workload: Workload, plan: ShardPlan, more: Collection[str] = ()
-) -> list[BadInput]:
-    """Return an error for each reason why a decoder cannot be split over the mesh of a workload.
-
-    Args:
-        more: axes that are counted besides ``tp``, ``ep`` and ``dp``.
-    """
-    mesh = workload.mesh
-    if mesh.cp == 1 and CP_PLAN in workload.inputs:
-        what, where = "each rank has whole sequences, so no plan shares them", f"--{CP_PLAN.replace('_', '-')}"
-        return [BadInput(what, where=where, expected="--cp of 2 or more", got=workload.inputs[CP_PLAN])]
-    if mesh.one and not workload.rank:
-        return []
-    found = mesh.problems(workload.rank, more=more)
-    if plan.sequence and max(mesh.pp, mesh.cp) > 1:
-        what, where = "ranks that share tokens are counted without stages and shared sequences", f"--{PLAN}"
-        found.append(BadInput(what, where=where, expected="--pp 1, --cp 1", got=f"{plan.name} with {mesh.text}"))
-    if mesh.pp > config.layers:
-        what = "there are fewer layers than pipeline stages"
-        found.append(BadInput(what, where="--pp", expected=f"at most {config.layers}", got=mesh.pp))
-    if workload.rows:
-        what, where = "a batch of unequal rows is counted on one device only", f"--rows, {mesh.text}"
-        found.append(BadInput(what, where=where, expected="one device, or equal sequences"))
-    if found:
-        return found
-    found += _sequence_problems(config, workload) if mesh.cp > 1 else []
-    for what, size, part in _divided(config):
-        if part in plan.split and size % mesh.tp and not (part == "experts" and mesh.ep > 1):
-            expected = f"a divisor of the {size} {what}"
-            why = f"tensor parallelism must divide the {what}"
-            found.append(BadInput(why, where="--tp", expected=expected, got=mesh.tp))
-    if "attention" in plan.split and config.kv_heads % mesh.tp and mesh.tp % config.kv_heads:
-        expected = f"a divisor or a multiple of the {config.kv_heads} key/value heads"
-        found.append(BadInput("ranks would share key/value heads", where="--tp", expected=expected, got=mesh.tp))
-    if workload.batch < mesh.dp:
-        what = "there are fewer sequences than data-parallel ranks"
-        found.append(BadInput(what, where="--batch", expected=f"at least {mesh.dp}", got=workload.batch))
-    if mesh.ep not in (1, mesh.tp):
-        what = "experts are counted over the ranks that share weights, so far"
-        found.append(BadInput(what, where="--ep", expected=f"1, or tp {mesh.tp}", got=mesh.ep))
-    if mesh.ep > 1:
-        experts = getattr(config, "experts", 0)
-        if not experts or experts % mesh.ep:
-            expected = f"a divisor of the {experts} routed experts" if experts else "1, since no layer has experts"
-            found.append(BadInput("the ranks must have equal numbers of experts", where="--ep", expected=expected,
-                                  got=mesh.ep))  # fmt: skip
-    return found
-
-
-def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInput]:
-    """Return an error for each reason why ranks cannot share the sequences of a workload, or are not counted so."""
-    mesh, plan = workload.mesh, workload.inputs.get(CP_PLAN, "zigzag")
-    parts = mesh.cp * (2 if plan == "zigzag" else 1)
-    kinds = {"a window": any(config.windows()), "latents": getattr(config, "kv_rank", 0) > 0,
-             "experts": any(_routed(config))}  # fmt: skip
-    found = [
-        BadInput(f"ranks that share a sequence are not counted for layers with {kind}", where="--cp", expected="1",
-                 got=mesh.cp)
-        for kind, has in kinds.items() if has
-    ]  # fmt: skip
-    for wrong, where, expected, got in (
-        (workload.new_tokens > 0, "--new-tokens", "0: of a shared sequence the prompt is counted", workload.new_tokens),
-        (workload.past > 0, "--past", "0", workload.past),
-        (workload.logits != "all", "--logits", "all: each rank has logits of its positions", workload.logits),
-        (workload.attention != "sdpa", "--attention", "sdpa", workload.attention),
-        (workload.text_tokens % parts > 0, "--text-tokens", f"a multiple of the {parts} parts", workload.text_tokens),
-    ):
-        if wrong:
-            found.append(BadInput("ranks cannot share these sequences", where=where, expected=expected, got=got))
-    if plan == "ulysses":
-        for name, heads in (("query", config.heads), ("key/value", config.kv_heads)):
-            if heads % (mesh.cp * mesh.tp):
-                what, expected = f"ranks would share {name} heads", f"tp x cp a divisor of {heads}"
-                found.append(BadInput(what, where="--cp", expected=expected, got=mesh.cp))
-    return found
-
-
-def _divided(config: DecoderConfig) -> Iterator[tuple[str, int, Part]]:
-    """Yield (name, size, part) of each width that tensor parallelism divides."""
-    yield "attention heads", config.heads, "attention"
-    kinds = _routed(config)
-    if not all(kinds):
-        yield "elements of an MLP's inner width", config.intermediate, "mlp"
-    if any(kinds):
-        inner = getattr(config, "expert_width", 0) or config.intermediate
-        yield "elements of an expert's inner width", inner, "experts"

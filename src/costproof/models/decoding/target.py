@@ -16,7 +16,7 @@ from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc, TokenPadding
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.mesh import stage_layers
+from costproof.ledger.mesh import PAIRS, stage_layers
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import KV_BLOCK, PAD_TO, PAST, ROWS, BatchRow, ExpertKernel, Invocation, Workload
@@ -27,15 +27,13 @@ from costproof.models.decoding.build import build
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
-from costproof.models.decoding.plans import given_plan
+from costproof.models.decoding.plans import MORE_AXES, given_plan, mesh_problems
 from costproof.models.decoding.rank_model import as_rank, distributed, refuse_values, shard_for_export
 from costproof.models.decoding.sharding import (
-    MORE_AXES,
     SPLIT_ALL,
     ShardPlan,
     Shards,
     chosen_plan,
-    mesh_problems,
     mesh_symbols,
     refuse_ranks,
 )
@@ -366,6 +364,8 @@ class CausalTarget(Native[C]):
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the export jobs of the prefill and of a decode step."""
+        if PAIRS in workload.inputs:  # of one prompt, whose sizes they decide
+            return (exports.prefill_of(model, workload.own, self.decoder),)
         jobs = exports.export_jobs(model, _own(workload), self._of_stage(workload))
         if workload.mesh.coordinates(workload.rank).pp > 0:
             jobs = [exports.with_hidden_states(job, workload, self.config.hidden) for job in jobs]

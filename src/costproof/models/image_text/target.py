@@ -22,9 +22,9 @@ from costproof.models import settings as common
 from costproof.models.decoding import exports, names, runs
 from costproof.models.decoding.build import build
 from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta
-from costproof.models.decoding.plans import OWN
+from costproof.models.decoding.plans import OWN, mesh_problems
 from costproof.models.decoding.rank_model import as_rank, distributed, refuse_values, shard_for_export
-from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards, mesh_problems, mesh_symbols, refuse_ranks
+from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards, mesh_symbols, refuse_ranks
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, is_of
 from costproof.models.image_text.layout import CALL, IMAGES, SYMBOLS, ModelLayout, images_of, with_images
 from costproof.models.native import Native

@@ -18,6 +18,8 @@ from costproof.opgraph.rules.sizes import nbytes, numel, prod
 
 GROUP_SIZE: Final = "group_size"
 """Key in ``OpCall.attrs`` with the number of ranks in the group, if the source knows the group itself."""
+GROUP_RANK: Final = "group_rank"
+"""The same with the place of the counted rank in the group."""
 
 
 def ranks_of(op: OpCall) -> int:
@@ -29,18 +31,18 @@ def ranks_of(op: OpCall) -> int:
     known = attr(op, GROUP_SIZE)
     if isinstance(known, int):
         return known
-    _, _, size = str(attr(op, "group_name", default="")).partition(":")
+    _, _, place = str(attr(op, "group_name", default="")).partition(":")
+    size = place.partition("@")[0]
     if not size.isdecimal():
         raise Uncountable("the size of the group is not known")
     return int(size)
 
 
-def _collective(op: OpCall, kind: str, payload: Size, sent: Size, ranks: int) -> OpCost:
-    """Return the cost of a collective; in a group of one rank nothing is exchanged."""
-    reads = op.tensors[:1]
+def _collective(source: Value, kind: str, payload: Size, sent: Size, ranks: int) -> OpCost:
+    """Return the cost of a collective on a tensor; in a group of one rank nothing is exchanged."""
     if ranks == 1:
         return OpCost(role="alias")
-    return OpCost(role="move", reads=reads, comm=(kind, payload, sent))
+    return OpCost(role="move", reads=(source,), comm=(kind, payload, sent))
 
 
 def _first(op: OpCall) -> Value:
@@ -61,7 +63,7 @@ def _chunk(value: Value, ranks: int) -> Size:
 def all_reduce(op: OpCall) -> OpCost:
     """Count 0 FLOPs; a ring sends 2(n-1) chunks of the tensor: n-1 to reduce, n-1 to distribute."""
     n, whole = ranks_of(op), _first(op)
-    return _collective(op, "all_reduce", nbytes(whole), prod((2 * (n - 1), _chunk(whole, n))), n)
+    return _collective(whole, "all_reduce", nbytes(whole), prod((2 * (n - 1), _chunk(whole, n))), n)
 
 
 @operator_rule(
@@ -71,7 +73,7 @@ def all_gather(op: OpCall) -> OpCost:
     """Count 0 FLOPs; a ring passes n-1 local tensors on."""
     n = ranks_of(op)
     local = op.names.get("input") or op.names.get("self") or op.tensors[-1]
-    return _collective(op, "all_gather", prod((n, nbytes(local))), prod((n - 1, nbytes(local))), n)
+    return _collective(local, "all_gather", prod((n, nbytes(local))), prod((n - 1, nbytes(local))), n)
 
 
 @operator_rule("_c10d_functional.reduce_scatter_tensor", "c10d._reduce_scatter_base_")
@@ -79,21 +81,26 @@ def reduce_scatter(op: OpCall) -> OpCost:
     """Count 0 FLOPs; a ring sends n-1 chunks of the whole tensor."""
     n = ranks_of(op)
     whole = op.names.get("input") or op.names.get("input_tensor") or op.tensors[-1]
-    return _collective(op, "reduce_scatter", nbytes(whole), prod((n - 1, _chunk(whole, n))), n)
+    return _collective(whole, "reduce_scatter", nbytes(whole), prod((n - 1, _chunk(whole, n))), n)
 
 
 @operator_rule("_c10d_functional.all_to_all_single", "c10d.alltoall_base_")
 def all_to_all(op: OpCall) -> OpCost:
-    """Count 0 FLOPs; with equal parts a rank sends all but its own part of the local tensor.
+    """Count 0 FLOPs; a rank sends all but its own part of the local tensor.
 
-    Unequal parts depend on the routing; without the plan the number of bytes is unknown.
+    Of unequal parts the rank's own must be known: its place in the group is an attribute, or in its name (``ep:4@1``).
     """
     n = ranks_of(op)
     local = op.names.get("input") or op.tensors[-1]
     parts = attr(op, "input_split_sizes", "input_splits", default=())
     if len({*map(str, parts)}) > 1:
-        raise Uncountable("the parts that each rank receives differ, and no plan of the routing is given")
-    return _collective(op, "all_to_all", nbytes(local), prod((n - 1, _chunk(local, n))), n)
+        _, _, place = str(attr(op, "group_name", default="")).partition("@")
+        own = attr(op, GROUP_RANK) if isinstance(attr(op, GROUP_RANK), int) else place
+        if not str(own).isdecimal() or int(own) >= len(parts):
+            raise Uncountable("the parts that each rank receives differ, and no plan of the routing is given")
+        row = prod((nbytes(local), sympy.Rational(1, sum(parts))))
+        return _collective(local, "all_to_all", nbytes(local), prod((sum(parts) - parts[int(own)], row)), n)
+    return _collective(local, "all_to_all", nbytes(local), prod((n - 1, _chunk(local, n))), n)
 
 
 @operator_rule("_c10d_functional.isend", "c10d.send")
