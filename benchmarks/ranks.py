@@ -25,7 +25,7 @@ from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 
 MODELS: Final = ("llama-3.1-70b", "qwen3-235b-a22b", "deepseek-v3", "gpt-oss-120b", "llava-1.5-7b")
-MESHES: Final = ({}, {"tp": 2}, {"tp": 4}, {"tp": 8}, {"tp": 16}, {"tp": 8, "ep": 8})
+MESHES: Final[tuple[dict[str, int], ...]] = ({}, {"tp": 2}, {"tp": 4}, {"tp": 8}, {"tp": 16}, {"tp": 8, "ep": 8})
 RUN: Final = {"text_tokens": 48, "new_tokens": 2}
 SOURCES: Final = ("analytic", "static", "dynamic")
 

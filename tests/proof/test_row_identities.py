@@ -18,7 +18,6 @@ from costproof.analytic.attention import Attention
 from costproof.analytic.costs import LayerCosts, costs_of
 from costproof.compare.proof.certificate import Certificate, differences, read_certificate
 from costproof.compare.proof.judge import Answer
-from costproof.models.decoding import domain
 from costproof.models.decoding.domain import _examples, _pairs_below
 from costproof.models.families.llama import Llama
 from costproof.models.families.mistral import Mistral

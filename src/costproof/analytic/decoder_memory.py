@@ -499,7 +499,7 @@ class DecoderTape(LayerTape):
         return self._make(rows * block.width, core)
 
     def _shared_scores(self, block: LatentBlock, q: Piece, k: Piece, v: Piece, mask: Piece | None) -> Piece:
-        """Record eager attention over keys and values that all heads share, which batched products repeat."""
+        """Record eager attention over keys and values of all heads; a batched product copies them for each head."""
         context = self.call.batch * block.heads * self._keys(block)
         scores = self.call.rows * block.heads * self._keys(block)
         copied = not (self.branches.one_sequence or self.branches.one_head)

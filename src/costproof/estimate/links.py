@@ -206,7 +206,7 @@ class LinkBounds:
 
 
 def collective_bounds(
-    folded: Folded, rates: LinkRates, workload: Workload, axis_of: Callable[[str], str]
+    folded: Folded, rates: LinkRates, workload: Workload, axis_of: Callable[[str, str], str]
 ) -> Iterator[CollectiveBound]:
     """Yield the bounds of all collectives of a counted rank.
 
@@ -214,14 +214,14 @@ def collective_bounds(
         folded: the counts of the rank.
         rates: of the links.
         workload: the run, with its mesh and the rank.
-        axis_of: part of the model -> axis of the mesh that its collectives run along.
+        axis_of: (part of the model, kind of collective) -> group of the mesh that runs it.
     """
     for stage in folded.stages:
         for part, kinds in sorted(folded.rows.get(stage, {}).items()):
             for kind, costs in sorted(kinds.items()):
                 if not costs.get("messages"):
                     continue
-                group = workload.mesh.group(axis_of(part), workload.rank)
+                group = workload.mesh.group(axis_of(part, kind), workload.rank)
                 rate, payload = rates.per_byte(kind, group), costs["comm_payload_bytes"] or 0
                 nodes = len({rank // rates.node if rates.node else 0 for rank in group})
                 assert rate is not None  # link_rates has asked for all of a mesh

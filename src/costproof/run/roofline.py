@@ -179,10 +179,10 @@ class _Ranks:
     rates: LinkRates
     routed: bool
 
-    def axis_of(self, part: str) -> str:
-        """Return the axis of the mesh along which the collectives of a part run."""
+    def axis_of(self, part: str, kind: str) -> str:
+        """Return the group of the mesh in which a part runs a kind of collective."""
         workload, target = self.read.baseline.workload, sharded(self.read.target)
-        return "tp" if target is None else target.shares(workload).axis_of(part)
+        return "tp" if target is None else target.shares(workload).axis_of(part, kind)
 
     def links(self, folded: Folded, run: StageBound, stages: tuple[StageBound, ...]) -> LinkBounds:
         """Return the bounds with communication of the counted rank and, with formulas, of all others."""

@@ -51,7 +51,7 @@ class HeaderTensor:
 
     @property
     def elements(self) -> int:
-        """Return the number of elements; a word of packed integers is one."""
+        """Return the number of stored elements; a word of packed integers counts as one element."""
         return prod(self.shape)
 
 

@@ -34,7 +34,7 @@ _NO_NESTED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class FallbackTrace:
-    """Traces of one run by TorchLens and by hooks."""
+    """Traces of one run by TorchLens and by hooks, on meta or, after a fallback, on the CPU."""
 
     run: Run
     """The run that was traced, which is another one after a fallback."""

@@ -213,7 +213,7 @@ class _WholeFunctions(TorchFunctionMode):
 
 
 def _plain(argument: Any) -> Any:
-    """Return an argument other than a tensor; groups and the like by their type only."""
+    """Return an argument other than a tensor as plain data; a process group becomes the name of its type."""
     return plain_value(argument) if not isinstance(argument, torch.ScriptObject) else type(argument).__name__
 
 

@@ -137,7 +137,7 @@ class DeepseekOcr(PageTarget[OcrConfig]):
         return (SIDES,)
 
     def proof(self, samples: int, seed: int, sides: str = DEFAULT_SIDES) -> Proof:
-        """Return the proof: workloads, view sizes, pages, and random small configurations."""
+        """Return what a proof covers: workloads, view sizes, pages, and random small configurations."""
         from costproof.models.families.deepseek_ocr.proof import proof
 
         return proof(self, samples, seed, sides)
