@@ -169,9 +169,6 @@ def _dispatch(*kinds: str) -> Callable[[ClaimTerm], bool]:
     return lambda t: t.counted and t.kind in kinds and t.part == "experts"
 
 
-_NAMES: Final = ("text_topk", "text_experts", "ep", "tp")
-
-
 def _copies(count: Callable[[int, int, int], Fraction]) -> tuple[TermChange, ...]:
     """Return the change of the copies of a token that are sent: ``count`` has top-k, experts and ranks.
 
@@ -179,9 +176,10 @@ def _copies(count: Callable[[int, int, int], Fraction]) -> tuple[TermChange, ...
     """
 
     def factor(term: ClaimTerm) -> Fraction | None:
-        if not term.values.keys() >= {*_NAMES}:
+        names = (f"{term.tower}_topk", f"{term.tower}_experts", "ep", "tp")
+        if not term.values.keys() >= {*names}:
             return None
-        top_k, experts, ep, tp = (term.values[name] for name in _NAMES)
+        top_k, experts, ep, tp = (term.values[name] for name in names)
         return count(top_k, experts, ep) / (tp * (ep // tp - 1))
 
     return (TermChange(_dispatch("all_gather", "reduce_scatter"), factor),)
@@ -199,18 +197,19 @@ def _wire(size: Callable[[int, int], int]) -> tuple[TermChange, ...]:
         values = term.values
         tokens = values["B"] * values.get("S", values.get("N", 1))
         sent = tokens * term.count * (values["ep"] // values["tp"] - 1)
-        return size(values["text_hidden"], values["b"]) * sent / term.value
+        return size(values[f"{term.tower}_hidden"], values["b"]) * sent / term.value
 
     return (TermChange(_dispatch("all_gather"), factor),)
 
 
 def _padded_vocabulary(term: ClaimTerm) -> Fraction | None:
     """Return the cost with a vocabulary padded to a multiple of 64, relative to that of the term."""
-    if "text_vocab" not in term.values:
+    name = next((name for name in term.values if name.endswith("_vocab")), None)
+    if name is None:
         return None
-    whole = -(-term.values["text_vocab"] // 64) * 64
+    whole = -(-term.values[name] // 64) * 64
     share = -(-whole // term.values.get("tp", 1))
-    return substitute(term, text_vocab=str(whole), text_vocab_rank=str(share))
+    return substitute(term, **{name: str(whole), f"{name}_rank": str(share)})
 
 
 RANKS: Final[MistakeTable] = (
