@@ -311,7 +311,9 @@ class CausalTarget(Native[C]):
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the invocations of prefill and decode on the counted rank, with the values of their symbols."""
         more = {} if workload.mesh.one else mesh_symbols(self.config, workload, self.plan_of(workload))
-        mine = replace(workload.own, text_tokens=workload.text_tokens // workload.mesh.cp)
+        mine = workload.own
+        if (shares := workload.mesh.cp) > 1:
+            mine = replace(mine, text_tokens=workload.text_tokens // shares)
         return tuple(replace(call, symbols={**call.symbols, **more}) for call in invocations(mine, self.config))
 
     @classmethod
