@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from costproof.cli.group import COMMANDS
+from costproof.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 ACTION = ROOT / ".github" / "actions" / "gate"

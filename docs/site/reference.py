@@ -12,7 +12,7 @@ from typing import Final
 import click
 
 from costproof import api
-from costproof.cli.group import COMMANDS, cli
+from costproof.cli.main import COMMANDS, cli
 from costproof.ledger.environment import VERSION
 
 _WIDTH: Final = 100

@@ -13,6 +13,7 @@ from costproof.analytic.collectives import (
     AllReduce,
     Joined,
     MaskedRows,
+    ReduceScatter,
     RingAttention,
     Send,
     UlyssesAttention,
@@ -149,6 +150,12 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
         Expected(outgoing=72 - 6),
     ),
     (
+        "reduce-scatter of 8 elements to 2 on each of 4 ranks, with a bias of 5",
+        ReduceScatter(elements=8, ranks=4, item_bytes=2, bias=5),
+        # 2 of the 8 elements leave that the operator before it counts
+        Expected(params=5, read=10, vector={"elementwise": 2}, outgoing=-12),
+    ),
+    (
         "10 elements sent to the next stage",
         Send(elements=10, item_bytes=2),
         Expected(incoming=20),
@@ -191,10 +198,18 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
         (AllGather(3, 10, 1, 4, 2), 3 * 18, 72, 2 * (3 + 9 + 9 + 36 + 36 + 36)),
         (AllGather(3, 12, 3, 4, 2), 3 * 18, 72, 2 * (9 + 36 + 36 + 36)),
         (AllGather(1, 12, 3, 4, 2, one_row=True), 3 * 6, 24, 2 * (3 + 12)),
+        # put in order, 8 elements read and written, then read, and 2 of them written
+        (ReduceScatter(8, 4, 2), 3 * 2 * 2, 16, 2 * (8 + 8 + 8 + 2)),
+        # read and written with zeros, one zero written and read, then 8 read and 2 written
+        (ReduceScatter(8, 4, 2, masked=True, in_order=True), 3 * 2 * 2, 16, 2 * (2 * 9 + 8 + 2)),
+        # 8 read, 2 written, read again with a bias of 5, written
+        (ReduceScatter(8, 4, 2, bias=5, in_order=True), 3 * 2 * 2, 16, 2 * (8 + 2 + 2 + 5 + 2)),
         (Send(elements=10, item_bytes=2), 20, 20, 20),
     ],
 )
-def test_collectives_by_hand(layer: AllReduce | AllGather | Send, sent: int, payload: int, unfused: int) -> None:
+def test_collectives_by_hand(
+    layer: AllReduce | AllGather | ReduceScatter | Send, sent: int, payload: int, unfused: int
+) -> None:
     costs = layer.costs()
     (found,) = costs.exchanges.values()
     assert (found.sent_bytes, found.payload_bytes, found.messages) == (sent, payload, 1)

@@ -17,7 +17,7 @@ from click import Context
 from click.shell_completion import ShellComplete
 
 import costproof
-from costproof.cli.group import COMMANDS, cli
+from costproof.cli.main import COMMANDS, cli
 from costproof.ledger.errors import BadInput, Problems
 from costproof.opgraph.rules.registry import unregister
 from tests.support.running import costproof as command

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from click.shell_completion import ShellComplete
 
-from costproof.cli.group import cli
+from costproof.cli.main import cli
 
 
 def completed(line: str) -> list[str]:

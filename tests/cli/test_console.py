@@ -10,7 +10,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from costproof.cli import output, progress
-from costproof.cli.group import cli
+from costproof.cli.main import cli
 from tests.support.running import Result, costproof, inside
 from tests.support.toy import toy, wrong
 from tests.support.written import write_capture

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from costproof.cli.group import COMMANDS, cli
+from costproof.cli.main import COMMANDS, cli
 from tests.conftest import Golden
 from tests.support.running import costproof
 

@@ -108,13 +108,55 @@ def test_roofline_takes_a_mesh(tmp_path: Path) -> None:
         ("llama --cp-plan ring", "--cp of 2 or more"),
         ("qwen3-moe --cp 2 --new-tokens 0", "layers with experts"),
         ("llama --dp 4", "fewer sequences than data-parallel ranks"),
-        ("gpt2 --tp 2", "transformers has no plan that splits this class over devices"),
-        ("bert --tp 2", "transformers has no plan that splits this class over devices"),
+        ("gpt2 --tp 2", "no plan says how this model is split over devices"),
+        ("bert --tp 2", "no plan says how this model is split over devices"),
     ],
 )
 def test_meshes_that_cannot_be(line: str, said: str, tmp_path: Path) -> None:
     found = costproof("-q", "capture", *line.split(), "--sources", "analytic", "-o", "x.json", cwd=tmp_path)
     assert (found.code, said in found.stderr, list(tmp_path.iterdir())) == (2, True, []), found.stderr
+
+
+SMALL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
+         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 102}  # fmt: skip
+COUNT = ("--text-tokens", "8", "--new-tokens", "2")
+
+
+def captured(folder: Path, name: str, *options: str) -> str:
+    """Write a capture of a small Llama, by formulas, and return its path."""
+    (folder / "config.json").write_text(json.dumps(SMALL))
+    line = ("capture", "llama", "--config", "config.json", *COUNT, *options, "--sources", "analytic", "-o", name)
+    assert costproof("-q", *line, cwd=folder).code == 0
+    return name
+
+
+def policy(folder: Path, *lines: str) -> str:
+    (folder / "policy.yaml").write_text("\n".join(("costproof_policy: 1", *lines, "")))
+    return "policy.yaml"
+
+
+def test_a_gate_over_a_mesh(tmp_path: Path) -> None:
+    """A step of 2 sends (n - 1) / n of 2 x 5 x 128 bytes, and parts of 51 or 26 columns; a prompt of 8 eight times."""
+    two, four = captured(tmp_path, "2.json", "--tp", "2"), captured(tmp_path, "4.json", "--tp", "4")
+    one, tokens = captured(tmp_path, "1.json"), 8 + 2
+    sent = {n: tokens * ((n - 1) * 2 * 5 * 128 // n + (n - 1) * -(-102 // n) * 2) for n in (2, 4)}
+    limit = "  - {metric: comm_bytes, increase: 0}"
+    changed = costproof("-q", "gate", two, four, "--policy", policy(tmp_path, "limits:", limit), cwd=tmp_path)
+    assert (changed.code, "tp: 2 → 4" in changed.stdout) == (3, True)
+    file = policy(tmp_path, "inputs: any", "limits:", limit)
+    assert costproof("-q", "gate", four, two, "--policy", file, cwd=tmp_path).code == 0
+    for base, before in ((two, sent[2]), (one, 0)):  # one device sends nothing, which is known
+        over = costproof("-q", "gate", base, four, "--policy", file, "-f", "json", cwd=tmp_path)
+        (check,) = json.loads(over.stdout)["checks"]
+        assert (over.code, check["base"], check["head"]) == (1, before, sent[4])
+
+
+def test_a_diff_between_one_device_and_several(tmp_path: Path) -> None:
+    one, two = captured(tmp_path, "1.json"), captured(tmp_path, "2.json", "--tp", "2")
+    found = json.loads(costproof("-q", "diff", one, two, "-f", "json", cwd=tmp_path).stdout)
+    total = found["totals"]["comm_bytes"]
+    assert (total["base"], total["head"]) == (0, 10 * (5 * 128 + 51 * 2))
+    assert found["incomplete"] == []
 
 
 def test_a_sweep_over_stages(tmp_path: Path) -> None:

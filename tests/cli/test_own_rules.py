@@ -16,7 +16,7 @@ import click
 import pytest
 
 import costproof as api
-from costproof.cli.group import cli
+from costproof.cli.main import cli
 from costproof.ledger.errors import BadInput
 from costproof.opgraph.rules.files import in_force
 from tests.support.running import Result, costproof

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from costproof import api
-from costproof.cli.group import COMMANDS
+from costproof.cli.main import COMMANDS
 from costproof.compare.diff.diff import diff
 from costproof.compare.patterns import patterns
 from costproof.estimate.arithmetic import Arithmetic

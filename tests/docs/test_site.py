@@ -13,7 +13,7 @@ from docs.site import pages, reference
 from docs.site.nav import nav
 
 from costproof import api
-from costproof.cli.group import COMMANDS
+from costproof.cli.main import COMMANDS
 from costproof.ledger.environment import installed
 from tests.support.running import costproof
 

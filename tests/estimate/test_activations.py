@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from costproof import api
+from costproof.estimate.arithmetic import layer_of
 from costproof.estimate.memory import unfused_attention
-from costproof.estimate.sums import layer_of
 from costproof.parametric.run_family import SettingCurve
 from costproof.run.operands import read_operand, target_with_settings
 from costproof.tracers.peaks.calls import calls, peaks_of

@@ -22,12 +22,11 @@ from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
 from costproof.estimate.hardware import Device, DeviceFigure, DevicePeak
 from costproof.estimate.roofline import Roofline, bounds, roof
 from costproof.ledger.baseline import Folded, RowTree
-from costproof.opgraph.account import arithmetic_dtype
+from costproof.opgraph.account import arithmetic_dtype, skippable_flops
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Value
 from costproof.opgraph.kept import FirstKnown, kept_work
 from costproof.opgraph.mask_bands import band_pairs
-from costproof.opgraph.skippable import skippable_flops
 from costproof.reports.roofline import floor_sentence, module_bound_sentence, omission_notes
 from tests.support.opcalls import call, value
 

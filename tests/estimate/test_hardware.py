@@ -65,6 +65,8 @@ def test_every_figure_stands_in_a_quote_of_it(name: str) -> None:
         # without it everything is half as much.
         with_sparsity = ("Specifications 1/2 lower without sparsity", "| Sparsity")
         halved = dense and any(words in quote.text for quote in quotes for words in with_sparsity)
+        # Rates of links are of one direction; a source that says "bidirectional" gives both together.
+        halved |= what == "interconnect" and any("Bidirectional" in quote.text for quote in quotes)
         known |= {n / 2 for n in known} if halved else set()
         known |= {Fraction(n // 10) for n in known if any(quote.source == "ampere" for quote in quotes)}
         assert any(value == n * scale for n in known for scale in SCALES), f"{what}: {value:,} is in none of {quotes}"
@@ -95,6 +97,25 @@ def test_exact_devices_have_figures_of_their_own() -> None:
     assert bandwidth["a100-pcie-80gb"] == 1935 * 10**9
     assert bandwidth["tpu-v5e"] == 819 * 10**9  # another copy of the page says 800 GiBps, JAX 820 GB/s
     assert bandwidth["l4"] == 300 * 10**9  # torch 2.13's own table has that of an H100 here
+
+
+def test_links_and_nodes() -> None:
+    """A link has an equal part of the rate of all: NVLink 2 to 4 have 25 GB/s in one direction, NVLink 5 has 50."""
+    each = {}
+    for name in NAMES:
+        found = api.machine(name)
+        if found.links is not None:
+            assert found.interconnect is not None
+            more = (getattr(figure, "value", None) for figure in (found.node, found.network))
+            each[name] = (found.interconnect.value / found.links.value, *more)
+    fast = 50 * 10**9
+    assert each["h100-sxm"] == each["h200-sxm"] == each["h20"] == (25e9, 8, fast)
+    assert each["a100-sxm-40gb"] == each["a100-sxm-80gb"] == (25e9, 8, 25 * 10**9)
+    assert each["b200-sxm"] == (50e9, 8, fast)
+    assert each["gb200"] == each["gb300"] == (50e9, 72, None)
+    assert each["mi300x"] == each["mi325x"] == (64e9, 8, None)
+    assert (each["tpu-v5e"], each["tpu-v6e"]) == ((50e9, 256, None), (100e9, 256, None))
+    assert each["v100-sxm2-16gb"] == (25e9, None, None)
 
 
 @pytest.mark.parametrize("name", ["h100", "H100-SXM", "b200", "gb200-sxm", "h100-sxm ", "NVIDIA H100 SXM, 80 GB", ""])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,8 +24,11 @@ from costproof.models.families.gpt_oss import GptOss, GptOssConfig
 from costproof.models.families.llama import Llama, LlamaConfig
 from costproof.models.families.mistral import Mistral
 from costproof.models.families.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
+from costproof.models.registry import load_target
 from costproof.models.settings import rows_of
 from costproof.parametric.targets import evaluate_formulas
+from costproof.run.operands import target_with_settings
+from costproof.run.peaks import graph_peaks
 from costproof.views.describe import workload_line
 from tests.models.test_families import GPT2, SIZES, SOURCES, TARGETS
 from tests.models.test_latents import V2, V3
@@ -391,10 +395,77 @@ def test_a_workload_is_read_again() -> None:
     assert workload_line(work) == said
 
 
-def test_a_graph_of_rows_is_measured_where_no_formula_gives_the_peak() -> None:
-    """The peak is found on a copy of the packed model."""
+def row_peaks(target: CausalTarget[Any], rows: str, **run: Any) -> tuple[int, int]:
+    """The live peak by formula, with inputs that are held and with inputs that are released."""
+    work = target.workload(rows=rows, **run)
+    held, released = (graph_peaks(target, work, inputs_held=held) for held in (True, False))
+    ((place, peak),) = held.items()
+    assert place == ("prefill", "rows", "rows")
+    return peak, released[place]
+
+
+def test_the_live_peak_of_rows_is_that_by_hand() -> None:
+    """Two layers; a token has 2 x 2 x 24 elements of 2 bytes in the cache, 192 bytes.
+
+    A vocabulary of 20,000 decides: 9 ids and positions, 5 indices of positions with logits, a mask of 3 x 5 booleans,
+    14 cached tokens as given and 23 after the call, 5 hidden states of 32, and their logits.
+
+    With eager attention, scores of the second row decide, 4 x 40 x 90: in bfloat16, in float32, and their softmax. Held
+    besides are 42 ids and positions, 3 indices, masks in bfloat16, 56 and 98 cached tokens, hidden states, the result
+    of the first row (2 tokens of 48), and values that are repeated for all heads.
+    """
+    wide = Llama(replace(SMALL.config, vocab=20_000))
+    logits = 5 * 32 * 2 + 5 * 20_000 * 2
+    given = 9 * 16 + 5 * 8 + 3 * 5 + 14 * 192
+    assert row_peaks(wide, "4, 2x1+6, 3+2/2") == (given + 23 * 192 + logits, 23 * 192 + logits)
+    given = 42 * 16 + 3 * 8 + (2 * 4 + 40 * 90) * 2 + 56 * 192
+    scores = 4 * 40 * 90 * (2 + 4 + 4)
+    held = given + 98 * 192 + 42 * 32 * 2 + 2 * 48 * 2 + 90 * 48 * 2 + scores
+    assert row_peaks(SMALL, "2x1+3, 40+50", attention="eager")[0] == held
+
+
+PEAKS: Final = {case for case in CASES if not case.startswith("deepseek")}
+QUICK_PEAKS: Final = ("mistral", "gpt2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=() if c in QUICK_PEAKS else pytest.mark.thorough) for c in CASES if c in PEAKS]
+)
+@pytest.mark.usefixtures("one_process")
+def test_the_live_peak_of_rows_is_that_of_the_graph(case: str, tmp_path: Path, *, thorough: bool) -> None:
+    """With inputs that are held to the end, and with inputs that are released after their last reader."""
+    from costproof.opgraph.liveness import timeline
+    from costproof.tracers.peaks.calls import calls
+    from costproof.tracers.peaks.program import exported_memory, on_fake_cpu
+
+    file, own, run = CASES[case]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(file), encoding="utf-8")
+    target: Any = load_target(file["model_type"].removesuffix("_text").replace("_", "-"), path)
+    for rows in (own, *random_batches()[: 8 if thorough else 1]):
+        ((_, job),) = calls(target, target.workload(rows=rows, **run))
+        program = exported_memory(on_fake_cpu(job)).program
+        graph = tuple(max(timeline(program, inputs_held=held).held()) for held in (True, False))
+        assert row_peaks(target, rows, **run) == graph, rows
+
+
+def test_rows_fit_by_the_formula_of_their_live_peak() -> None:
     found = costproof.fits("llama-3.1-8b@chat,rows=2x3,layers=1", memory="2540MB")
-    assert found.live_source == "graph", found.notes
-    assert found.live_bytes is not None
+    assert found.live_source == "formula"
     assert [stage.id for stage in found.stages] == ["prefill"]  # a batch of rows has no steps
-    assert not [note for note in found.notes if "not known" in note]
+    target, work = target_with_settings("llama-3.1-8b@chat,rows=2x3,layers=1")
+    assert found.live_bytes == row_peaks(target, "2x3")[1]  # type: ignore[arg-type]
+    assert work.rows == (BatchRow(3, count=2),)
+
+
+def test_a_graph_of_rows_is_measured_where_no_formula_gives_the_peak() -> None:
+    """The peak of rows of latent attention is found on a copy of the packed model."""
+    small = "hidden=32,heads=4,vocab=64,kv_rank=8,expert_width=8,intermediate=16,config.experts=4,top_k=2,rope=4,nope=4"
+    run = f"deepseek-v2-lite@chat,rows=2x3,layers=1,dense_layers=1,{small}"
+    read = costproof.fits(run, memory="1GB")
+    tight = costproof.fits(run, memory=(read.certain_bytes or 0) + 200)
+    assert any("rows of latent attention" in note for note in read.notes)
+    assert tight.live_source == "graph", tight.notes
+    assert tight.live_bytes is not None
+    assert not [note for note in tight.notes if "not known" in note]

@@ -17,12 +17,12 @@ from torch.nn import functional
 from costproof import api
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention import Attention
+from costproof.opgraph.account import hidden_reads
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import CausalMask, Graph, OpCall, Size, Value
 from costproof.opgraph.kept import KeptWork, MaskUse, kept_work, unfused_attention
 from costproof.opgraph.mask_bands import BandMasks, band_pairs
 from costproof.opgraph.mask_rows import QueryRowMasks
-from costproof.opgraph.skippable import hidden_reads
 from tests.support.opcalls import call, value
 
 HEADS, DIM = 2, 4

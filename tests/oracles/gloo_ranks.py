@@ -25,8 +25,8 @@ from transformers.distributed.expert_parallel import apply_expert_parallelism
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 from costproof.ledger.mesh import Mesh
-from costproof.models.decoding.plans import ENGINES
-from costproof.models.decoding.rank_model import shard, styles_of
+from costproof.models.decoding.plans import ENGINES, styles_of
+from costproof.models.decoding.rank_model import shard
 from costproof.patches.sharding import cut_to_stage, plans_of
 
 SIZES: dict[str, Any] = {

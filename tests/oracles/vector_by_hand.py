@@ -277,7 +277,7 @@ def _attention() -> Iterator[Case]:
     flexible = _named("costproof.flex_attention", q, {"kept": 30, "score_flops": 3}, **heads_first)
     more = f"{why}, and 3 of the function of scores"
     yield Case("costproof.flex_attention", flexible, 9 * (2 * 5 * 7), more)
-    for name in ("torch_attn._varlen_attn", "torch_attn._varlen_attn_out"):
+    for name in ("torch_attn._varlen_attn", "torch_attn._varlen_attn_out", "costproof.nested_attention"):
         starts, rows, keys = value(2, dtype="int32"), value(5, 2, 4), value(7, 2, 4)
         packed = {"query": rows, "key": keys, "value": keys, "cu_seq_q": starts, "cu_seq_k": starts}
         yield Case(name, _named(name, rows, {"max_q": 5, "max_k": 7}, **packed), 6 * (2 * 5 * 7), why)

@@ -12,7 +12,7 @@ from costproof.analytic.memory_tape import MemoryTape
 from costproof.compare.compare import peak_findings
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.peaks import CallPeaks, Peak
-from costproof.models.decoding.formulas import _recorded_tape
+from costproof.models.decoding.memory import _recorded_tape
 from costproof.models.families.llama import Llama, LlamaConfig
 from costproof.run.peaks import measure_peaks
 from costproof.run.proof import with_runs

@@ -12,12 +12,12 @@ from typing import Any, Final
 import pytest
 import sympy
 
+from costproof.algebra.series import CACHED
 from costproof.analytic import compose
 from costproof.analytic.attention import Attention
 from costproof.analytic.costs import LayerCosts, costs_of
 from costproof.compare.proof.certificate import Certificate, differences, read_certificate
 from costproof.compare.proof.judge import Answer
-from costproof.models.decoding import domain
 from costproof.models.decoding.domain import _examples, _pairs_below
 from costproof.models.families.llama import Llama
 from costproof.models.families.mistral import Mistral
@@ -79,7 +79,7 @@ def test_pairs_below_are_those_counted() -> None:
     for length in range(1, 20):
         for window in (0, 6):
             counted = sum(min(q + 1, window or q + 1) for q in range(length))
-            assert _pairs_below(length, window).subs("C", length).xreplace({domain.CACHED: length}) == counted
+            assert _pairs_below(length, window).subs("C", length).xreplace({CACHED: length}) == counted
 
 
 def wrong(change: Callable[[Attention, LayerCosts], dict[str, Any]]) -> Callable[[Attention], LayerCosts]:

@@ -13,7 +13,7 @@ import pytest
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.errors import Problems
 from costproof.ledger.schema import json_schema, to_data
-from costproof.views.callgraph_file import CALLGRAPH, CallGraphFile, callgraph_file, read_drawable
+from costproof.views.files import CALLGRAPH, CallGraphFile, callgraph_file, read_drawable
 from tests.support.running import costproof
 from tests.support.toy import toy
 from tests.support.written import dump

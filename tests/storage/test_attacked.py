@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.reports.stored import sentence
+from costproof.reports.fits import stored_sentence as sentence
 from costproof.run.fits import fits
 from costproof.run.stored import stored
 from costproof.storage.checkpoint import HeaderTotals, StoredCheckpoint, compare_headers

@@ -14,7 +14,7 @@ from costproof.ledger.errors import Incomplete
 from costproof.models.registry import load_target
 from costproof.storage import mismatches as naming
 from costproof.storage.gguf import GgufTensor, gguf_tensors, split_latents
-from costproof.storage.headers import FileSection, gguf_sections
+from costproof.storage.headers import GGUF_TYPES, FileSection, gguf_sections, read_header
 from tests.storage.test_metrics import counted
 from tests.support.running import costproof
 
@@ -105,6 +105,18 @@ def test_keys_table_and_alignment_have_their_bytes(tmp_path: Path, alignment: in
         FileSection("version and counts", 24), *(FileSection(*item) for item in keys.items()),
         FileSection("table of tensors", table), FileSection(f"alignment to {unit} bytes", filled),
     )  # fmt: skip
+
+
+def test_a_file_that_the_library_of_the_format_wrote() -> None:
+    """Each type in matrices with odd numbers of rows, in a stack of experts and in a vector."""
+    here = Path(__file__)
+    written = json.loads(here.with_name("odd_gguf.json").read_text(encoding="utf-8"))
+    file = here.with_name("odd.gguf")
+    found = {t.name: [t.dtype, list(t.shape), t.bytes] for t in read_header(file)}
+    assert found == written["tensors"]
+    assert {str(of[0]) for of in found.values()} == {*GGUF_TYPES.values()} - {"Q8_1"}
+    sections = sum(section.bytes for section in gguf_sections(file))
+    assert sections + sum(int(str(of[2])) for of in found.values()) == written["file_bytes"]
 
 
 def test_causes_and_findings(tmp_path: Path) -> None:

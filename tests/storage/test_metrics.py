@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from costproof.analytic import storage
 from costproof.ledger.metrics import STORAGE
@@ -20,12 +22,25 @@ from costproof.reports.report import Report
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.tracers.paths import Paths, dtype_name
-from costproof.tracers.storage import ModuleStorage, resident_bytes, storage_by_layout, storage_of_run
+from costproof.tracers.storage import (
+    NOT_OF_RUN,
+    ModuleStorage,
+    packed_awq,
+    resident_bytes,
+    storage_by_layout,
+    storage_of_run,
+)
 from costproof.weights.stored import Stored
 
 FAMILIES = [name for name, item in TARGETS.all().items() if not item.what.endswith("parameters")]
 CUT = {"llava", "qwen2-5-vl", "t5"}
 """Families that are small enough, or cannot be cut."""
+SOURCES = ("analytic", "static", "dynamic")
+WITHOUT_AWQ: dict[str, tuple[str, ...]] = dict.fromkeys(
+    ("deepseek-v2", "deepseek-v3", "mixtral", "qwen3-moe", "deepseek-ocr", "deepseek-ocr2"), ("fp8",)
+)
+BUILT = WITHOUT_AWQ | {"qwen3-vl-vision": ("fp8",), "siglip-vision": ("awq",), "gpt-oss": ("mxfp4",)}
+"""Formats in which transformers builds the modules of a family; experts have none in AWQ (default: fp8 and AWQ)."""
 LINEAR_4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
 SCHEMES: dict[str, dict[str, Any]] = {
     "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
@@ -91,7 +106,11 @@ def test_formulas_and_layouts_agree_module_by_module(name: str) -> None:
         ledger, (layout, run) = evaluate_formulas(target, target.workload()), of_module(target, model)
         assert of_formulas(ledger) == layout.modules, scheme
         assert tuple(m for m in ledger.metrics if m in STORAGE) == layout.metrics, scheme
-        assert not run.metrics, "the module that runs is not quantised"
+        if run.metrics:
+            assert run.modules == layout.modules, scheme
+        else:
+            assert any(note.startswith((NOT_OF_RUN, "stored bytes are not known")) for note in run.notes), scheme
+        assert bool(run.metrics) == (described["quant_method"] in BUILT.get(name, ("fp8", "awq"))), (scheme, run.notes)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -124,7 +143,7 @@ def counted(target: Any, *sources: str, **settings: Any) -> Report:
 
 def test_fp8_by_hand(tmp_path: Path) -> None:
     """A scale in float32 for each block of 128 x 128: of q and o [96, 96] one, of an MLP's [200, 96] two."""
-    report = counted(small(tmp_path, SCHEMES["fp8"]), "analytic", "static")
+    report = counted(small(tmp_path, SCHEMES["fp8"]), "analytic", "static", "dynamic")
     attention = 2 * (96 * 96 + 4) + 2 * (32 * 96 + 4)
     mlp = 3 * (200 * 96 + 2 * 4)
     plain = 2 * 50 * 96 * 2 + 3 * 96 * 2
@@ -136,7 +155,85 @@ def test_fp8_by_hand(tmp_path: Path) -> None:
     assert [found["totals"][m] for m in STORAGE] == [stored, elements, stored + buffers]
     assert {s["id"]: s["stored_bytes"] for s in found["stages"]} == {"prefill": stored, "decode": stored}
     assert found["totals"]["weight_bytes"] == 2 * found["totals"]["params"], "in the dtype of the run, as before"
-    assert {f.status for f in report.discrepancy.findings if f.metric in STORAGE} == {"exact"}
+    of_storage = [f for f in report.discrepancy.findings if f.metric in STORAGE]
+    assert {f.status for f in of_storage} == {"exact"}
+    assert all({"analytic", "static", "dynamic"} <= f.values.keys() for f in of_storage)
+
+
+def in_sources(report: Report) -> dict[str, list[int | None]]:
+    """Return source -> stored bytes, stored elements, resident bytes, parameters and FLOPs."""
+    metrics = (*STORAGE, "params", "flops")
+    return {ledger.source: [ledger.total(m) for m in metrics] for ledger in report.capture.ledgers}
+
+
+def test_awq_by_hand(tmp_path: Path) -> None:
+    """Words of 8 rows; scales and zero points for each group of 32 columns. 100 rows are no whole words."""
+    described = {"quant_method": "awq", "bits": 4, "group_size": 32}
+    report = counted(small(tmp_path, described, intermediate_size=128, attention_bias=True), *SOURCES)
+
+    def linear(rows: int, columns: int, bias: bool = False) -> tuple[int, int]:
+        words = columns * rows // 8 + columns // 32 * rows // 8
+        halves = columns // 32 * rows + (rows if bias else 0)
+        return 4 * words + 2 * halves, words + halves
+
+    parts = [2 * n for n in linear(96, 96, True)], [2 * n for n in linear(32, 96, True)], [2 * n for n in linear(128, 96)]  # noqa: E501  # fmt: skip
+    quantised = [sum(of) + down for *of, down in zip(*parts, linear(96, 128), strict=True)]
+    plain = 2 * 50 * 96 + 3 * 96
+    stored, elements = quantised[0] + 2 * plain, quantised[1] + plain
+    found = in_sources(report)
+    assert {tuple(of[:3]) for of in found.values()} == {(stored, elements, stored + 128)}
+    assert len({tuple(of) for of in found.values()}) == 1
+    assert set(found) == set(SOURCES)
+
+
+def test_mxfp4_by_hand(tmp_path: Path) -> None:
+    """Experts of 2 x 64 rows of 64 columns and back, a scale for 32 numbers; their biases have the dtype of the run."""
+    gpt_oss = {
+        "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "hidden_size": 64, "intermediate_size": 64,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 50,
+        "num_local_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 64, "torch_dtype": "bfloat16",
+        "layer_types": ["full_attention"], "tie_word_embeddings": False, "quantization_config": SCHEMES["mxfp4"],
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(gpt_oss), encoding="utf-8")
+    report = counted(load_target(f"hf:{tmp_path / 'config.json'}"), *SOURCES)
+    numbers, biases = 4 * (128 * 64 + 64 * 64), 4 * (128 + 64)
+    attention = 2 * (64 * 64 + 64) + 2 * (32 * 64 + 32) + 2  # and a sink for each head
+    plain = attention + 4 * 64 + 4 + biases + 2 * 50 * 64 + 3 * 64
+    stored, elements = numbers // 2 + numbers // 32 + 2 * plain, numbers // 2 + numbers // 32 + plain
+    found = in_sources(report)
+    assert {tuple(of[:3]) for of in found.values()} == {(stored, elements, stored + 2 * 16 * 4)}
+    assert {of[3] for of in found.values()} == {numbers + plain}
+    assert len({of[4] for of in found.values()}) == 1
+    ledger = report.capture.ledger("dynamic")
+    assert ledger is not None
+    assert any(f"{2 * biases:,} B more" in note for note in ledger.notes)
+
+
+@pytest.mark.parametrize(
+    ("described", "changes", "why"),
+    [
+        (SCHEMES["gptq"], {}, "gptq: no class for it"),
+        (SCHEMES["awq"], {"intermediate_size": 200, "hidden_size": 120}, "120 columns of .* not whole groups of 128"),
+        (SCHEMES["int4 of tables too"], {}, "compressed-tensors: no class for it"),
+    ],
+)
+def test_what_cannot_be_built_has_no_third_source(
+    tmp_path: Path, described: Any, changes: dict[str, Any], why: str
+) -> None:
+    report = counted(small(tmp_path, described, **changes), "analytic", "static", "dynamic")
+    ledger = report.capture.ledger("dynamic")
+    assert ledger is not None
+    (note,) = [note for note in ledger.notes if note.startswith(NOT_OF_RUN)]
+    assert re.search(why, note)
+    assert not set(STORAGE) & set(ledger.metrics)
+    assert all("dynamic" not in f.values for f in report.discrepancy.findings if f.metric in STORAGE)
+
+
+def test_awq_words_unpack_to_the_matrix() -> None:
+    numbers = torch.arange(64 * 16, dtype=torch.int32).remainder(13).view(64, 16)
+    words = packed_awq(numbers, 4, 32, bias=True).get_buffer("qweight")
+    parts = [(words >> shift) & 15 for shift in range(0, 32, 4)]
+    assert torch.equal(torch.stack(parts, -1).flatten(1), numbers)
 
 
 def test_tied_tables_are_stored_once_in_the_dtype_of_the_checkpoint(tmp_path: Path) -> None:

@@ -67,6 +67,27 @@ def test_bytes_of_a_linear_layer(of: dict[str, Any], rows: int, columns: int, ex
 
 
 @pytest.mark.parametrize(
+    ("rows", "columns", "group", "packed", "scales"),
+    [
+        (9, 96, 32, (2, 8, 32, 4), (32, 16, 2)), (16, 128, 32, (2, 8, 32, 4), (32, 16, 2)),
+        (88, 96, 32, (11, 8, 32, 4), (32, 88, 2)), (41, 640, 64, (6, 8, 32, 4), (16, 48, 2)),
+        (24, 1056, 32, (3, 16, 32, 4), (64, 24, 2)), (50, 2048, 128, (7, 16, 32, 4), (16, 56, 2)),
+        (129, 384, 128, (17, 8, 32, 4), (8, 136, 2)), (37, 512, 256, (5, 8, 32, 4), (4, 40, 2)),
+    ],
+)  # fmt: skip
+def test_tiles_that_torchao_packs(
+    rows: int, columns: int, group: int, packed: tuple[int, ...], scales: tuple[int, ...]
+) -> None:
+    """``Int4TilePackedTo4dTensor.from_hp`` of torchao 0.18.0, with the shapes of torch's meta kernel that packs."""
+    of = {**INT4, "_data": {"group_size": group, "int4_packing_format": TILED}}
+    found = scheme(of).format_of(LinearModule("model.layers.0.a", rows=rows, columns=columns))
+    assert found is not None
+    assert [(t.dtype, t.shape) for t in found.tensors(LinearShape(rows, columns, False, "BF16"))] == [
+        ("I32", packed), ("BF16", scales),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
     ("of", "rows", "columns"),
     [(INT4, 9, 100), (FP8_ROWS, 24, 48), (FP8_ROWS, 16, 40),
      (config("Int8WeightOnlyConfig", granularity=unit("PerGroup", group_size=13)), 9, 40)],

@@ -21,7 +21,7 @@ from costproof.parametric.evaluator import Evaluator
 from costproof.run import sweep_files, sweep_parts
 from costproof.run.peaks import peaks
 from costproof.run.sweep import Sweep, ValidatedPoint, sweep
-from costproof.views.sweep_file import SWEEP
+from costproof.views.files import SWEEP
 from tests.support.running import costproof
 
 OVER = {"hidden": "64,128,100", "batch": "1,3", "text_tokens": "5,700"}

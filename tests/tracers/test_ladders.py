@@ -125,7 +125,7 @@ def test_an_operator_without_a_cost_in_symbols_is_counted_at_the_size_of_the_run
     (note,) = ledger.notes
     assert note == (
         "export fourier: at the sizes of this workload alone, not in symbols: "
-        "the cost of an operator has no formula in symbols; got aten.fft_rfft"
+        "operators have no cost formula in symbols, only numbers; got aten.fft_rfft"
     )
 
 

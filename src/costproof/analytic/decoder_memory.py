@@ -85,19 +85,21 @@ class DecoderTape(LayerTape):
         return tape
 
     def _embedding(self, stack: DecoderStack, ids: Piece) -> Piece:
-        tape, tokens, elements = self.tape, self.call.tokens, self.call.rows * stack.width
+        tokens, elements = self.call.tokens, self.call.rows * stack.width
         hidden = self._make(elements, ids)
         if stack.table == 0:  # learned positions are added
-            positions = tape.make(INT64 * tokens, tape.make(INT64 * tokens))
-            hidden = self._make(elements, hidden, self._make(tokens * stack.width, positions))
+            hidden = self._make(elements, hidden, self._make(tokens * stack.width, self._token_positions()))
         return self._make(elements, hidden) if stack.scaled else hidden
+
+    def _token_positions(self) -> Piece:
+        """Record the positions of the tokens, which follow those of the cache."""
+        return self.tape.make(INT64 * self.call.tokens, self.tape.make(INT64 * self.call.tokens))
 
     def _tables(self, stack: DecoderStack, hidden: Piece) -> list[tuple[Piece, ...]]:
         """Record the position tables (cosines and sines, or complex numbers); none for a decoder without rotation."""
         if stack.table == 0:
             return [()]
-        tape, tokens = self.tape, self.call.tokens
-        positions = tape.make(INT64 * tokens, tape.make(INT64 * tokens))
+        tape, tokens, positions = self.tape, self.call.tokens, self._token_positions()
         found: list[tuple[Piece, ...]] = []
         if issubclass(stack.table_kind, RotaryAxes):
             return [self._axes(stack.table, positions)]
@@ -202,6 +204,25 @@ class DecoderTape(LayerTape):
         rows = self.call.rows
         if block.fused:
             return self._fused_attention(block, x, old, mask)
+        (queries, keys, values), width = self._projected(block, x, table), block.kv_heads * block.head_dim
+        size = self.call.batch * self._keys(block) * width
+        if self.apart and self.call.past == 0:
+            self.tape.read(*old)
+            old = ()
+        if self._joins:
+            keys, values = self._make(rows * width, keys), self._make(rows * width, values)
+            self.tape.keep(keys, values)
+        cache = [keys, values]
+        if block.cached:
+            cache = [self._make(size, *old[:1], keys), self._make(size, *old[1:], values)]
+            self.tape.keep(*() if self._joins else cache)
+        # Queries that were joined lie in order.
+        core = self._core(block, queries, cache[0], cache[1], mask, copied=not (block.pairs or self.branches.one_token))
+        return self._make(rows * block.width, core)
+
+    def _projected(self, block: AttentionBlock, x: Piece, table: tuple[Piece, ...]) -> tuple[Piece, Piece, Piece]:
+        """Record the projections; return queries and keys, normalized and rotated as in the block, and values."""
+        rows = self.call.rows
         widths = (block.heads * block.head_dim, block.kv_heads * block.head_dim)
         # Gemma 3 projects all three first; others normalize queries and keys as they are projected.
         late = block.qk_norm_kind == "centred_rms"
@@ -215,20 +236,7 @@ class DecoderTape(LayerTape):
             for i, heads in enumerate((block.heads, block.kv_heads)):
                 made[i] = self._norm(block.qk_norm_kind, made[i], rows * heads, block.head_dim)
         queries, keys = (self._rotate(p, rows * w, table, block.pairs) for p, w in zip(made, widths, strict=True))
-        size = self.call.batch * self._keys(block) * widths[1]
-        if self.apart and self.call.past == 0:
-            self.tape.read(*old)
-            old = ()
-        if self._joins:
-            keys, values = self._make(rows * widths[1], keys), self._make(rows * widths[1], values)
-            self.tape.keep(keys, values)
-        cache = [keys, values]
-        if block.cached:
-            cache = [self._make(size, *old[:1], keys), self._make(size, *old[1:], values)]
-            self.tape.keep(*() if self._joins else cache)
-        # Queries that were joined lie in order.
-        core = self._core(block, queries, cache[0], cache[1], mask, copied=not (block.pairs or self.branches.one_token))
-        return self._make(rows * block.width, core)
+        return queries, keys, values
 
     def _fused_attention(self, block: AttentionBlock, x: Piece, old: tuple[Piece, ...], mask: Piece | None) -> Piece:
         """Record attention with a fused query/key/value projection and without rotation."""
@@ -491,7 +499,7 @@ class DecoderTape(LayerTape):
         return self._make(rows * block.width, core)
 
     def _shared_scores(self, block: LatentBlock, q: Piece, k: Piece, v: Piece, mask: Piece | None) -> Piece:
-        """Record eager attention over keys and values that all heads share, which batched products repeat."""
+        """Record eager attention over keys and values of all heads; a batched product copies them for each head."""
         context = self.call.batch * block.heads * self._keys(block)
         scores = self.call.rows * block.heads * self._keys(block)
         copied = not (self.branches.one_sequence or self.branches.one_head)

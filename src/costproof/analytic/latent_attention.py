@@ -225,7 +225,7 @@ class LatentBlock:
         return Linear(context, self.rank, width, call.item_bytes, bias=False, skippable=self._saved(call))
 
     def around(self, role: str, call: StackCall, core: Layer, up: ModulePart) -> tuple[ModulePart, ...]:
-        """Return the modules of the block around an attention and the expansion of latents."""
+        """Return the modules of a block, given its attention layer and the module that expands the latents."""
         b, rows = call.item_bytes, call.rows
         rotation = RotaryPairs(call.batch, call.tokens, self.heads, 1, self.rope, b, self.as_complex)
         down = Linear(rows, self.width, self.rank + self.rope, b, self.bias)

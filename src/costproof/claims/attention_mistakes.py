@@ -1,4 +1,4 @@
-"""Define the known mistakes in counting latent attention and layers with an attention window."""
+"""Define the known mistakes in counting latent attention, layers with a window, and batches of unequal rows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Final
 
+from costproof.algebra.identity import free_symbols
 from costproof.algebra.series import CACHED
 from costproof.claims.effects import (
     CACHE,
@@ -20,8 +21,8 @@ from costproof.claims.effects import (
     substituted,
 )
 from costproof.claims.mistakes import HALVES, ONE_STEP, TRIANGLE, keys
-from costproof.claims.terms import ClaimTerm, band, causal, triangles
-from costproof.ledger.metrics import Metric
+from costproof.claims.terms import LONGEST_CONTEXT, LONGEST_NEW, ClaimTerm, band, causal, triangles
+from costproof.ledger.metrics import KEPT_SCORES, Metric
 
 # --- Latent attention ------------------------------------------------------------------------------------------------
 
@@ -117,7 +118,12 @@ Pairs = Callable[[ClaimTerm, int], Fraction]
 
 def _in_windows(form: Pairs) -> TermChange:
     return TermChange(
-        lambda t: t.counted and t.prompt_scores and 0 < t.window < t.values["S"] + t.values.get(CACHED.name, 0),
+        lambda t: (
+            t.counted
+            and t.prompt_scores
+            and not t.in_rows
+            and 0 < t.window < t.values["S"] + t.values.get(CACHED.name, 0)
+        ),
         lambda t: form(t, t.window),
     )
 
@@ -255,4 +261,58 @@ WINDOWS: Final[MistakeTable] = (
     Mistake("cache of windows missing", "window", "layers with a window have no cache", (left_out(_cached),),
             metrics=CACHE, excludes=_ONE_LAYER),
     *map(_in_blocks, _BLOCKS),
+)  # fmt: skip
+
+
+# --- Rows ------------------------------------------------------------------------------------------------------------
+
+_KEPT: Final = frozenset[Metric]({KEPT_SCORES})
+
+
+def _row_scores(term: ClaimTerm) -> bool:
+    return term.counted and term.in_rows and term.owner == "packed_attention" and not term.window
+
+
+def _of_every_row(term: ClaimTerm) -> bool:
+    return term.counted and term.in_rows and not term.scores and "S" in free_symbols(term.expr or "0")
+
+
+def _half(term: ClaimTerm, squares: int) -> Fraction:
+    """Return the pairs that causal attention leaves of the squares of new tokens: S (S + 1) / 2 of S²."""
+    return Fraction(squares + term.over_rows("S"), 2)
+
+
+def _padded(term: ClaimTerm) -> int:
+    return term.over_rows("B") * term.values[LONGEST_NEW]
+
+
+def _in_rows(
+    cause: str, what: str, every: Callable[[ClaimTerm], int], kept: Callable[[ClaimTerm], Fraction], *more: TermChange
+) -> Iterator[Mistake]:
+    """Yield a mistake in the pairs of a batch of rows: of all scores, with the triangle, and of kept scores.
+
+    Args:
+        every: pairs that it counts in place of the sum of B S (C + S) over rows.
+        kept: pairs that it counts in place of the sum of B (S C + S (S + 1) / 2).
+        more: changes of other work.
+    """
+
+    def of_kept(t: ClaimTerm) -> Fraction:
+        return kept(t) / (t.over_rows("SC") + _half(t, t.over_rows("SS")))
+
+    whole = TermChange(_row_scores, lambda t: Fraction(every(t), t.over_rows("SS") + t.over_rows("SC")))
+    yield Mistake(cause, "rows", what, (whole, *more), metrics=FLOPS, excludes=(TRIANGLE,))
+    yield Mistake(cause, "rows", what, (TermChange(_row_scores, of_kept), *more), metrics=FLOPS, requires=TRIANGLE)
+    yield Mistake(cause, "rows", what, (TermChange(_row_scores, of_kept),), metrics=_KEPT)
+
+
+ROWS: Final[MistakeTable] = (
+    *_in_rows("rows as one sequence", "tokens of all rows attend to each other",
+              lambda t: t.values["S"] ** 2, lambda t: Fraction(t.values["S"] * (t.values["S"] + 1), 2)),
+    *_in_rows("pairs of the prefix missing", "new tokens attend to no cached ones",
+              lambda t: t.over_rows("SS"), lambda t: _half(t, t.over_rows("SS"))),
+    *_in_rows("rows padded to the longest", "every sequence has the most new tokens, and the longest context, of all",
+              lambda t: _padded(t) * t.values[LONGEST_CONTEXT],
+              lambda t: _padded(t) * (t.values[LONGEST_CONTEXT] - Fraction(t.values[LONGEST_NEW] - 1, 2)),
+              TermChange(_of_every_row, lambda t: Fraction(_padded(t), t.values["S"]))),
 )  # fmt: skip

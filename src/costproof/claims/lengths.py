@@ -168,6 +168,9 @@ def _polynomial(expr: str, names: frozenset[str]) -> bool:
 
 
 def _symbol(case: ClaimCase) -> str | None:
+    """Return the symbol of the text length that a claim leaves open; ``None`` for rows, which have several lengths."""
+    if case.capture.workload.rows:
+        return None
     names = {n for call in case.calls for n in call.symbols} - case.claim.at.keys() - case.fixed
     return next((n for n in ("S", "P") if n in names and (n == "S" or case.claim.stage != TOTAL)), None)
 

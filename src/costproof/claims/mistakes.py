@@ -141,14 +141,16 @@ def _of_prompt(term: ClaimTerm) -> bool:
     return term.part == "lm_head" and "L" in term.values
 
 
-def _causal(cause: str, form: str, factor: Callable[[ClaimTerm], Fraction]) -> Mistake:
+def _causal(cause: str, form: str, factor: Callable[[ClaimTerm], Fraction | None]) -> Mistake:
     what = f"of the scores of causal attention {form} are counted"
     return Mistake(
         cause, "attention", what, (TermChange(lambda t: t.counted and t.prompt_scores, factor),), metrics=FLOPS
     )  # fmt: skip
 
 
-def _triangle(term: ClaimTerm) -> Fraction:
+def _triangle(term: ClaimTerm) -> Fraction | None:
+    if term.in_rows:
+        return None if term.window else term.kept
     return Fraction(causal(term.values["S"], term.past), term.pairs)
 
 
@@ -227,7 +229,8 @@ DECODER: Final[MistakeTable] = (
     Mistake("lm_head halved", "lm_head", "the output projection is counted as multiply-accumulates",
             (times(_head, Fraction(1, 2)),), metrics=NOT_STAGE_WIDE - frozenset(COMM)),
     Mistake("lm_head last token", "lm_head", "the output projection maps only the last position",
-            (TermChange(_of_prompt, lambda t: Fraction(1, t.values["L"])),), metrics=NOT_STAGE_WIDE),
+            (TermChange(_of_prompt, lambda t: Fraction(t.over_rows("B") or 1, t.values["L"])),),
+            metrics=NOT_STAGE_WIDE),
     Mistake("lm_head all tokens", "lm_head", "the output projection maps every position",
             (TermChange(_of_prompt, lambda t: Fraction(t.values["S"], t.values["L"])),), metrics=NOT_STAGE_WIDE),
     Mistake("tied head counted", "lm_head", "the output projection is counted as weights besides the embedding's, "

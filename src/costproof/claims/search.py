@@ -151,7 +151,7 @@ class KnownNumbers:
         return max(t * width / max(r[1] - r[0], width) for t, r in zip(taken, rooms, strict=True))
 
     def among_multiples(self, amount: Amount, *, itself: bool = False) -> Fraction:
-        """Return the expected fits among multiples of the lattice that a claim belongs to; 0 if it belongs to none."""
+        """Return how many multiples of a claim's lattice would fit it by chance; 0 if it belongs to no lattice."""
         lattice = self.reference.lattice(amount, _SIMPLE if itself else 1)
         if lattice is None:
             return Fraction(0)

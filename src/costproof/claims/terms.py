@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from itertools import count, takewhile
 from types import MappingProxyType
 
 import sympy
@@ -33,8 +34,12 @@ BIASED = frozenset({"linear", "conv2d", "patch_embedding"})
 
 MESH = tuple(ON_ONE_DEVICE)
 """Symbols of a rank of several devices, which have one value in all calls."""
-_ATTENTION = frozenset({"attention", "latent_attention"})
+_ATTENTION = frozenset({"attention", "latent_attention", "packed_attention"})
 """Names of the formulas for scores and weighted sum of attention over full keys and values."""
+
+LONGEST_NEW = "longest row"
+LONGEST_CONTEXT = "longest context of a row"
+"""Names of sizes of a batch of rows beside its symbols: the most new tokens of a sequence, and those with its past."""
 
 CallValues = Mapping[tuple[str, str], Mapping[str, int]]
 """(stage, invocation) -> values of the symbols; ``("", "")`` -> those with one value in all invocations."""
@@ -115,6 +120,16 @@ class ClaimTerm:
     def pairs(self) -> int:
         """Return the pairs of a query and a key of a prompt, whatever a mask hides: S (S + past)."""
         return self.values["S"] * (self.values["S"] + self.past)
+
+    @property
+    def in_rows(self) -> bool:
+        """Return whether the term is of a batch whose rows have different lengths, packed into S tokens."""
+        return "R_1" in self.values
+
+    def over_rows(self, name: str) -> int:
+        """Return a sum over all rows of a batch: ``B`` sequences, ``SS`` and ``SC`` pairs of new and cached tokens."""
+        kinds = takewhile(self.values.__contains__, (f"{name}_{kind}" for kind in count(1)))
+        return sum(self.values[symbol] for symbol in kinds)
 
     @property
     def text(self) -> bool:
@@ -204,7 +219,11 @@ def shared_symbols(capture: Capture) -> dict[str, int]:
 def _values(capture: Capture) -> CallValues:
     everywhere = shared_symbols(capture)
     common = {n: everywhere[n] for n in (*capture.target.symbols, "B", "b", *MESH) if n in everywhere}
-    return {("", ""): common, **{(i.stage, i.id): capture.values(i) for i in capture.invocations}}
+    found: dict[tuple[str, str], Mapping[str, int]] = {(i.stage, i.id): capture.values(i) for i in capture.invocations}
+    if rows := capture.workload.rows:
+        longest = {LONGEST_NEW: max(r.new for r in rows), LONGEST_CONTEXT: max(r.past + r.new for r in rows)}
+        found = {place: {**known, **longest} for place, known in found.items()}
+    return {("", ""): common, **found}
 
 
 def _windows(capture: Capture, ledger: Ledger, values: CallValues) -> tuple[Windows, Windows]:

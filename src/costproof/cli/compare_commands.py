@@ -227,7 +227,11 @@ _PICTURES: Final = ("shares", "roofline", "peaks", "counters", "sweep")
 @click.option("--stage", metavar="STAGE", help="Show only modules that work in this stage, with its costs.")
 @click.option("--prefix", metavar="PATH", help="Show only this module and its submodules.")
 @click.option("--heavy", is_flag=True, help="Show only modules with matmul-like work, and their ancestors.")
-@click.option("--link", metavar="URL", help="Target of a click (dot, svg), with {path} and {class} of the module.")
+@click.option(
+    "--link",
+    metavar="URL",
+    help="URL that a click on a module opens (dot, svg); {path} and {class} in it are replaced by the module's.",
+)
 @click.option(
     "--slide",
     is_flag=True,

@@ -76,7 +76,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     ),
     "convention": click.option(
         "--convention", type=ChoiceParam(*get_args(Convention)),
-        help="Also count flops and activations as fvcore defines them, for isolated stages and within the whole run.",
+        help="Also count FLOPs and activations by fvcore's definitions: of each stage alone, and of the whole run.",
     ),
     "all-calls": click.option(
         "--all-calls", is_flag=True, help="Record the shapes of every call of a module, not only of the first."
@@ -90,7 +90,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     ),
     "trust-remote-code": click.option(
         "--trust-remote-code", is_flag=True,
-        help="Run Python code from the snapshot, or from files next to the configuration, that the target names.",
+        help="Allow Python code that the target names to run, from its snapshot or next to its configuration.",
     ),
     "rules": click.option(
         "--rules", multiple=True, type=FILE, metavar="FILE",

@@ -145,7 +145,7 @@ def shown_on_terminal(*asked: object) -> bool:
 
 
 def print_table(about: str, found: object) -> None:
-    """Print the document of a result on a subject of :mod:`costproof.reports`, as wide as stdout and in its colors."""
+    """Print a result by the module ``about`` of :mod:`costproof.reports`, in the width and colors of stdout."""
     from rich.console import Console
 
     from costproof.reports.text import TerminalPrinter

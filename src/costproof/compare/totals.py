@@ -202,7 +202,8 @@ def _place(places: dict[bool, StageCall], run: TracedRun) -> StageCall:
 
 def _damaged(run: TracedRun, expected: str, got: str) -> BadInput:
     where = f"$.run.runs in the capture, {run.id}"
-    return BadInput("the rows of experts contradict the rest of the file", where=where, expected=expected, got=got)
+    what = "the recorded rows of each expert do not match the calls of this capture"
+    return BadInput(what, where=where, expected=expected, got=got)
 
 
 def _uneven(place: StageCall, expert: str, run: str, flops: int, usual: Fraction) -> Finding:

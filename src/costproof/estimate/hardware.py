@@ -82,7 +82,14 @@ class Device:
     memory: DeviceFigure | None = None
     """Bytes of its memory."""
     interconnect: DeviceFigure | None = None
-    """Bytes per second to the other devices of a machine, in one direction."""
+    """Bytes per second to the other devices of a node, in one direction, over all links. Data sheets often state both
+    directions together."""
+    links: DeviceFigure | None = None
+    """Links over which a device reaches the others of its node; each has an equal part of :attr:`interconnect`."""
+    node: DeviceFigure | None = None
+    """Devices of the reference system that reach each other at :attr:`interconnect`."""
+    network: DeviceFigure | None = None
+    """Bytes per second of one device to other nodes, in one direction, in the reference system."""
     clock: DeviceFigure | None = None
     """Hz at which the peaks are reached."""
     module_call: DeviceFigure | None = None
@@ -148,7 +155,10 @@ LARGEST_FIGURE: Final = 10**30
 FIGURES: Final[dict[str, tuple[str, str, int]]] = {
     "bandwidth": ("bandwidth of the memory", "B/s", 10**8),
     "memory": ("memory", "B", 10**7),
-    "interconnect": ("to the other devices, one direction", "B/s", 10**7),
+    "interconnect": ("to the other devices of a node, one direction", "B/s", 10**7),
+    "links": ("links to the other devices of a node", "links", 1),
+    "node": ("devices of a node", "devices", 2),
+    "network": ("to other nodes, one direction, in the reference system", "B/s", 10**7),
     "clock": ("clock", "Hz", 10**7),
 }
 """Name -> title, unit, and lower limit: a smaller value was given in another unit."""
@@ -164,7 +174,7 @@ HOST_FIGURES: Final[dict[str, tuple[str, str, int]]] = {
 _LEAST_PEAK: Final = 10**7
 """Lower limit of a peak: slow dtypes on a busy processor reach 10^9, values given in GFLOP/s are below the limit."""
 
-DEVICE: Final = FileKind(name="costproof/device", version=(1, 2), type=Device)
+DEVICE: Final = FileKind(name="costproof/device", version=(1, 3), type=Device)
 _FOLDER: Final = Path(__file__).parent / "devices"
 _AGAIN: Final = "costproof machine --measure -o FILE writes one; costproof machine h100-sxm -f json prints one"
 

@@ -41,9 +41,9 @@ from fractions import Fraction
 from functools import partial
 from typing import Final, Literal
 
+from costproof.estimate.arithmetic import CallTerm, FormulaSum, MetricTerm, depends_on_context
 from costproof.estimate.hardware import Device
 from costproof.estimate.roofline import ThresholdOutcome
-from costproof.estimate.sums import CallTerm, FormulaSum, MetricTerm, depends_on_context
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput
 from costproof.ledger.metrics import UNFUSED, Conventions, Metric
@@ -105,6 +105,32 @@ class MemoryLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Memory of ranks that are equal; ``None`` is unknown."""
+
+    ranks: tuple[int, ...]
+    weights_bytes: int | None
+    cache_bytes: int | None
+    live_bytes: int | None
+    most_bytes: int | None
+    """As :attr:`Fits.most_bytes`."""
+    verdict: FitVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class MeshTried:
+    """A mesh that the search for the smallest one that fits has tried."""
+
+    tp: int
+    ep: int
+    verdict: FitVerdict | None
+    """``None``: the model cannot be split like this."""
+    weights_bytes: int | None
+    why: str = ""
+    """Reason why the model cannot be split."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fits:
     """The memory of a run, compared with a limit."""
 
@@ -158,11 +184,19 @@ class Fits:
     """The rank of several devices that all bytes and limits are of; ``None``: the run is on one device."""
     binding_ranks: tuple[int, ...] = ()
     """The ranks that hold the most weights and cache, by the formulas; empty on one device or without formulas."""
+    ranks: tuple[RankMemory, ...] = ()
+    """All ranks, those that hold most first; empty on one device, for a named rank, and without formulas."""
+    count: int | None = None
+    """Devices among which a mesh was searched; ``None``: the run names its mesh."""
+    tried: tuple[MeshTried, ...] = ()
+    """The meshes that were tried; the last fits, or none does."""
 
     @property
     def name(self) -> str:
-        """``TARGET at WORKLOAD``, and the device."""
-        return f"{self.target.title} at {self.workload.name}" + (f" on {self.device.name}" if self.device else "")
+        """``TARGET at WORKLOAD``, and the device, or ``8 x DEVICE``."""
+        ranks = self.workload.mesh.world
+        many = f"{ranks} x " if ranks > 1 else ""
+        return f"{self.target.title} at {self.workload.name}" + (f" on {many}{self.device.name}" if self.device else "")
 
     @property
     def held_weights(self) -> int | None:
@@ -246,7 +280,7 @@ class Fits:
         return _EXIT[self.verdict]
 
 
-FITS: Final = FileKind(name="costproof/fits", version=(3, 5), type=Fits)
+FITS: Final = FileKind(name="costproof/fits", version=(3, 6), type=Fits)
 
 
 def parse_size(text: str, where: str) -> int:

@@ -27,6 +27,7 @@ from typing import Final, Literal
 
 from costproof.estimate.arithmetic import CONVOLUTION, FUSED, Arithmetic, ByDtype, DtypeWork, dtypes
 from costproof.estimate.hardware import LARGEST_FIGURE, Device
+from costproof.estimate.links import LinkBounds
 from costproof.estimate.routing import Routing, TouchedExperts
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete, Problems
@@ -175,11 +176,15 @@ class Roofline:
     """Notes of the sources on how they counted and on work that they omitted."""
     stored: bool = False
     """Whether bytes and arithmetic of weights are those of the quantised checkpoint."""
+    links: LinkBounds | None = None
+    """Bounds with communication; ``None``: on one device, or no rate of the links is known."""
 
     @property
     def name(self) -> str:
-        """``TARGET at WORKLOAD on DEVICE``."""
-        return f"{self.target.title} at {self.workload.name} on {self.device.name}"
+        """``TARGET at WORKLOAD on DEVICE``, or on ``8 x DEVICE``."""
+        ranks = self.workload.mesh.world
+        many = f"{ranks} x " if ranks > 1 else ""
+        return f"{self.target.title} at {self.workload.name} on {many}{self.device.name}"
 
     @property
     def exit_code(self) -> int:
@@ -193,7 +198,7 @@ class Roofline:
         return weights_counted(found) if self.stored else found
 
 
-ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 7), type=Roofline)
+ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 8), type=Roofline)
 _AGAIN: Final = "costproof roofline TARGET --on DEVICE -o roofline.json"
 _EXACT: Final = re.compile(r"[0-9]{1,300}(/[0-9]{1,300})?")
 _LARGEST: Final = 10**100

@@ -208,6 +208,14 @@ def own_batch(batch: int, mesh: Mesh, rank: int) -> int:
     return batch // mesh.dp + (mesh.coordinates(rank).dp < batch % mesh.dp)
 
 
+def no_such_setting(name: str, where: str, known: Collection[str], fix: str | None = None) -> BadInput:
+    """Return the error that a target lacks a setting; if it is one of a mesh, because nothing says how to split it."""
+    if name in (*AXES, RANK, PLAN):
+        what = "no plan says how this model is split over devices (transformers: tp_plan of the class)"
+        return BadInput(what, where=where, expected="one device")
+    return BadInput("no such setting", where=where, expected="one of " + ", ".join(known), fix=fix)
+
+
 def one_device(metric: str, *, where: str) -> BadInput:
     """Return the error that a run on one device has no collectives, so it lacks a metric of them."""
     return BadInput("one device has no collectives", where=where, got=metric, fix="name a mesh, such as tp 8")
@@ -292,7 +300,7 @@ class Parallel:
         found = []
         for stage, costs in self.one_device.items():
             for metric, one in costs.items():
-                total = sum(len(row.ranks) * row.stages[stage].get(metric, 0) for row in self.ranks)
+                total = sum(len(row.ranks) * row.stages.get(stage, {}).get(metric, 0) for row in self.ranks)
                 copies = sum(d.amount for d in self.duplicates if (d.stage, d.metric) == (stage, metric))
                 if total != one + copies:
                     what = "the ranks do not sum to one device and the named copies"

@@ -195,7 +195,7 @@ def _call(call: Invocation) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModuleKind:
-    """Class, settings and parameters of the modules at one path pattern of a model, which are equal."""
+    """Class, settings and parameters that all modules of one path pattern share."""
 
     kind: str
     """Name of the class."""

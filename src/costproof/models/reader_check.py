@@ -76,7 +76,7 @@ def check_reader(file: ConfigFile) -> None:
 
 
 def written(config: Any) -> ConfigFile:
-    """Write a configuration with transformers' own class, and read that file by the family.
+    """Write a configuration as transformers' class does, and return the family's reading of it.
 
     Raises:
         Incomplete: the family refuses the file.

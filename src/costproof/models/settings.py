@@ -14,7 +14,7 @@ from typing import Any, Final, get_args
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean, invalid_choice
 from costproof.ledger.files import MAX_BYTES, first_bytes
-from costproof.ledger.mesh import AXES, PLAN, RANK
+from costproof.ledger.mesh import AXES, PLAN, RANK, no_such_setting
 from costproof.ledger.mesh import CP_PLAN as SHARED_INPUT
 from costproof.ledger.run import RunOptions, parse_integer
 from costproof.ledger.workload import KV_BLOCK as BLOCK_INPUT
@@ -107,7 +107,7 @@ def changed(
     for name, value in values.items():
         option = f"--{name.replace('_', '-')}"
         if name not in by_name:
-            wrong.append(BadInput("no such setting", where=option, expected=", ".join(by_name)))
+            wrong.append(no_such_setting(name, option, by_name))
         elif by_name[name].choices and value not in by_name[name].choices:
             expected = " or ".join(by_name[name].choices)
             wrong.append(BadInput("invalid choice", where=option, expected=expected, got=str(value)[:80]))
@@ -156,17 +156,6 @@ def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]
         got=f"{cached}{length} in the prompt + {workload.new_tokens} new = {total}",
     )
     return [problem] if total > most else []
-
-
-def one_device_problems(workload: Workload, architecture: str) -> list[CostproofError]:
-    """Return an error if a run is spread over devices whose class transformers does not say how to split."""
-    given = [option(name) for name in (*AXES, RANK, PLAN) if name in workload.inputs]
-    if not given:
-        return []
-    return [BadInput(
-        "transformers has no plan that splits this class over devices (tp_plan), and none of ours describes it",
-        where=", ".join(given), expected="one device", got=f"{workload.mesh.text or 'one device'}, {architecture}",
-    )]  # fmt: skip
 
 
 def block_problems(workload: Workload) -> list[CostproofError]:
@@ -257,10 +246,7 @@ def typed_settings(
             with collect_problems(problems):
                 found[name] = _convert(by_name[name], value, place(name))
         else:
-            where, expected = place(name[:60]), "one of " + ", ".join(by_name)
-            problems.append(
-                BadInput("no such setting", where=where, expected=expected, fix=did_you_mean(name, by_name))
-            )
+            problems.append(no_such_setting(name, place(name[:60]), by_name, did_you_mean(name, by_name)))
     return found
 
 

@@ -131,6 +131,11 @@ class Sharded(WithFormulas, Protocol):
         """Return how the ranks of a workload's mesh share the model."""
 
 
+def sharded(target: object) -> Sharded | None:
+    """Return the target if it has formulas for a rank of several devices."""
+    return target if isinstance(target, Sharded) else None
+
+
 @runtime_checkable
 class WithMemory(WithFormulas, Protocol):
     """Target whose peak of live activations is a formula."""

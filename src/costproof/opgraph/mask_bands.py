@@ -282,7 +282,7 @@ class BandMasks:
         return None
 
     def _biased(self, op: OpCall, name: str, parts: Sequence[_Content]) -> _Content:
-        """Return the pairs that a floating-point tensor leaves when it is added to scores.
+        """Return the query-key pairs that stay visible after a floating-point mask is added to scores.
 
         Numbers that a product or a table gives hide nothing. Masks become numbers where ``where`` or ``masked_fill``
         writes a large negative one.

@@ -74,7 +74,7 @@ class Regime:
     """Whether the compiled costs were compared with the formulas at another point."""
     rows: dict[BaselineRow, list[tuple[CostNode, Metric]]] = field(default_factory=dict)
     one_of_each: list[CostNode] | None = None
-    """The nodes of :func:`~costproof.estimate.sums.distinct_layers`, once they were needed."""
+    """The nodes of :func:`~costproof.estimate.arithmetic.distinct_layers`, once they were needed."""
     graphs: tuple[CallPeaks, ...] = ()
     """Calls with their graph peaks as expressions; empty until a sweep of graph peaks requests them."""
     compared: dict[int, Incomplete | None] = field(default_factory=dict)

@@ -15,8 +15,8 @@ from costproof.algebra.series import CONTEXT, STEPS
 from costproof.algebra.symbols import parse, sym
 from costproof.claims.truth import TargetRun
 from costproof.compare.diff.changes import WORKLOAD, settings
+from costproof.estimate.arithmetic import CallTerm, FormulaSum, Take, distinct_layers
 from costproof.estimate.roofline import ThresholdOutcome
-from costproof.estimate.sums import CallTerm, FormulaSum, Take, distinct_layers
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import Bug, CostproofError, Problems
 from costproof.ledger.mesh import AXES, RANK

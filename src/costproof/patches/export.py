@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.patches.patch import Patch, SettingPatch, patched
@@ -124,6 +125,8 @@ def _layer_norm_shape(rows: Any, sizes: Any, weight: Any = None, bias: Any = Non
 
 _ELEMENTWISE: Final = ("abs", "clone", "cos", "exp", "gelu", "neg", "relu", "rsqrt", "sigmoid", "silu", "sin", "tanh")
 """Operators of one tensor whose result has the shape and, for floating point numbers, the dtype of that tensor."""
+_BINARY: Final = ("add", "div", "mul", "sub")
+"""Operators of two tensors, or of one and a number, whose result has the broadcast shape."""
 
 
 def _contiguous(tensor: Any) -> bool:
@@ -140,32 +143,151 @@ def _term(size: Any) -> Any:
     return size if isinstance(size, int) else size.node._expr
 
 
-def _elementwise_results(original: Callable[..., Any]) -> Callable[..., Any]:
+def _memory_order(tensor: Any) -> list[int] | None:
+    """Return the dimensions from the outermost in memory to the innermost; ``None`` where torch has to decide.
+
+    Each stride is a positive multiple of the extent of the next one, whatever the values of symbols.
+    """
+    if _contiguous(tensor):
+        return list(range(tensor.dim()))
+    sizes, strides = [*map(_term, tensor.shape)], [*map(_term, tensor.stride())]
+    seen = [stride if isinstance(stride, int) else stride.node.hint for stride in tensor.stride()]
+    if 1 in sizes or 0 in strides or None in seen:
+        return None
+    order = sorted(range(tensor.dim()), key=lambda d: -seen[d])
+    for outer, inner in pairwise(order):
+        extent = strides[inner] * sizes[inner]
+        if isinstance(strides[outer], int) and isinstance(extent, int):
+            nested = extent > 0 and strides[outer] % extent == 0
+        else:
+            ratio = strides[outer] / extent
+            nested = bool(ratio.is_integer and ratio.is_positive)
+        if not nested:
+            return None
+    return order
+
+
+def _broadcast(shapes: list[Any]) -> list[Any] | None:
+    """Return the broadcast shape if sizes are equal term by term; ``None`` where torch has to decide."""
+    result = []
+    for sizes in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
+        different = {_term(size): size for size in sizes if _term(size) != 1}
+        if len(different) > 1:
+            return None
+        result.append(next(iter(different.values()), 1))
+    return result[::-1]
+
+
+def _same_terms(shape: Any, other: Any) -> bool:
+    return len(shape) == len(other) and all(_term(a) == _term(b) for a, b in zip(shape, other, strict=True))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+class _Results:
+    """Shapes, dtypes and memory orders of results, by operator; each returns ``None`` where torch has to decide."""
+
+    def __init__(self) -> None:
+        import torch
+
+        aten: Any = torch.ops.aten
+        unary = (*(getattr(aten, name).default for name in _ELEMENTWISE), aten.pow.Tensor_Scalar)
+        self.rules: dict[Any, Callable[..., Any]] = {
+            **dict.fromkeys(unary, self.unary),
+            **{getattr(aten, name).Tensor: self.binary for name in _BINARY},
+            aten._to_copy.default: self.cast,
+            aten.mean.dim: self.mean,
+            aten.cat.default: self.concatenated,
+        }
+
+    def unary(self, rows: Any, *args: Any, memory_format: Any = None, **kwargs: Any) -> Any:
+        if not rows.is_floating_point() or any(isinstance(one, complex) for one in args) or memory_format is not None:
+            return None
+        return rows.shape, rows.dtype, _memory_order(rows)
+
+    def cast(self, rows: Any, **kwargs: Any) -> Any:
+        if kwargs.keys() != {"dtype"} or rows.is_complex():
+            return None
+        return rows.shape, kwargs["dtype"], _memory_order(rows)
+
+    def binary(self, rows: Any, other: Any, *, alpha: Any = 1) -> Any:
+        if not rows.is_floating_point() or not _is_number(alpha):
+            return None
+        if _is_number(other):
+            return rows.shape, rows.dtype, _memory_order(rows)
+        alike = hasattr(other, "dim") and rows.dtype == other.dtype and rows.device == other.device
+        if not alike or not rows.dim() or not other.dim():
+            return None
+        shape = _broadcast([rows.shape, other.shape])
+        if shape is None:
+            return None
+        if _contiguous(rows) and _contiguous(other):
+            return shape, rows.dtype, list(range(len(shape)))
+        # The strides of the first argument decide, where each dimension has one.
+        return shape, rows.dtype, _memory_order(rows) if _same_terms(rows.shape, shape) else None
+
+    def mean(self, rows: Any, dims: Any, keepdim: bool = False, **kwargs: Any) -> Any:
+        if not dims or kwargs or not rows.is_floating_point() or not _contiguous(rows):
+            return None
+        reduced = {d % rows.dim() for d in dims}
+        kept = [1 if d in reduced else size for d, size in enumerate(rows.shape) if keepdim or d not in reduced]
+        return kept, rows.dtype, list(range(len(kept)))
+
+    def concatenated(self, parts: Any, dim: int = 0) -> Any:
+        first = parts[0]
+        dim %= first.dim() or 1
+        for part in parts:
+            others = part.dim() == first.dim() > 1 and part.dtype == first.dtype and part.device == first.device
+            if not others or not all(
+                d == dim or _term(a) == _term(b) for d, (a, b) in enumerate(zip(part.shape, first.shape, strict=True))
+            ):
+                return None
+        # A tensor that may be in the order of channels last keeps it.
+        rows_last = _term(first.stride(-1)) == 1 and isinstance(first.stride(1), int) and first.stride(1) > 1
+        if first.dim() in (4, 5) and not rows_last:
+            return None
+        shape = [*first.shape]
+        shape[dim] = sum(part.shape[dim] for part in parts[1:]) + shape[dim] if len(parts) > 1 else shape[dim]
+        return shape, first.dtype, list(range(len(shape)))
+
+
+def _results_by_shape(original: Callable[..., Any]) -> Callable[..., Any]:
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
-    aten: Any = torch.ops.aten
-    elementwise = {*(getattr(aten, name).default for name in _ELEMENTWISE), aten.pow.Tensor_Scalar}
-    cast = aten._to_copy.default
+    rules = _Results().rules
 
-    def dtype_of(func: Any, rows: Any, args: Any, kwargs: Any) -> Any:
-        """Return the dtype of a result in the memory order of its argument, or ``None`` where torch has to decide."""
-        if func is cast:
-            return kwargs["dtype"] if kwargs.keys() == {"dtype"} and not rows.is_complex() else None
-        real = rows.is_floating_point() and not any(isinstance(one, complex) for one in args)
-        return rows.dtype if real and kwargs.get("memory_format") is None else None
+    def is_known(mode: Any, tensor: Any) -> bool:
+        fake = isinstance(tensor, FakeTensor) and tensor.fake_mode is mode
+        return fake and tensor.layout is torch.strided and tensor.constant is None
 
     def dispatch(self: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func is cast or func in elementwise:
-            rows = args[0]
-            known = isinstance(rows, FakeTensor) and rows.fake_mode is self and rows.layout is torch.strided
-            if known and rows.constant is None and not self.propagate_real_tensors:
-                dtype = dtype_of(func, rows, args, kwargs)
-                if dtype is not None and _contiguous(rows):
-                    return FakeTensor(self, torch.empty(rows.shape, dtype=dtype, device="meta"), rows.device)
+        rule = rules.get(func)
+        if rule is not None and args and not self.propagate_real_tensors:
+            given = [one for one in (args[0] if isinstance(args[0], list | tuple) else args) if not _is_number(one)]
+            tensors = [one for one in given if isinstance(one, torch.Tensor)]
+            if tensors and all(is_known(self, tensor) for tensor in tensors):
+                found = rule(*args, **kwargs)
+                if found is not None and found[2] is not None:
+                    shape, dtype, order = found
+                    return FakeTensor(self, _on_meta(shape, dtype, order), tensors[0].device)
         return original(self, func, types, args, kwargs)
 
     return dispatch
+
+
+def _on_meta(shape: Any, dtype: torch.dtype, order: list[int]) -> torch.Tensor:
+    """Return an empty dense tensor whose dimensions have this order in memory, from outermost to innermost."""
+    import torch
+
+    if order == sorted(order):
+        return torch.empty(shape, dtype=dtype, device="meta")
+    strides, extent = [0] * len(order), 1
+    for d in reversed(order):
+        strides[d], extent = extent, extent * shape[d]
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
 SHAPES_OF_RESULTS: Final = (
@@ -189,8 +311,8 @@ SHAPES_OF_RESULTS: Final = (
     ),
     Patch(
         "torch._subclasses.fake_tensor:FakeTensorMode._dispatch_impl",
-        _elementwise_results,
-        "torch makes three tensors with arithmetic on symbols for one contiguous result of an elementwise operator",
+        _results_by_shape,
+        "torch makes up to ten tensors with arithmetic on symbols for the shape of one result",
         "tracers/test_shapes.py",
         missing="skip",
     ),

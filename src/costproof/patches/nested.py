@@ -1,7 +1,7 @@
 """Count models on nested tensors of the jagged layout by the operators that run on their rows.
 
 A jagged tensor is a tensor of the rows of all sequences with the first row of each, and torch runs an operator on it by
-one on the rows. An export records no such tensor, nor does TorchLens: arguments are taken apart into ordinary tensors
+one on the rows. An export records no such tensor, nor does TorchLens: arguments are split into ordinary tensors
 (:class:`Jagged`), which a hook of the module puts together again, and only operators on rows are recorded.
 
 Attention is one operator on rows, as on a GPU; on a CPU, torch runs it by nested tensors of the other layout, whose
@@ -10,10 +10,12 @@ lengths no graph has. Importing this module does not import torch.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from costproof.ledger.errors import BadInput
@@ -95,11 +97,12 @@ def _assemble(module: nn.Module, args: Any, kwargs: Any) -> Any:
 
 
 def _nested(parts: Jagged) -> Any:
-    from torch.nested._internal.nested_tensor import nested_view_from_values_offsets_lengths
+    from torch.nested._internal import nested_tensor
 
     least, most, axis = (int(t.shape[0]) for t in parts[2:])
     known = {"min_seqlen": least - 1, "max_seqlen": most - 1} if most else {}
-    return nested_view_from_values_offsets_lengths(parts.values, parts.offsets, None, ragged_idx=axis, **known)
+    view: Any = nested_tensor.nested_view_from_values_offsets_lengths
+    return view(parts.values, parts.offsets, None, ragged_idx=axis, **known)
 
 
 def rows_of(value: Any) -> Any:
@@ -116,7 +119,7 @@ class NestedMade:
 
 @contextmanager
 def watched() -> Iterator[NestedMade]:
-    """Stop a forward in the block when it makes a jagged tensor, which only an operator at the dispatcher can follow."""
+    """Stop a forward in the block when it makes a jagged tensor, which only the dispatcher can follow."""
     found = NestedMade()
     with patched(REFUSED, context=(found,)):
         yield found
@@ -125,7 +128,7 @@ def watched() -> Iterator[NestedMade]:
 def _refused(original: Any, found: NestedMade) -> Any:
     def new(cls: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
         found.seen = True
-        raise RuntimeError("a nested tensor")
+        raise RuntimeError("a nested tensor, whose rows only the dispatcher and an export follow")
 
     return staticmethod(new)
 
@@ -169,7 +172,7 @@ def _shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any
     """[T_q, H, D], [T_k, H_kv, D], [T_k, H_kv, D_v] -> result [T_q, H, D_v], and a statistic [H, T_q] of its rows."""
     import torch
 
-    rows, heads, _ = query.shape
+    rows, heads, _width = query.shape
     return query.new_empty((rows, heads, value.shape[-1])), query.new_empty((heads, rows), dtype=torch.float32)
 
 
@@ -183,7 +186,9 @@ def _attend(
     out, statistic = _shapes(query, key, value)
     with torch._C.DisableTorchFunction():  # no tracer records what the operator does
         lengths, of_keys = ([int(n) for n in t.diff()] for t in (starts, key_starts))
-        parts = zip(out.split(lengths), query.split(lengths), key.split(of_keys), value.split(of_keys), strict=True)
+        split: Any = torch.split
+        each = ((out, lengths), (query, lengths), (key, of_keys), (value, of_keys))
+        parts = zip(*(split(rows, sizes) for rows, sizes in each), strict=True)
         for result, *rows in parts:
             q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in rows)
             found = torch.nn.functional.scaled_dot_product_attention(
@@ -198,9 +203,9 @@ def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
         query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
         scale: float | None = None, enable_gqa: bool = False,
     ) -> Any:  # fmt: skip
-        from torch.nested._internal import sdpa
-        from torch.nested._internal.nested_tensor import nested_view_from_values_offsets_lengths
+        from torch.nested._internal import nested_tensor, sdpa
 
+        view: Any = nested_tensor.nested_view_from_values_offsets_lengths
         every = (query, key, value)
         if any(type(t).__name__ != KIND or t._ragged_idx != 2 or t.dim() != 4 for t in every):
             return original(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -210,7 +215,7 @@ def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
         rows = [t._values.transpose(0, 1) for t in every]
         longest = [t._values.shape[1] if (n := t._maybe_max_seqlen) is None else n for t in (query, key)]
         found = _operator()(*rows, query.offsets(), key.offsets(), *longest, is_causal, scale)[0]
-        return nested_view_from_values_offsets_lengths(
+        return view(
             found, query.offsets(), None, min_seqlen=query._maybe_min_seqlen, max_seqlen=query._maybe_max_seqlen
         ).transpose(1, 2)
 
@@ -220,8 +225,7 @@ def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
 def _of_any_name(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(func: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(func, "__name__", "") == "scaled_dot_product_attention":  # TorchLens replaces the function itself
-            from torch.nested._internal import ops
-
+            ops: Any = sys.modules[_OPERATORS]
             return ops.jagged_scaled_dot_product_attention(*args, **kwargs)
         return original(func, *args, **kwargs)
 
@@ -245,6 +249,30 @@ def _with_offsets(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+_RAGGED: Final = "_costproof_ragged"
+"""Attribute of fake offsets: the size that stands for the lengths."""
+_numbers: Final = count(2**40)
+"""Numbers of ragged sizes of fake tensors; those of torch count from 0."""
+
+
+def _plain_size(original: Callable[..., Any]) -> Callable[..., Any]:
+    def size(tensor: Any, *, coeff: int = 1) -> Any:
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensor
+        from torch._subclasses.functional_tensor import mb_unwrap_functional_tensor
+        from torch.nested._internal.nested_int import NestedIntNode
+
+        tensor = mb_unwrap_functional_tensor(tensor)
+        if not isinstance(tensor, FakeTensor):
+            return original(tensor, coeff=coeff)
+        if _RAGGED not in vars(tensor):
+            whole: Any = torch.SymInt
+            setattr(tensor, _RAGGED, whole(NestedIntNode(next(_numbers), coeff)))
+        return vars(tensor)[_RAGGED]
+
+    return size
+
+
 PATCHES: Final = (
     Patch(
         f"{_OPERATORS}:jagged_scaled_dot_product_attention", _whole,
@@ -258,6 +286,14 @@ PATCHES: Final = (
         f"{_TENSORS}:jagged_from_list", _with_offsets, "its offsets are literals, whose values an export hides", _TEST,
         missing="skip",
     ),
+    Patch(
+        f"{_TENSORS}:get_tensor_symint", _plain_size, "a ragged size would be a symbol that no input of the graph has",
+        _TEST, missing="skip",
+    ),
+    Patch(
+        "torch.fx._symbolic_trace:is_fx_tracing", lambda original: lambda: False,
+        "nested_tensor_from_jagged refuses every trace because of it", _TEST, missing="skip",
+    ),
 )  # fmt: skip
 
 
@@ -265,14 +301,14 @@ PATCHES: Final = (
 def rows_exported() -> Iterator[None]:
     """Let an export record the operators on the rows of jagged tensors while the block runs.
 
-    The exporter records operators before the dispatcher reaches the class of a tensor. Here, one on a jagged tensor goes
-    there first, with the modes of the exporter inactive, and those on rows come back to them.
+    The exporter records operators before the dispatcher reaches the class of a tensor. Here, one on a jagged tensor
+    goes there first, with the modes of the exporter inactive, and those on rows come back to them.
     """
     import torch
     from torch.nested._internal.nested_tensor import _nt_view_dummy
 
     _nt_view_dummy()  # torch makes this tensor once, which must not happen inside an export
-    with patched(*EXPORTED, context=(_Modes([]), [])), torch.no_grad():
+    with patched(*EXPORTED, context=(_Modes([]),)), torch.no_grad():
         yield
 
 
@@ -318,7 +354,7 @@ class _Modes:
                 self.waiting.pop()
 
 
-def _to_class(original: Callable[..., Any], modes: _Modes, known: Any) -> Callable[..., Any]:
+def _to_class(original: Callable[..., Any], modes: _Modes) -> Callable[..., Any]:
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if all(kind.__name__ != KIND for kind in types):
             return original(self, func, types, args, kwargs)
@@ -328,31 +364,13 @@ def _to_class(original: Callable[..., Any], modes: _Modes, known: Any) -> Callab
     return dispatch
 
 
-def _on_rows(original: Any, modes: _Modes, known: Any) -> Any:
+def _on_rows(original: Any, modes: _Modes) -> Any:
     def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with modes.back():
             return original.__func__(cls, func, types, args, kwargs)
 
     return classmethod(dispatch)
 
-
-def _plain_size(original: Callable[..., Any], modes: _Modes, known: list[tuple[Any, Any]]) -> Callable[..., Any]:
-    def size(tensor: Any, *, coeff: int = 1) -> Any:
-        import torch
-        from torch._subclasses.functional_tensor import mb_unwrap_functional_tensor
-        from torch.nested._internal.nested_int import NestedIntNode
-
-        tensor = mb_unwrap_functional_tensor(tensor)
-        if (found := next((n for t, n in known if t is tensor), None)) is None:
-            found = torch.SymInt(NestedIntNode(_FIRST + len(known), coeff))
-            known.append((tensor, found))
-        return found
-
-    return size
-
-
-_FIRST: Final = 2**40
-"""Number of the first ragged size of an export; those of torch count from 0."""
 
 EXPORTED: Final = (
     Patch(
@@ -362,13 +380,5 @@ EXPORTED: Final = (
     Patch(
         f"{_TENSORS}:NestedTensor.__torch_dispatch__", _on_rows, "the exporter's modes must see the operators on rows",
         _TEST,
-    ),
-    Patch(
-        f"{_TENSORS}:get_tensor_symint", _plain_size, "a ragged size would be a symbol that no input of the graph has",
-        _TEST,
-    ),
-    Patch(
-        "torch.fx._symbolic_trace:is_fx_tracing", lambda original, modes, known: lambda: False,
-        "nested_tensor_from_jagged refuses every trace because of it", _TEST,
     ),
 )  # fmt: skip

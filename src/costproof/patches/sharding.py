@@ -71,7 +71,7 @@ def plans_of(model: nn.Module, tensor: int, expert: int) -> tuple[Plan, Plan]:
     if resolve is None:
         raise Incomplete("the model has no plan of transformers for several devices", got=type(model).__name__)
     try:
-        with _quiet():
+        with quiet():
             found = resolve(DistributedConfig(tp_size=tensor, ep_size=expert))
     except ValueError as error:
         raise Incomplete("transformers cannot distribute this model", got=first_line(error)) from error
@@ -79,8 +79,8 @@ def plans_of(model: nn.Module, tensor: int, expert: int) -> tuple[Plan, Plan]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence transformers' warnings on rules of a plan that match nothing, which plans have for other sizes."""
+def quiet() -> Iterator[None]:
+    """Silence warnings of transformers, such as those on rules of a plan that match nothing."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()

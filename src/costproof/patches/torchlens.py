@@ -189,7 +189,7 @@ SKIP_UNUSED_WORK: Final = (
             _TEST,
             missing="skip",
         )
-        for module in ("_ops_shared_fields", "model_prep", "sources")
+        for module in ("ops", "_ops_shared_fields", "model_prep", "sources")
     ),
     Patch(
         "torchlens.postprocess:_compact_op_metadata",

@@ -1,20 +1,37 @@
-"""Report whether a run fits into memory: the bytes by kind, their bounds, and the limits of settings."""
+"""Report whether a run fits into memory, by kind of bytes and with limits of settings, and what a checkpoint takes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from costproof.estimate.memory import Fits, HeldKind, MemoryLimit
+from costproof.estimate.memory import Fits, HeldKind, MemoryLimit, MeshTried, RankMemory
+from costproof.ledger.plural import plural
 from costproof.ledger.workload import KV_BLOCK, TargetInfo, counted_line, quantised_clause
-from costproof.reports.document import Block, Code, Document, DocumentSection, Form, Items, Prose, Table, plain_text
+from costproof.reports.document import (
+    Block,
+    Code,
+    Document,
+    DocumentSection,
+    Form,
+    Items,
+    Note,
+    Number,
+    Prose,
+    Table,
+    plain_text,
+)
 from costproof.reports.static import ranks_text
+from costproof.storage.checkpoint import StoredCheckpoint
 from costproof.views.describe import note_lines
 from costproof.views.numbers import exact, human
 
 HEAD: Final = ("Held", "Bytes", "")
 STAGES: Final = ("Stage", "Added to the cache", "Activations, at most")
 LIVE_STAGES: Final = ("Stage", "Added to the cache", "Live peak")
+TRIED: Final = ("Mesh", "Weights and buffers of a rank", "Verdict")
+RANKS: Final = ("Ranks", "Weights", "Cache", "At most", "Verdict")
 PEAKS: Final = ("Peak, arguments apart", "Peaks of all its calls")
 ACTIVATIONS: Final = (
     "The bound of activations keeps every tensor that crosses the border of a module, in one call of each stage, and "
@@ -59,6 +76,10 @@ def document(found: Fits, form: Form) -> Document:
     body: list[Block] = [Table(HEAD, "lrr", _held_rows(found))]
     if stages:
         body.append(Table(head, "lr", [(Code(s), *cells) for s, *cells in stages]))
+    if found.tried:
+        body.append(Table(TRIED, "lrl", [_tried_row(x) for x in found.tried]))
+    if len(found.ranks) > 1:
+        body.append(Table(RANKS, "lrrrl", [_rank_row(x, found.workload.mesh.world) for x in found.ranks]))
     solved = [limit_sentences(x, found.memory_bytes) for x in found.limits]
     if form == "text":
         lines = tuple(line for both in solved for line in (both[0], f"    {both[1]}"))
@@ -202,9 +223,21 @@ def _plain_lines(found: Fits) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def _tried_row(x: MeshTried) -> tuple[str, ...]:
+    mesh = f"tp {x.tp}" + (f", ep {x.ep}" if x.ep > 1 else "")
+    return (mesh, "" if x.weights_bytes is None else exact(x.weights_bytes), x.verdict or f"cannot be: {x.why}")
+
+
+def _rank_row(x: RankMemory, world: int) -> tuple[str, ...]:
+    return (ranks_text(x.ranks, world), *map(exact, (x.weights_bytes, x.cache_bytes, x.most_bytes)), x.verdict)
+
+
 def _rank_line(found: Fits) -> str:
     """Return a sentence on the ranks that hold the most, and the rank that is counted."""
     world, counted = found.workload.mesh.world, f"these bytes and limits are of rank {found.rank}"
+    if len(found.ranks) > 1:
+        most = ranks_text(found.ranks[0].ranks, world)
+        return f"Of {world} ranks, {most} hold the most: these bytes are of rank {found.rank}, limits the least of all."
     if not found.binding_ranks:
         return f"Which of {world} ranks hold the most is not known: {counted}."
     if len(found.binding_ranks) == world:
@@ -236,3 +269,75 @@ def limit_sentences(x: MemoryLimit, room: int) -> tuple[str, str]:
     if x.outcome == "refused":
         return f"{held} would not fit from {name} {exact(x.at)} on, which the model does not take: {x.why}", sides
     return f"from which {name} on {held} do not fit is not solved: {x.why}", sides
+
+
+STORED_TOTALS: Final = ("Of the checkpoint", "Number")
+STORED_PARTS: Final = ("Tensor", "Dtype", "Shape", "Tensors", "Bytes")
+STORED_DIFFERENCES: Final = ("Tensor", "By the layout", "In the headers", "Bytes", "Cause")
+STORED_SECTIONS: Final = ("Of the file, besides tensors", "Bytes")
+MOST_STORED: Final = 20
+STORED_MEANING: Final = (
+    "Stored bytes are the payload of the files, without headers. Elements are those that headers add up to, scales and "
+    "packed words among them; parameters are those of the model before it was quantised."
+)
+
+
+def stored_document(found: StoredCheckpoint, form: Form) -> Document:
+    """Return the report of a checkpoint; plain text lists only the largest parts."""
+    rows = [(Code(p.name), p.dtype, str(list(p.shape)), exact(p.tensors), _number(p.bytes)) for p in found.parts]
+    most = None if form == "html" else MOST_STORED
+    body: list[Block] = [
+        Table(STORED_TOTALS, "lr", list(_stored_totals(found))),
+        Table(STORED_PARTS, "lllrr", rows, most=most, noun="smaller part", rest="-f json"),
+    ]
+    if found.headers is not None and found.headers.differences:
+        different = [(Code(d.name), d.expected or "none", d.got or "none", _number(d.bytes), d.cause or "not known")
+                     for d in found.headers.differences]  # fmt: skip
+        body.append(Table(STORED_DIFFERENCES, "lllrl", different, most=most, noun="smaller difference", rest="-f json"))
+    if found.headers is not None and found.headers.sections:
+        sections = sorted(found.headers.sections, key=lambda section: -section.bytes)
+        inside = [(section.name, _number(section.bytes)) for section in sections if section.bytes]
+        body.append(Table(STORED_SECTIONS, "lr", inside, most=most, noun="smaller section", rest="-f json"))
+    said = [f"Assumed: {text}." for text in found.assumed]
+    said += [f"Beside these, of unknown size: {text}." for text in found.undetermined]
+    said += [f"Left out: {text}." for text in found.left_out]
+    if said:
+        body.append(Items(tuple(said)))
+    body.append(Note(STORED_MEANING))
+    return Document(f"Stored: {found.target}", body, "", stored_sentence(found))
+
+
+def _number(value: int) -> Number:
+    return Number(value, exact(value))
+
+
+def _stored_totals(found: StoredCheckpoint) -> Iterator[tuple[str, Number]]:
+    yield "stored bytes", _number(found.totals.bytes)
+    yield "stored elements", _number(found.totals.elements)
+    for dtype, elements in found.totals.by_dtype:
+        yield f"elements in {dtype}", _number(elements)
+    yield "parameters", _number(found.params)
+    if found.headers is not None:
+        yield "bytes by the headers", _number(found.headers.bytes)
+        if found.headers.sections:
+            yield "bytes of the file", _number(found.headers.bytes + sum(s.bytes for s in found.headers.sections))
+
+
+def stored_sentence(found: StoredCheckpoint) -> str:
+    """Return the size of a checkpoint in one sentence, with the result of comparing it to headers if they were read."""
+    how = ", ".join(found.formats) or "not quantised"
+    size = f"{exact(found.totals.bytes)} B ({human(found.totals.bytes, 'B')}), {how}"
+    if found.headers is None:
+        return f"Stored: {size}{' and more of unknown size' if found.undetermined else ''}."
+    if not found.headers.unnamed:
+        tensors = plural(found.headers.tensors, "tensor")
+        files = plural(found.headers.files, "file")
+        named = sum(difference.bytes for difference in found.headers.differences)
+        more = found.headers.bytes - found.totals.bytes - named
+        rest = f", and {exact(more)} B in tensors whose size no key determines" if more else ""
+        if found.headers.differences:
+            causes = plural(len({difference.cause for difference in found.headers.differences}), "known cause")
+            return f"Explained: {tensors} in {files} differ from the layout by {named:+,} B of {causes}: {size}{rest}."
+        return f"Exact: {tensors} in {files} are those of the layout, {size}{rest}."
+    delta = found.headers.bytes - found.totals.bytes
+    return f"Differs: the headers state {exact(found.headers.bytes)} B, {delta:+,} beside the layout's {size}."

@@ -26,9 +26,9 @@ from costproof.reports.document import (
     Table,
     subject_lines,
 )
-from costproof.reports.roofline import border_sentences, decimal, duration
+from costproof.reports.roofline import border_sentences
 from costproof.views.describe import versions_line
-from costproof.views.numbers import human, share
+from costproof.views.numbers import decimal, duration, human, share
 
 T = TypeVar("T")
 SAYS: Final = (

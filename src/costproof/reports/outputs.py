@@ -154,7 +154,7 @@ def _outputs(
         )
 
 
-_CALLGRAPH: Final = _of("views.callgraph_file:callgraph_file", "capture")
+_CALLGRAPH: Final = _of("views.files:callgraph_file", "capture")
 _PICTURE: Final = _of("reports.graph.view:graph_view", "capture")
 _COUNTERS: Final = _of("views.counters:counter_report", "capture", "discrepancy", "spent")
 _PROFILE: Final = _of("reports.measure:require_profile", "profile")
@@ -190,7 +190,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "callgraph-json", "callgraph.json", "what called what, how often, on which shapes",
-        _CALLGRAPH, kind=_at("views.callgraph_file:CALLGRAPH"), folder="report",
+        _CALLGRAPH, kind=_at("views.files:CALLGRAPH"), folder="report",
     ),
     Output(
         "manifest-json", "manifest.json", "which files of the folder belong together",
@@ -238,13 +238,14 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     *_outputs("measure", "measured times beside their bounds", "text md json", "estimate.measured:MEASUREMENT",
               file="measured"),
     *_outputs("fits", "whether a run fits into a memory", "text md json", "estimate.memory:FITS"),
-    *_outputs("stored", "what a checkpoint takes on disk", "text md json", "storage.checkpoint:STORED"),
+    *_outputs("stored", "what a checkpoint takes on disk", "text md json", "storage.checkpoint:STORED",
+              document="fits:stored_document"),
     *_outputs("peaks", "peaks of live activations and what holds them", "text md json html", "ledger.peaks:PEAKS"),
     Output("device-text", "device.txt", "a device and its sources, for the console",
            write=_at("reports.listing:device_text"), for_screens=True),
     Output("device-json", "device.json", "a device and its sources, for programs",
            kind=_at("estimate.hardware:DEVICE")),
-    Output("sweep-json", "sweep.json", "formulas at many points, for programs", kind=_at("views.sweep_file:SWEEP")),
+    Output("sweep-json", "sweep.json", "formulas at many points, for programs", kind=_at("views.files:SWEEP")),
     *_outputs("certificate", "a proof", "md json html", "compare.proof.certificate:CERTIFICATE"),
 )  # fmt: skip
 

@@ -30,9 +30,11 @@ from costproof.reports.document import Block, Code, Details, Document, DocumentS
 from costproof.reports.escape import visible
 from costproof.reports.html.document import Html, h, table
 from costproof.reports.html.printer import shares, swatch
+from costproof.reports.links import COLUMNS as LINK_COLUMNS
+from costproof.reports.links import link_blocks, link_cells
 from costproof.reports.plots.figure import colour
 from costproof.views.describe import note_lines
-from costproof.views.numbers import exact, human, share
+from costproof.views.numbers import PLACES, decimal, duration, exact, human, share
 
 BOUND: Final = "A bound by the device's own figures, not a prediction: what runs takes longer."
 MODULES: Final = (
@@ -65,8 +67,7 @@ STAGES: Final = (
     "Full", "Unfused",
 )  # fmt: skip
 PARTS: Final = ("Stage", "Part", "FLOPs", "Kept FLOPs", "Bytes", "FLOP/B", "At the roof", "Share", "Bound by")
-_PLACES: Final = 3
-_UNITS: Final = ((Fraction(1), "s"), (Fraction(1, 10**3), "ms"), (Fraction(1, 10**6), "µs"), (Fraction(1, 10**9), "ns"))
+_LINKS: Final = "With communication"
 _TIME: Final = "time"
 _TITLE: Final = "time at the roof"
 COLUMNS: Final = (
@@ -103,6 +104,7 @@ def document(found: Roofline, form: Form) -> Document:
         lines = tuple(line for both in solved for line in (both[0], f"    {both[1]}"))
         body: list[Block] = [*peak_notes(found), BOUND, by_stage, module_bound_sentence(found), floor_sentence(found)]
         body += [*omission_notes(found), *expert_sentences(found), by_part, memory_share_sentence(found)]
+        body += link_sections(found, text=True)
         body += [DocumentSection("Borders, solved and evaluated on both sides:", [Items(lines)])] if solved else []
         return Document(found.name, body, "", device_line(found), about)
     body = [
@@ -114,8 +116,16 @@ def document(found: Roofline, form: Form) -> Document:
     body += [" ".join(omission_notes(found))] if omission_notes(found) else []
     body += [Items(tuple(expert_sentences(found)))] if found.experts else []
     body += [DocumentSection("Parts that take longest", [by_part, memory_share_sentence(found)])]
+    body += link_sections(found, text=False)
     body += [DocumentSection("Borders", [Items(tuple(map("; ".join, solved)))])] if solved else []
     return Document(f"Roofline: {found.name}", body, about=about)
+
+
+def link_sections(found: Roofline, *, text: bool) -> list[Block]:
+    """Return the section on the time with communication; none on one device."""
+    if found.links is None:
+        return []
+    return [DocumentSection(_LINKS, link_blocks(found.links, text=text))]
 
 
 def section(found: Roofline | None) -> DocumentSection | None:
@@ -131,26 +141,11 @@ def section(found: Roofline | None) -> DocumentSection | None:
         *map(Note, notes),
         Markup(drawn),
         Table(STAGES, "lr", stage_rows(found)),
+        *([] if found.links is None else link_blocks(found.links, text=False, title=_LINKS)),
     ]
     return DocumentSection(
         f"Time at the roof: {found.device.title}", [*body, Details("Largest parts", [longest])], id="roof"
     )
-
-
-def decimal(value: Fraction, places: int) -> str:
-    """Format a non-negative number with a fixed number of decimals, rounded half up."""
-    scale = 10**places
-    whole, part = divmod((2 * value.numerator * scale + value.denominator) // (2 * value.denominator), scale)
-    return f"{whole:,}" + (f".{part:0{places}d}" if places else "")
-
-
-def duration(seconds: str | None, places: int = _PLACES) -> str:
-    """Format seconds: ``4.481 ms``; ``?`` for None."""
-    if seconds is None:
-        return "?"
-    value = Fraction(seconds)
-    unit, name = next(((u, n) for u, n in _UNITS if value >= u), _UNITS[-1])
-    return f"{decimal(value / unit, places)} {name}" if value else "0 s"
 
 
 def ratio(value: str | None) -> str:
@@ -329,7 +324,7 @@ def _point(b: BottleneckThreshold, point: ThresholdPoint, name: str) -> str:
 
 def _apart(left: Rational, right: Rational) -> tuple[str, str]:
     """Format two times with as many digits as needed to show that they differ."""
-    places = _PLACES
+    places = PLACES
     while Fraction(left) != Fraction(right) and duration(left, places) == duration(right, places):
         places += 1
     return duration(left, places), duration(right, places)
@@ -387,12 +382,14 @@ def roofline_csv(found: Roofline) -> str:
     """
     out = StringIO()
     counted = "; ".join(_counted_lines(found))
-    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    columns = COLUMNS if found.links is None else (*COLUMNS[:-1], *LINK_COLUMNS, COLUMNS[-1])
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
     writer.writeheader()
 
     def add(level: str, stage: str, part: str, b: WorkBound) -> None:
         numbers = {name: getattr(b, name) for name in COLUMNS[3:-1]}
-        writer.writerow({"level": level, "stage": stage, "part": part, **numbers, "counted": counted})
+        sent = link_cells(found.links, stage) if level in ("run", "stage") else {}
+        writer.writerow({"level": level, "stage": stage, "part": part, **numbers, **sent, "counted": counted})
 
     for level, every in (("run", (found.run,)), ("stage", found.stages)):
         for stage in every:

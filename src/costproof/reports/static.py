@@ -313,7 +313,9 @@ def ranks_section(found: Parallel | None) -> DocumentSection | None:
 
 def rank_rows(found: Parallel) -> list[tuple[Cell, ...]]:
     """Return a row for each cost: the smallest and the largest of a rank, and which ranks have it."""
-    stages, world = tuple(filter(None, found.ranks[0].stages)), found.mesh.world
+    # A file lists stages by name, its collectives in the order of the run.
+    called = (c.stage for c in found.collectives if c.stage in found.ranks[0].stages)
+    stages, world = tuple(dict.fromkeys((*called, *filter(None, found.ranks[0].stages)))), found.mesh.world
     rows: list[tuple[Cell, ...]] = []
     for stage, metric in (*(("", m) for m in HELD), *((s, m) for s in stages for m in DONE)):
         (least, with_least), (most, with_most) = found.extremes(stage, metric)
@@ -328,7 +330,7 @@ def rank_rows(found: Parallel) -> list[tuple[Cell, ...]]:
 def collective_rows(found: Parallel) -> list[tuple[Cell, ...]]:
     """Return a row for equal collectives of the counted rank."""
     return [
-        (c.stage, c.invocation, Code(c.module), Code(c.kind), f"{c.group}, {plural(len(c.ranks), 'rank')}", c.dtype,
+        (c.stage, c.invocation, Code(c.module), c.kind, f"{c.group}, {plural(len(c.ranks), 'rank')}", c.dtype,
          exact(c.count), _of_metric(c.bytes, "comm_payload_bytes"), _of_metric(c.sent_bytes, "comm_bytes"))
         for c in found.collectives
     ]  # fmt: skip

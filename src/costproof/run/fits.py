@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any, Final
 
-from costproof.algebra.crossing import FAR
-from costproof.algebra.symbols import FUNCTIONS, parse, text
-from costproof.compare.diff.changes import WORKLOAD
-from costproof.estimate.hardware import Device, machine
+from costproof.estimate.hardware import Device
+from costproof.estimate.links import devices_in
 from costproof.estimate.memory import (
     NEEDED,
     Fits,
-    HeldKind,
+    FitVerdict,
     MemoryLimit,
-    MemoryPoint,
+    MeshTried,
+    RankMemory,
     StageMemory,
     activations,
     parse_size,
@@ -26,20 +26,21 @@ from costproof.estimate.memory import (
     unfused_attention,
 )
 from costproof.estimate.roofline import choose_source
-from costproof.estimate.sums import CallTerm, FormulaSum, MetricTerm
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.capture import Padding
 from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, Incomplete, Problems
+from costproof.ledger.mesh import RANK
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
-from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, PAST, Workload, cache_counted
+from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, Workload, cache_counted
 from costproof.models.cache_dtype import BlockedCache
-from costproof.models.target import Exportable, Sharded, Target, WithBlocks, WithMemory
+from costproof.models.target import Exportable, Sharded, Target, WithBlocks, WithMemory, sharded
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import SettingCurve, Threshold
 from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.run.count_lock import count_lock
+from costproof.run.graph_limits import CACHE, block_limits, memory_limits, report_order
 from costproof.run.operand_files import OperandInput, check_whole
 from costproof.run.operands import Operand, check_counted, read_operand
 from costproof.run.peaks import graph_peaks
@@ -52,13 +53,11 @@ BLOCKS: Final = (
 )
 SETTINGS: Final = ("batch", "text_tokens")
 """Settings that are varied."""
+_RANK_NAMED: Final = re.compile(rf"[@,]{RANK}=")
+"""Rank 0, the default, is not an input of a workload."""
 _FRACTION: Final = re.compile(r"[0-9]*\.[0-9]+")
 _PREFILL: Final = "prefill"
 _CACHES: Final = ("kv_read_bytes", "kv_cache_bytes")
-_CACHE: Final = (MetricTerm("kv_cache_bytes", lambda node: True),)
-_GROWING: Final = (*_CACHE, MetricTerm("output_bytes", lambda node: True))
-_PAST: Final = (MetricTerm("kv_read_bytes", lambda node: node.stage == _PREFILL),)
-"""The cache before the prefill, which reads all of it."""
 
 
 def fits(
@@ -78,7 +77,8 @@ def fits(
     Args:
         target: a target with settings, ``"llama-3.1-8b@chat,batch=4"``, or any operand of
             :func:`~costproof.run.diff.diff`. Peaks of a capture are used too.
-        on: a device, whose memory is the limit unless ``memory`` is given.
+        on: a device, whose memory is the limit unless ``memory`` is given. On ``8xh100-sxm`` a run that names no mesh
+            gets the smallest one that fits: tp from 1 on, each with ep 1 and then tp.
         memory: bytes, or a text such as ``"80GB"`` (10^9) and ``"80GiB"`` (2^30).
         reserve: part of the memory that is left to the runtime: bytes, a size, or a fraction such as ``"0.1"``.
         config: a configuration file, for a target.
@@ -89,22 +89,106 @@ def fits(
         BadInput: there is no such target or device, or no memory is known.
         Incomplete: no source counts weights, caches and activations.
     """
-    device = on if on is None or isinstance(on, Device) else machine(on)
+    devices = None if on is None else devices_in(on)
+    device = None if devices is None else devices.device
     whole = _memory_limit(device, memory)
     kept_free = _reserve(reserve, whole)
-    room = whole - kept_free
     check_counted(rules, trust_remote_code, target)
-    read = read_operand(target, config, rules=rules, trust_remote_code=trust_remote_code)
-    side = read.baseline
+    read = partial(read_operand, config=config, rules=rules, trust_remote_code=trust_remote_code)
+    room = _Room(device, whole - kept_free, kept_free)
+    found = read(target)
+    mesh = found.baseline.workload.mesh
+    if devices is not None and (devices.count or 1) > 1:
+        if mesh.one and isinstance(target, str) and sharded(found.target) is not None:
+            return _smallest_mesh(target, devices.count or 1, read, room)
+        devices.check(mesh)
+    return _of_all_ranks(target, found, read, room)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """The memory of one device."""
+
+    device: Device | None
+    room: int
+    reserve: int
+
+
+_ORDER: Final[dict[FitVerdict, int]] = {"does not fit": 2, "not known": 1, "fits": 0}
+
+
+def _smallest_mesh(target: str, count: int, read: Callable[[str], Operand], room: _Room) -> Fits:
+    """Return the answer of the first mesh that fits, of tp from 1 on and of ep 1 or tp; else that of the last one."""
+    tried: list[MeshTried] = []
+    too_large: tuple[str, Operand] | None = None
+    for tp in (n for n in range(1, count + 1) if count % n == 0):
+        for ep in (1, tp) if tp > 1 else (1,):
+            spread = f"{target},tp={tp}" + (f",ep={ep}" if ep > 1 else "")
+            try:
+                side = read(spread)
+            except (BadInput, Problems, Incomplete) as error:
+                if tp == 1:  # what one device refuses is wrong with the run itself
+                    raise
+                problem = error.problems[0] if isinstance(error, Problems) else error
+                tried.append(MeshTried(tp, ep, None, None, problem.line))
+                continue
+            held = _formula_weights(side.baseline)
+            found = None if held is not None and held > room.room else _of_all_ranks(spread, side, read, room)
+            tried.append(MeshTried(tp, ep, "does not fit" if found is None else found.verdict, held))
+            if found is not None and found.verdict == "fits":
+                return replace(found, count=count, tried=tuple(tried))
+            too_large = spread, side
+    assert too_large is not None  # one device is tried first
+    return replace(_of_all_ranks(*too_large, read, room), count=count, tried=tuple(tried))
+
+
+def _formula_weights(side: Baseline) -> int | None:
+    """Return the bytes of weights and buffers of the counted rank: as a quantised checkpoint stores them, if it is."""
+    _, folded = choose_source(side, needed=NEEDED)
+    if "weights" in side.target.quantised and "resident_bytes" in folded.metrics:
+        return folded.total("resident_bytes")
+    return exact_sum(map(folded.total, ("weight_bytes", "buffer_bytes")))
+
+
+def _of_all_ranks(target: OperandInput, found: Operand, read: Callable[[str], Operand], room: _Room) -> Fits:
+    """Return the answer of the rank that holds most, with the smallest limits of all; of a named rank, its own."""
+    workload, model = found.baseline.workload, sharded(found.target)
+    named = RANK in workload.inputs or (isinstance(target, str) and _RANK_NAMED.search(target) is not None)
+    if workload.mesh.one or named or model is None:
+        return _of_rank(found, room)
+    answers: list[tuple[tuple[int, ...], Fits]] = []
+    counted = count_ranks(model, workload, evaluate_formulas(model, workload))
+    for row in counted.ranks:
+        own = workload.rank in row.ranks
+        side = found if own else read(f"{target},rank={row.ranks[0]}") if isinstance(target, str) else None
+        if side is not None:
+            answers.append((row.ranks, _of_rank(side, room)))
+    answers.sort(key=lambda a: (-_ORDER[a[1].verdict], -(a[1].most_bytes or a[1].certain_bytes or 0), a[0]))
+    ranks = tuple(
+        RankMemory(ranks, a.held_weights, a.planned_cache_bytes, a.live_bytes, a.most_bytes, a.verdict)
+        for ranks, a in answers
+    )
+    limits: dict[tuple[str, str], list[MemoryLimit]] = {}
+    for limit in (x for _, answer in answers for x in answer.limits):
+        limits.setdefault((limit.setting, limit.held), []).append(limit)
+    least = (min(same, key=lambda x: report_order(Threshold(x.outcome, x.at))) for same in limits.values())
+    return replace(answers[0][1], ranks=ranks, limits=tuple(least))
+
+
+def _of_rank(read: Operand, of: _Room) -> Fits:
+    """Return the answer of the counted rank, or of a run on one device."""
+    side, device, room, kept_free = read.baseline, of.device, of.room, of.reserve
     check_whole(side)
     name, folded = choose_source(side, needed=NEEDED)
-    along = {} if read.target is None else {s: SettingCurve(side, read.target, s) for s in SETTINGS}
+    varied = _of_replica(side)
+    along = {} if read.target is None else {s: SettingCurve(varied, read.target, s) for s in SETTINGS}
     sizes = along["batch"].sizes(along["batch"].own) if along else {}
     element = FLOAT_BYTES[side.workload.dtype]
     rows = max(map(row_kinds_in, sizes.values()), default=0)
     blocked = _blocked_cache(read.target, side.workload)
-    live, why = _live_memory(read.target, side.workload)
+    live, why = _live_memory(read.target, varied.workload)
     live = live if live is None or blocked is None else replace(live, blocked=blocked)
+    peak = None if live is None else live.in_blocks
     by_stage = {} if live is None else live.stages()
     stages = []
     for stage in folded.stages:
@@ -117,10 +201,22 @@ def fits(
     weights, buffers = folded.total("weight_bytes"), folded.total("buffer_bytes")
     quantised, unknown = _stored_weights(read.origin)
     held = weights if quantised is None else quantised.totals.bytes - quantised.buffer_bytes
+    if quantised is not None and not side.workload.mesh.one:  # the checkpoint is that of all ranks
+        resident = folded.total("resident_bytes")
+        held = None if resident is None or buffers is None else resident - buffers
     unpacked = None if quantised is None else quantised.largest_matrix * element
     counted = not {*cache_counted(side.target, side.workload).quantised} - (set() if quantised is None else {"weights"})
     certain = None if held is None or buffers is None or not counted else held + buffers
     kept = (*activations(element, rows=rows), *unfused_attention(side, sizes)) if along and live is None else None
+    limits: tuple[MemoryLimit, ...] = ()
+    if certain is not None and not side.workload.rows:  # the rows say all lengths
+        run, matrix = (along, certain, room), unpacked or 0
+        if blocked is not None:
+            limits = tuple(block_limits(*run, peak, blocked, varied.workload, matrix))
+        else:
+            limits = (*memory_limits(*run, kept, peak, read.peaks, matrix), *_of_graph(read, certain, room))
+    if varied is not side:
+        limits = tuple(_of_all_replicas(x, side.workload) for x in limits)
     answer = Fits(
         side.conventions, side.target, side.workload, side.environment, device, room, name,
         weights_bytes=weights,
@@ -136,11 +232,7 @@ def fits(
         last_logits_bytes=None if live is None else live.with_last_logits(),
         token_bytes=_token_bytes(along, side.workload.own_batch),
         reserve_bytes=kept_free,
-        limits=()
-        if certain is None or side.workload.rows  # the rows say all lengths
-        else tuple(_block_limits(along, certain, room, live, blocked, side.workload, unpacked or 0))
-        if blocked is not None
-        else (*_limits(along, certain, room, kept, live, read.peaks, unpacked or 0), *_of_graph(read, certain, room)),
+        limits=limits,
         notes=(
             *side.notes, *unknown, *why, *_cache_notes(side.workload, live), *([] if blocked is None else [BLOCKS]),
             *(() if quantised is None else _stored_notes(quantised)),
@@ -149,6 +241,32 @@ def fits(
         binding_ranks=_binding_ranks(read.target, side.workload),
     )  # fmt: skip
     return _with_graph(answer if blocked is None else _in_blocks(answer, blocked, by_stage), read)
+
+
+def _of_replica(side: Baseline) -> Baseline:
+    """Return the run of the counted rank's part of the batch, whose formulas do not change at multiples of dp."""
+    workload, mesh = side.workload, side.workload.mesh
+    if mesh.dp == 1 or mesh.ep not in (1, mesh.tp) or mesh.pp * mesh.cp > 1:
+        return side
+    inputs = {name: value for name, value in workload.inputs.items() if name not in ("dp", RANK)}
+    inputs |= {RANK: mesh.coordinates(workload.rank).tp} if RANK in workload.inputs else {}
+    return replace(side, workload=replace(workload, batch=workload.own_batch, inputs=inputs))
+
+
+def _of_all_replicas(limit: MemoryLimit, workload: Workload) -> MemoryLimit:
+    """Return a limit of the batch that was solved for a rank's part of it as one of the whole batch.
+
+    The part of the rank with index d of dp has n sequences from batch (n - 1) dp + d + 1 on. If it takes none, the
+    limit is 1, and its place the smallest batch, dp.
+    """
+    if limit.setting != "batch" or limit.at is None:
+        return limit
+    dp = workload.mesh.dp
+    first = (limit.at - 1) * dp + workload.mesh.coordinates(workload.rank).dp + 1
+    if limit.at == 1:
+        return replace(limit, points=tuple(replace(p, at=dp) for p in limit.points[-1:]))
+    places = {limit.at: first, limit.at - 1: first - 1}
+    return replace(limit, at=first, points=tuple(replace(p, at=places.get(p.at, workload.batch)) for p in limit.points))
 
 
 def _with_graph(found: Fits, read: Operand) -> Fits:
@@ -265,7 +383,7 @@ def _token_bytes(along: Mapping[str, SettingCurve], batch: int) -> int | None:
     if of is None:
         return None
     try:
-        more = of.value(of.own + 1, _CACHE) - of.value(of.own, _CACHE)
+        more = of.value(of.own + 1, CACHE) - of.value(of.own, CACHE)
     except (BadInput, Problems):
         return None
     return more // batch if more % batch == 0 else None
@@ -380,118 +498,3 @@ def _memory_limit(device: Device | None, memory: int | str | None) -> int:
     if device.memory is None:
         raise BadInput("the memory of this device is not known", where=device.name, fix="--memory SIZE")
     return device.memory.value
-
-
-def _limits(
-    along: Mapping[str, SettingCurve],
-    weights: int,
-    room: int,
-    kept: FormulaSum | None,
-    live: _LiveMemory | None,
-    peaks: Sequence[CallPeaks],
-    unpacked: int,
-) -> Iterator[MemoryLimit]:
-    """Yield the first values of settings that do not fit: by weights and cache, by known peaks, and by the bound.
-
-    Args:
-        kept: the bound of activations; ``None`` if the live peak is known.
-        unpacked: bytes of an unpacked matrix, which belong to the bound and the live peak.
-    """
-    for setting, of in along.items():
-        cache = (*_CACHE, *(_PAST if of.given.get(f"{WORKLOAD}{PAST}") else ()))
-        held: dict[HeldKind, list[FormulaSum]] = {
-            "weights and cache": [cache],
-            "weights and graph peak": list(_moments(of, peaks)),
-            "weights, cache and bound": [] if kept is None else [(*cache, *kept)],
-        }
-        if live is not None:
-            yield from _live_limit(setting, of, weights + unpacked, room, live)
-        for what, sums in held.items():
-            grow = [terms for terms in sums if of.depends(terms)]
-            if grow:
-                lasting = weights + (unpacked if what == "weights, cache and bound" else 0)
-                found = min((of.first(terms, (), room - lasting) for terms in grow), key=_report_order)
-                if what == "weights and graph peak":
-                    found = _where_graphs_hold(found, of, peaks)
-                places = found.places(of.own)
-                points = tuple(MemoryPoint(at, lasting + max(of.value(at, terms) for terms in sums)) for at in places)
-                yield MemoryLimit(setting, what, found.outcome, found.at, points, found.why)
-
-
-def _block_limits(
-    along: Mapping[str, SettingCurve],
-    lasting: int,
-    room: int,
-    live: _LiveMemory | None,
-    blocked: BlockedCache,
-    workload: Workload,
-    unpacked: int,
-) -> Iterator[MemoryLimit]:
-    """Yield the first values of settings at which the blocks of the cache, or the live peak with them, do not fit."""
-    for setting, of in along.items():
-        if live is not None:
-            yield from _live_limit(setting, of, lasting + unpacked, room, live)
-
-        def held(at: int, setting: str = setting) -> int:
-            changed: dict[str, Any] = {setting: at}
-            return lasting + blocked.held(replace(workload, **changed))
-
-        found = of.first_over(lambda at, held=held: held(at) > room)  # type: ignore[misc]
-        points = tuple(MemoryPoint(at, held(at)) for at in found.places(of.own))
-        yield MemoryLimit(setting, "weights and cache", found.outcome, found.at, points, found.why)
-
-
-def _live_limit(setting: str, of: SettingCurve, lasting: int, room: int, live: _LiveMemory) -> Iterator[MemoryLimit]:
-    """Yield the first value of a setting at which the live peak does not fit; the peak grows with the setting."""
-
-    def held(at: int) -> int:
-        changed: dict[str, Any] = {setting: at}
-        return lasting + live.in_blocks(**changed)
-
-    if not of.depends(_GROWING):
-        return
-    found = of.first_over(lambda at: held(at) > room)
-    points = tuple(MemoryPoint(at, held(at)) for at in found.places(of.own))
-    yield MemoryLimit(setting, "weights and live peak", found.outcome, found.at, points, found.why)
-
-
-def _symbolic_peaks(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[CallPeaks]:
-    """Yield the calls whose graph peak is a formula in symbols of the run."""
-    sizes = of.sizes(of.own)
-    for call in peaks:
-        every = (symbol for source in (call.form, *call.holds) if call.form for symbol in parse(source).free_symbols)
-        if call.form and {symbol.name for symbol in every} <= sizes.get((call.stage, call.invocation), {}).keys():
-            yield call
-
-
-def _moments(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[FormulaSum]:
-    """Yield the live bytes, without inputs, at each moment of the graph peaks that are formulas."""
-    for call in _symbolic_peaks(of, peaks):
-        peak, given = parse(call.form), parse(call.given or "0")
-        for moment in peak.args if peak.func == FUNCTIONS["Max"] else (peak,):
-            yield (CallTerm(text(moment - given), call.stage, call.invocation),)
-
-
-def _where_graphs_hold(found: Threshold, of: SettingCurve, peaks: Iterable[CallPeaks]) -> Threshold:
-    """Return the threshold, marked as unproved if the conditions of the exported graphs fail around it.
-
-    If other formulas hold there, another graph may be exported.
-    """
-    if found.outcome == "not solved":
-        return found
-    ends = found.places(of.own) if found.outcome == "from" else (of.last(found.at or FAR),)
-    for at in ends:
-        if at == 1 < of.own:
-            return Threshold("not solved", None, f"a graph in symbols need not be that of {of.setting} 1")
-        if of.regime(at) is not of.regime(of.own):
-            return Threshold("not solved", None, f"other formulas hold at {of.setting} {at:,}, and maybe another graph")
-        for call in _symbolic_peaks(of, peaks):
-            for source in call.holds:
-                if of.value(at, (CallTerm(source, call.stage, call.invocation),)) < 0:
-                    return Threshold("not solved", None, f"the graph of {call.stage} holds only where {source} >= 0")
-    return found
-
-
-def _report_order(found: Threshold) -> tuple[int, int]:
-    """Return a sort key that puts unsolved thresholds first, then the smallest value."""
-    return ({"not solved": 0, "from": 1, "refused": 1, "never": 2}[found.outcome], found.at or 0)

@@ -15,8 +15,8 @@ from costproof.ledger.progress import Progress, silent
 from costproof.reports.graph import svg
 from costproof.reports.graph.view import GraphChoice, graph_view
 from costproof.reports.outputs import PICTURES, variants
-from costproof.views.callgraph_file import Drawable, read_drawable
 from costproof.views.explanation import check_stage
+from costproof.views.files import Drawable, read_drawable
 from costproof.views.manifest import capture_file
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Find the batch and length at which weights and cache stop fitting, from the exported graphs of a model.
+"""Find the batch and length at which a run stops fitting, by its formulas or by the exported graphs of a model.
 
 The graphs give the bytes of the cache as expressions of their symbols. They are evaluated at the sizes of other runs,
 as long as the conditions of the exports hold; beyond them another graph may run.
@@ -6,21 +6,33 @@ as long as the conditions of the exports hold; beyond them another graph may run
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from costproof.algebra.conditions import Condition
+from costproof.algebra.crossing import FAR
 from costproof.algebra.evaluation import evaluate
 from costproof.algebra.identity import free_symbols
-from costproof.algebra.symbols import parse
-from costproof.estimate.memory import MemoryLimit, MemoryPoint
+from costproof.algebra.symbols import FUNCTIONS, parse, text
+from costproof.compare.diff.changes import WORKLOAD
+from costproof.estimate.arithmetic import CallTerm, FormulaSum, MetricTerm
+from costproof.estimate.memory import HeldKind, MemoryLimit, MemoryPoint
 from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.workload import Workload
+from costproof.ledger.peaks import CallPeaks
+from costproof.ledger.workload import PAST, Workload
+from costproof.models.cache_dtype import BlockedCache
 from costproof.models.target import Exportable
+from costproof.parametric.run_family import SettingCurve, Threshold
 from costproof.run.count_lock import count_lock
 
+LivePeak = Callable[..., int]
+"""Settings to change -> the largest live peak of a stage."""
+CACHE: Final = (MetricTerm("kv_cache_bytes", lambda node: True),)
+_GROWING: Final = (*CACHE, MetricTerm("output_bytes", lambda node: True))
+_PAST: Final = (MetricTerm("kv_read_bytes", lambda node: node.stage == "prefill"),)
+"""The cache before the prefill, which reads all of it."""
 _FAR: Final = 2**40
 """Upper end of the search."""
 _Sizes = Mapping[tuple[str, str], Mapping[str, int]]
@@ -177,3 +189,118 @@ class GraphRun:
                         raise _NotKnownError(error.line) from error
                     found.append((stage, free, conditions))
         return found
+
+
+def memory_limits(
+    along: Mapping[str, SettingCurve],
+    weights: int,
+    room: int,
+    kept: FormulaSum | None,
+    live: LivePeak | None,
+    peaks: Sequence[CallPeaks],
+    unpacked: int,
+) -> Iterator[MemoryLimit]:
+    """Yield the first values of settings that do not fit: by weights and cache, by known peaks, and by the bound.
+
+    Args:
+        kept: the bound of activations; ``None`` if the live peak is known.
+        unpacked: bytes of an unpacked matrix, which belong to the bound and the live peak.
+    """
+    for setting, of in along.items():
+        cache = (*CACHE, *(_PAST if of.given.get(f"{WORKLOAD}{PAST}") else ()))
+        held: dict[HeldKind, list[FormulaSum]] = {
+            "weights and cache": [cache],
+            "weights and graph peak": list(_moments(of, peaks)),
+            "weights, cache and bound": [] if kept is None else [(*cache, *kept)],
+        }
+        if live is not None:
+            yield from _live_limit(setting, of, weights + unpacked, room, live)
+        for what, sums in held.items():
+            grow = [terms for terms in sums if of.depends(terms)]
+            if grow:
+                lasting = weights + (unpacked if what == "weights, cache and bound" else 0)
+                found = min((of.first(terms, (), room - lasting) for terms in grow), key=report_order)
+                if what == "weights and graph peak":
+                    found = _where_graphs_hold(found, of, peaks)
+                places = found.places(of.own)
+                points = tuple(MemoryPoint(at, lasting + max(of.value(at, terms) for terms in sums)) for at in places)
+                yield MemoryLimit(setting, what, found.outcome, found.at, points, found.why)
+
+
+def block_limits(
+    along: Mapping[str, SettingCurve],
+    lasting: int,
+    room: int,
+    live: LivePeak | None,
+    blocked: BlockedCache,
+    workload: Workload,
+    unpacked: int,
+) -> Iterator[MemoryLimit]:
+    """Yield the first values of settings at which the blocks of the cache, or the live peak with them, do not fit."""
+    for setting, of in along.items():
+        if live is not None:
+            yield from _live_limit(setting, of, lasting + unpacked, room, live)
+
+        def held(at: int, setting: str = setting) -> int:
+            changed: dict[str, Any] = {setting: at}
+            return lasting + blocked.held(replace(workload, **changed))
+
+        found = of.first_over(lambda at, held=held: held(at) > room)  # type: ignore[misc]
+        points = tuple(MemoryPoint(at, held(at)) for at in found.places(of.own))
+        yield MemoryLimit(setting, "weights and cache", found.outcome, found.at, points, found.why)
+
+
+def _live_limit(setting: str, of: SettingCurve, lasting: int, room: int, live: LivePeak) -> Iterator[MemoryLimit]:
+    """Yield the first value of a setting at which the live peak does not fit; the peak grows with the setting."""
+
+    def held(at: int) -> int:
+        changed: dict[str, Any] = {setting: at}
+        return lasting + live(**changed)
+
+    if not of.depends(_GROWING):
+        return
+    found = of.first_over(lambda at: held(at) > room)
+    points = tuple(MemoryPoint(at, held(at)) for at in found.places(of.own))
+    yield MemoryLimit(setting, "weights and live peak", found.outcome, found.at, points, found.why)
+
+
+def _symbolic_peaks(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[CallPeaks]:
+    """Yield the calls whose graph peak is a formula in symbols of the run."""
+    sizes = of.sizes(of.own)
+    for call in peaks:
+        every = (symbol for source in (call.form, *call.holds) if call.form for symbol in parse(source).free_symbols)
+        if call.form and {symbol.name for symbol in every} <= sizes.get((call.stage, call.invocation), {}).keys():
+            yield call
+
+
+def _moments(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[FormulaSum]:
+    """Yield the live bytes, without inputs, at each moment of the graph peaks that are formulas."""
+    for call in _symbolic_peaks(of, peaks):
+        peak, given = parse(call.form), parse(call.given or "0")
+        for moment in peak.args if peak.func == FUNCTIONS["Max"] else (peak,):
+            yield (CallTerm(text(moment - given), call.stage, call.invocation),)
+
+
+def _where_graphs_hold(found: Threshold, of: SettingCurve, peaks: Iterable[CallPeaks]) -> Threshold:
+    """Return the threshold, marked as unproved if the conditions of the exported graphs fail around it.
+
+    If other formulas hold there, another graph may be exported.
+    """
+    if found.outcome == "not solved":
+        return found
+    ends = found.places(of.own) if found.outcome == "from" else (of.last(found.at or FAR),)
+    for at in ends:
+        if at == 1 < of.own:
+            return Threshold("not solved", None, f"a graph in symbols need not be that of {of.setting} 1")
+        if of.regime(at) is not of.regime(of.own):
+            return Threshold("not solved", None, f"other formulas hold at {of.setting} {at:,}, and maybe another graph")
+        for call in _symbolic_peaks(of, peaks):
+            for source in call.holds:
+                if of.value(at, (CallTerm(source, call.stage, call.invocation),)) < 0:
+                    return Threshold("not solved", None, f"the graph of {call.stage} holds only where {source} >= 0")
+    return found
+
+
+def report_order(found: Threshold) -> tuple[int, int]:
+    """Return a sort key that puts unsolved thresholds first, then the smallest value."""
+    return ({"not solved": 0, "from": 1, "refused": 1, "never": 2}[found.outcome], found.at or 0)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from costproof.compare.patterns import patterns
-from costproof.estimate.arithmetic import Arithmetic
+from costproof.estimate.arithmetic import Arithmetic, FormulaSum, MetricTerm
 from costproof.estimate.clocks import Forward, VariantTime
 from costproof.estimate.hardware import Device, machine
 from costproof.estimate.measured import (
@@ -29,7 +29,6 @@ from costproof.estimate.measured import (
     work_kind,
 )
 from costproof.estimate.roofline import BottleneckThreshold, Roof, ThresholdPoint, roof
-from costproof.estimate.sums import FormulaSum, MetricTerm
 from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import TRAFFIC

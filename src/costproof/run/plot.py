@@ -21,8 +21,8 @@ from costproof.reports.report import Report
 from costproof.reports.roofline import roofline_svg
 from costproof.run.roofline import roofline
 from costproof.views.counters import COUNTERS, CounterReport, counter_report
+from costproof.views.files import SWEEP
 from costproof.views.manifest import capture_file
-from costproof.views.sweep_file import SWEEP
 
 PICTURES: Final = ("shares", "roofline", "peaks", "counters", "sweep")
 """All pictures."""

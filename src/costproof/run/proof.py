@@ -129,10 +129,7 @@ def _peaks(proof: Proof) -> Iterator[Piece[Provable]]:
     There is no formula for a loop over experts, and for views whose side is a symbol.
     """
     known = [
-        p
-        for p in proof.pieces
-        if isinstance(p.target, WithMemory) and not p.asked
-        if p.workload.experts != "eager"
+        p for p in proof.pieces if isinstance(p.target, WithMemory) and not p.asked if p.workload.experts != "eager"
     ]
     drawn = [p for p in known if p.phase == "draws"][:_PEAK_DRAWS]
     for piece in (*(p for p in known if p.phase == "identities"), *drawn):

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import prod
-from typing import Final, Literal
+from functools import partial
+from math import lcm, prod
+from typing import Final, Literal, TypeGuard
 
-from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
-from costproof.estimate.hardware import Device, machine
+from costproof.estimate.arithmetic import Arithmetic, FormulaSum, MetricTerm, arithmetic_of, depends_on_context
+from costproof.estimate.hardware import Device
+from costproof.estimate.links import (
+    CollectiveBound,
+    LinkBounds,
+    LinkRates,
+    RankTimes,
+    StageLinks,
+    collective_bounds,
+    devices_in,
+    link_rates,
+    mean_of_experts,
+)
 from costproof.estimate.roofline import (
     BottleneckThreshold,
     Roof,
     Roofline,
+    StageBound,
     ThresholdPoint,
     bounds,
     choose_source,
@@ -22,17 +35,19 @@ from costproof.estimate.roofline import (
     roof,
 )
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
-from costproof.estimate.sums import FormulaSum, MetricTerm, depends_on_context
+from costproof.ledger.baseline import Folded, fold_ledger
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.mesh import Schedule
+from costproof.ledger.mesh import RANK, RankCosts, Schedule
 from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED
 from costproof.ledger.node import CostNode
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import Workload
+from costproof.models.target import Sharded, sharded
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import SettingCurve
+from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.run.operand_files import OperandInput, check_whole
-from costproof.run.operands import check_counted, is_without_formulas, read_operand
+from costproof.run.operands import Operand, check_counted, is_without_formulas, read_operand
 
 FLOAT8: Final = "float8"
 ATTENTION: Final = "attention"
@@ -60,6 +75,7 @@ def roofline(
         target: a target with settings, ``"llama-3.1-8b@chat,batch=4"``, or any operand of
             :func:`~costproof.run.diff.diff`.
         on: a device: its exact name, a file that describes one, or a :class:`~costproof.estimate.hardware.Device`.
+            ``8xh100-sxm`` are eight, on which the run has tp 8 unless it names a mesh.
         config: a configuration file, for a target.
         math: the dtype whose peak bounds most products (default: the dtype that they are multiplied in).
         source: whose counts to use (default: the first of ``analytic``, ``static``, ``dynamic`` that has them).
@@ -76,18 +92,19 @@ def roofline(
             routing does not match the run.
         Incomplete: no source counts FLOPs and bytes.
     """
-    device = on if isinstance(on, Device) else machine(on)
+    devices = devices_in(on)
+    device = devices.device
     check_counted(rules, trust_remote_code, target)
     if routing != "bound" and is_without_formulas(target, config, trust_remote_code=trust_remote_code):
         raise no_formulas_error()
     read = read_operand(target, config, rules=rules, trust_remote_code=trust_remote_code)
+    if (devices.count or 1) > 1 and read.baseline.workload.mesh.one and _splits(target, read):
+        spread = f"{target},tp={devices.count}"
+        read = read_operand(spread, config, rules=rules, trust_remote_code=trust_remote_code)
     side = read.baseline
     check_whole(side)
-    if side.workload.mesh.ep > 1:
-        raise Incomplete(
-            "a rank is given the rows of all experts and skips those of others: its least time is data",
-            where=f"roofline of {side.workload.mesh.text}", fix="leave out ep: tp alone has a bound",
-        )  # fmt: skip
+    mesh = side.workload.mesh
+    devices.check(mesh)
     name, folded = choose_source(side, source)
     arithmetic, dtype = arithmetic_of(folded, side.workload.dtype, math)
     run_dtype, notes = side.workload.dtype, side.notes
@@ -95,9 +112,14 @@ def roofline(
         # Engines unpack the weights on a device that does not multiply in eight bits.
         arithmetic, dtype = replace(arithmetic, instead={FLOAT8: run_dtype}), run_dtype
         notes = (*notes, f"{device.name} has no peak of {FLOAT8}: weights are unpacked and multiplied in {run_dtype}")
-    if not side.workload.mesh.one:
-        sent = folded.total("comm_bytes")
-        notes = (*notes, f"{_UNTIMED}: {'unknown' if sent is None else f'{sent:,}'} B in {side.workload.mesh.text}")
+    if mesh.ep > 1:
+        if mesh.ep != mesh.tp:
+            raise Incomplete(
+                "how many rows of experts a rank gets depends on the routing: its least time is data",
+                where=f"roofline of {mesh.text}", fix=f"--ep {mesh.tp}, as --tp, or no ep",
+            )  # fmt: skip
+        folded = mean_of_experts(folded, mesh.ep)
+        notes = (*notes, _MEAN)
     if microbatches is not None or schedule is not None:
         notes = (*notes, _bubble(side.workload, schedule or "1f1b", 1 if microbatches is None else microbatches))
     of = roof(device, dtype)
@@ -109,9 +131,20 @@ def roofline(
             raise no_formulas_error()
         folded, kind, experts = apply_routing(folded, ledger, batch.sizes(batch.own), routing)
     run, stages, parts = bounds(folded, of, arithmetic, routed=kind != "bound")
+    links = None
+    if not mesh.one:
+        rates, why = link_rates(devices, mesh)
+        sent = folded.total("comm_bytes")
+        unsent = "" if rates is not None else f": {'unknown' if sent is None else f'{sent:,}'} B in {mesh.text}"
+        notes = (*notes, *([f"{why}{unsent}"] if why else ()))
+        if rates is not None and sent is not None:
+            bounded = _Ranks(read, of, arithmetic, rates, routed=kind != "bound")
+            links = bounded.links(folded, run, stages)
     solved: Iterable[BottleneckThreshold] = ()
-    if batch is not None and read.target is not None and not side.workload.rows:  # the rows say all lengths
-        solved = _borders(batch, SettingCurve(side, read.target, "text_tokens"), of, arithmetic)
+    # The rows say all lengths, and under ep the formulas have the rows of all ranks.
+    if batch is not None and read.target is not None and not side.workload.rows and mesh.ep == 1:
+        length = SettingCurve(side, read.target, "text_tokens")
+        solved = _borders(batch, length, of, arithmetic, {} if links is None else links.rates())
     # Formulas give a bound: if a stage reads other experts, its weight bytes are unknown.
     other = {t.stage for t in experts}
     borders = tuple(b for b in solved if b.stage not in other or b.unit == "FLOP")
@@ -119,7 +152,82 @@ def roofline(
     return Roofline(
         *header, device, of.dtype, of.flops, of.bandwidth, name, run, stages, parts, borders, kind, experts, dtype,
         peaks_of(of, run), folded.bounds and not read.runs_all, notes,
-        "weights" in side.target.quantised and name == "analytic" and "resident_bytes" in folded.metrics,
+        "weights" in side.target.quantised and name == "analytic" and "resident_bytes" in folded.metrics, links,
+    )  # fmt: skip
+
+
+def _splits(target: OperandInput, read: Operand) -> TypeGuard[str]:
+    """Return whether an operand is a target with settings that can be split over devices."""
+    return isinstance(target, str) and sharded(read.target) is not None
+
+
+_GroupRates = Mapping[tuple[str, str, str], Fraction]
+"""(stage, part, kind of a collective) -> seconds for each byte of its payload."""
+_MEAN: Final = (
+    "routed experts have the mean of a rank, tokens x k / ep rows, which the slowest rank has at least; no border is "
+    "solved"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranks:
+    """The ranks of a run, each with its time bounds."""
+
+    read: Operand
+    of: Roof
+    arithmetic: Arithmetic
+    rates: LinkRates
+    routed: bool
+
+    def axis_of(self, part: str) -> str:
+        """Return the axis of the mesh along which the collectives of a part run."""
+        workload, target = self.read.baseline.workload, sharded(self.read.target)
+        return "tp" if target is None else target.shares(workload).axis_of(part)
+
+    def links(self, folded: Folded, run: StageBound, stages: tuple[StageBound, ...]) -> LinkBounds:
+        """Return the bounds with communication of the counted rank and, with formulas, of all others."""
+        workload = self.read.baseline.workload
+        sent = tuple(collective_bounds(folded, self.rates, workload, self.axis_of))
+        own = [_with_links(stage, sent) for stage in (*stages, run)]
+        times = [RankTimes((workload.rank,), run.modules.seconds, own[-1].exposed_s, own[-1].overlapped_s)]
+        if (target := sharded(self.read.target)) is not None and not self.routed:
+            times = [self._times(target, row.ranks, times[0]) for row in self._equal(target)]
+        times.sort(key=lambda t: (-Fraction(t.overlapped_s or 0), -Fraction(t.exposed_s or 0), t.ranks))
+        spread = any(c.nodes > 1 for c in sent)
+        mesh, rates = workload.mesh, self.rates
+        return LinkBounds(
+            mesh.world, rates.node, rates.interconnect, rates.network if spread else None, sent, tuple(own),
+            tuple(times),
+        )  # fmt: skip
+
+    def _equal(self, target: Sharded) -> tuple[RankCosts, ...]:
+        workload = self.read.baseline.workload
+        return count_ranks(target, workload, evaluate_formulas(target, workload)).ranks
+
+    def _times(self, target: Sharded, ranks: tuple[int, ...], counted: RankTimes) -> RankTimes:
+        workload = self.read.baseline.workload
+        if workload.rank in ranks:
+            return replace(counted, ranks=ranks)
+        other = replace(workload, inputs={**workload.inputs, RANK: ranks[0]})
+        folded = fold_ledger(evaluate_formulas(target, other), {})
+        if other.mesh.ep > 1:
+            folded = mean_of_experts(folded, other.mesh.ep)
+        run, _, _ = bounds(folded, self.of, self.arithmetic)
+        found = _with_links(run, tuple(collective_bounds(folded, self.rates, other, self.axis_of)))
+        return RankTimes(ranks, run.modules.seconds, found.exposed_s, found.overlapped_s)
+
+
+def _with_links(stage: StageBound, sent: tuple[CollectiveBound, ...]) -> StageLinks:
+    """Return the bounds of a stage with its collectives; of the whole run if it has no name."""
+    here = [c for c in sent if stage.id in ("", c.stage)]
+    links = sum((Fraction(c.seconds) for c in here), Fraction(0))
+    work = stage.modules
+    if work.seconds is None or work.compute_s is None or work.memory_s is None:
+        return StageLinks(stage.id, sum(c.sent_bytes for c in here), str(links), None, None, None)
+    roofed, longest = Fraction(work.seconds), max(Fraction(work.compute_s), Fraction(work.memory_s))
+    return StageLinks(
+        stage.id, sum(c.sent_bytes for c in here), str(links), str(roofed + links), str(max(roofed, links)),
+        "links" if links > longest else work.bound,
     )  # fmt: skip
 
 
@@ -136,11 +244,8 @@ def _bubble(workload: Workload, schedule: str, microbatches: int) -> str:
     )
 
 
-_UNTIMED: Final = "no time has the bytes that the rank sends, since no figure of a link is known"
-
-
 def _borders(
-    batch: SettingCurve, length: SettingCurve, of: Roof, arithmetic: Arithmetic
+    batch: SettingCurve, length: SettingCurve, of: Roof, arithmetic: Arithmetic, exchange: _GroupRates
 ) -> Iterator[BottleneckThreshold]:
     ledger = batch.regime(batch.own).ledger
     assert ledger is not None
@@ -169,6 +274,8 @@ def _borders(
         moved = (*unpacked, *(term for metric in TRAFFIC for term in _sum(metric, stage, factor=every)))
         unit = every * of.bandwidth
         yield from _border(batch, stage, "is bound by compute", ("compute", "memory"), (tuple(flops), moved), "s", unit)
+        if sent := {(part, kind): rate for (where, part, kind), rate in exchange.items() if where == stage}:
+            yield from _link_borders((batch, length), stage, (tuple(flops), moved), unit, sent)
         weights = (*unpacked, *_sum("weight_read_bytes", stage, factor=every))
         asked = "computes longer than it reads weights"
         yield from _border(batch, stage, asked, ("compute", "weights once"), (tuple(flops), weights), "s", unit)
@@ -185,6 +292,40 @@ def _borders(
             )
             asked = "reads more of its past than of its weights"
             yield from _border(length, stage, asked, ("keys and values of the past", "weights"), sides, "B")
+
+
+def _link_borders(
+    along: tuple[SettingCurve, SettingCurve],
+    stage: str,
+    clocks: tuple[FormulaSum, FormulaSum],
+    unit: int,
+    rates: Mapping[tuple[str, str], Fraction],
+) -> Iterator[BottleneckThreshold]:
+    """Yield where collectives take longer than the memory traffic, and where the products take longer than them.
+
+    Args:
+        clocks: products and memory traffic, in parts of which ``unit`` are a second.
+    """
+    compute, moved = clocks
+    every = lcm(*(rate.denominator for rate in rates.values()))
+    sent = tuple(
+        MetricTerm("comm_payload_bytes", partial(_is_sent, stage, *place), unit * int(rate * every))
+        for place, rate in rates.items()
+    )
+    for curve in along:
+        for asked, names, sides in (
+            ("waits longer for its links than for its memory", ("links", "memory"), (sent, _times(moved, every))),
+            ("computes longer than it waits for its links", ("compute", "links"), (_times(compute, every), sent)),
+        ):
+            yield from _border(curve, stage, asked, names, sides, "s", unit * every)
+
+
+def _times(terms: FormulaSum, factor: int) -> FormulaSum:
+    return tuple(replace(t, factor=t.factor * factor) if isinstance(t, MetricTerm) else t for t in terms)
+
+
+def _is_sent(stage: str, role: str, kind: str, node: CostNode) -> bool:
+    return (node.stage, node.role, node.kind) == (stage, role, kind)
 
 
 def _sum(metric: str, stage: str, *, factor: int = 1) -> FormulaSum:

@@ -36,7 +36,7 @@ from costproof.ledger.writing import (
 from costproof.parametric.exact_arrays import ExactColumn, Int128Array
 from costproof.reports.escape import visible
 from costproof.run.sweep_parts import SweepPart, SweepPoints
-from costproof.views.sweep_file import COUNTED, SWEEP
+from costproof.views.files import COUNTED, SWEEP
 
 _PART: Final = re.compile(r"[0-9a-f]{12}-[0-9]{8,}\.(part|json)")
 _LARGEST: Final = 10**38

@@ -23,9 +23,12 @@ BLOCKS: Final[dict[str, tuple[int, int]]] = {
     "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
     "Q8_K": (256, 292), "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ3_XXS": (256, 98), "IQ1_S": (256, 50),
     "IQ4_NL": (32, 18), "IQ3_S": (256, 110), "IQ2_S": (256, 82), "IQ4_XS": (256, 136), "IQ1_M": (256, 56),
-    "TQ1_0": (256, 54), "TQ2_0": (256, 66), "MXFP4": (32, 17), "NVFP4": (64, 36),
+    "TQ1_0": (256, 54), "TQ2_0": (256, 66), "MXFP4": (32, 17), "NVFP4": (64, 36), "Q1_0": (128, 18),
 }  # fmt: skip
-"""Type of GGUF -> weights in a block, and bytes of a block (constants of gguf-py)."""
+"""Type of GGUF -> weights in a block, and bytes of a block (constants of gguf-py).
+
+A block of Q8_1, a type of intermediate results, is that of ggml's C code; gguf-py has 40 bytes.
+"""
 
 DESCRIPTION: Final = "description"
 """Purpose of a tensor that loading turns into attributes, so that no run holds it."""

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import NOT_GIVEN, CostproofError, Incomplete, first_line
 from costproof.models.specs import GIVEN, Run
@@ -26,9 +26,15 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+_NO_NESTED: Final = (
+    "torch's own MultiheadAttention and TransformerEncoderLayer take no jagged tensors: call "
+    "scaled_dot_product_attention on heads, or pass padded tensors with a mask"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class FallbackTrace:
-    """Traces of one run by TorchLens and by hooks."""
+    """Traces of one run by TorchLens and by hooks, on meta or, after a fallback, on the CPU."""
 
     run: Run
     """The run that was traced, which is another one after a fallback."""
@@ -170,7 +176,7 @@ def explain_failure(run: Run) -> Incomplete | None:
                 where=f"{path or '(root)'} ({type(module).__name__})",
                 expected=accepted_inputs(module) or NOT_GIVEN,
                 got=f"{shapes or 'no tensor'}; {said}",
-                fix="change the inputs, or the module",
+                fix=_NO_NESTED if "does not support NestedTensor" in said else "change the inputs, or the module",
             )
     return None
 

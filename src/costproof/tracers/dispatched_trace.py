@@ -1,9 +1,10 @@
 """Trace a run at the dispatcher: a model whose tensors are nested, or distributed over the ranks of a group.
 
 TorchLens wraps functions of Python, where a distributed tensor has the size of the whole model. Below, each operator
-takes the local tensors of one rank, and collectives are operators too. Three kinds of calls are left out: those on
-distributed or nested tensors, which run others below; those on fake tensors, by which torch finds out the layout of a result; and
-those inside a function that is recorded as one operator, as an export has it.
+takes the local tensors of one rank, or the rows of a nested tensor, and collectives are operators too. Three kinds of
+calls are left out: those on distributed or nested tensors, which run others below; those on fake tensors, by which
+torch finds out the layout of a result; and those inside a function that is recorded as one operator, as an export has
+it.
 """
 
 from __future__ import annotations
@@ -209,7 +210,7 @@ class _WholeFunctions(TorchFunctionMode):
 
 
 def _plain(argument: Any) -> Any:
-    """Return an argument other than a tensor; groups and the like by their type only."""
+    """Return an argument other than a tensor as plain data; a process group becomes the name of its type."""
     return plain_value(argument) if not isinstance(argument, torch.ScriptObject) else type(argument).__name__
 
 

@@ -33,8 +33,7 @@ from costproof.tracers.callgraph import call_graph
 from costproof.tracers.cpu_fallback import trace_run
 from costproof.tracers.flop_counter_ledger import Flops, flop_counter_ledger
 from costproof.tracers.hooks import ROOT, Hooked
-from costproof.tracers.mask_inputs import mask_inputs
-from costproof.tracers.paths import Paths, dtype_name
+from costproof.tracers.paths import Paths, dtype_name, mask_inputs
 from costproof.tracers.storage import resident_bytes, storage_of_run
 from costproof.tracers.timing import profile_runs, timed_device
 from costproof.tracers.torchlens_trace import TracedForward, lost_tensors

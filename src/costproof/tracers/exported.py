@@ -92,7 +92,7 @@ class _ExportReader:
         """Tensors of a cache that the program holds as constants, by id."""
         self.past: list[fx.Node] = []
         self.places: dict[fx.Node, str] = {}
-        """Input that is no cache -> its place among the arguments, as ``lengths`` or ``x.1``."""
+        """Input other than a cache -> its place among the arguments, as ``lengths`` or ``x.1``."""
         self.rename = path_renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
         self.paths = Paths(job.module)
         self.known = {name for name, _ in job.module.named_modules(remove_duplicate=False)}

@@ -153,8 +153,10 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class IntegerValues:
     """Values of integer tensors on meta, computed by torch itself next to a run from those of its inputs."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, made: bool = False) -> None:
+        """``made``: whether to compute integers that the model itself makes, also if no input has values."""
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        self._made = made
 
     def add(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Note that a tensor on meta has the elements of ``value``, which must not be changed by others."""
@@ -171,7 +173,7 @@ class IntegerValues:
 
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Compute a call of an operator again where the values of all its tensors are known and few."""
-        if not self._known or isinstance(func, torch._ops.HigherOrderOperator):
+        if not (self._known or self._made) or isinstance(func, torch._ops.HigherOrderOperator):
             return
         made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -209,6 +211,10 @@ class LocalJudge(FlopCounterJudge):  # type: ignore[no-untyped-call]
 
     Operators on distributed and nested tensors run others, and those on fake tensors only find out a layout.
     """
+
+    def __init__(self, calls: Sequence[tuple[str, int, Any]], root: str) -> None:
+        super().__init__(calls, root)
+        self.values = IntegerValues(made=True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kinds = {kind.__name__ for kind in types}

@@ -25,8 +25,7 @@ from costproof.patches.nested import rows_of
 from costproof.patches.patch import patched
 from costproof.patches.tensor import STACK_INDEX_ROWS
 from costproof.tracers.flop_counter_ledger import DispatchedFlops
-from costproof.tracers.mask_inputs import tensors_by_place
-from costproof.tracers.paths import Paths, dtype_name
+from costproof.tracers.paths import Paths, dtype_name, tensors_by_place
 
 if TYPE_CHECKING:
     from torch import nn

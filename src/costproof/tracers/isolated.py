@@ -25,8 +25,7 @@ from costproof.opgraph.tally import LedgerBuilder, graph_metrics, with_owners
 from costproof.patches.patch import gc_disabled
 from costproof.patches.torchlens import wrapped_once
 from costproof.tracers.dynamic import without_unfused_if_chosen
-from costproof.tracers.mask_inputs import mask_inputs
-from costproof.tracers.paths import Paths, dtype_name
+from costproof.tracers.paths import Paths, dtype_name, mask_inputs
 from costproof.tracers.storage import resident_bytes
 from costproof.tracers.torchlens_trace import TracedForward, lost_tensors, trace_forward
 

@@ -1,4 +1,4 @@
-"""Give each module, parameter and buffer one name; split the arguments of an operator call into tensors and attributes.
+"""Give each module, parameter and buffer one name; find masks and lengths among inputs; split arguments of operators.
 
 A shared module has several paths, a tied parameter has several names, and ``torch.compile`` wraps a module. The name is
 the first path in ``named_modules``, without wrappers.
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from costproof.ledger.metrics import ARITHMETIC
-from costproof.opgraph.graph import AUTOCAST, Graph, Value
+from costproof.models.specs import BUFFER
+from costproof.opgraph.graph import AUTOCAST, CausalMask, Graph, Value
+from costproof.opgraph.mask_rows import MOST_ELEMENTS, Array
 
 if TYPE_CHECKING:
     import torch
@@ -174,3 +177,50 @@ def mark_autocast(graph: Graph, dtypes: Collection[str]) -> Graph:
         return graph
     narrowest = max(dtypes, key=lambda dtype: ARITHMETIC.index(dtype) if dtype in ARITHMETIC else len(ARITHMETIC))
     return replace(graph, ops=tuple(replace(op, attrs={**op.attrs, AUTOCAST: narrowest}) for op in graph.ops))
+
+
+Contents = dict[str, CausalMask | Callable[[], Array]]
+"""Place of an input -> its content, or a function that returns its values."""
+
+
+def mask_inputs(
+    arguments: Mapping[str, Any],
+    masks: Mapping[str, CausalMask],
+    prefix: str = "",
+    known: Mapping[str, Any] | None = None,
+) -> Contents:
+    """Return place -> content of mask inputs: declared contents, and the values of tensors that have any.
+
+    Args:
+        arguments: of the call.
+        masks: place -> declared content of a tensor without values.
+        prefix: what a tracer writes before a place.
+        known: arguments with values for tensors of the same shape that have none in the call, and buffers.
+    """
+    found: Contents = {prefix + place: content for place, content in masks.items()}
+    values = dict(tensors_by_place(known or {}))
+    buffers = {place: tensor for place, tensor in values.items() if place.startswith(BUFFER)}
+    for place, given in (*tensors_by_place(arguments), *buffers.items()):
+        own = values.get(place)
+        tensor = own if given.is_meta and own is not None and own.shape == given.shape else given
+        if not tensor.is_meta and 0 < tensor.numel() <= MOST_ELEMENTS:
+            found[place if place in buffers else prefix + place] = partial(_values, tensor)
+    return found
+
+
+def _values(tensor: torch.Tensor) -> Array:
+    plain = tensor.detach().cpu()
+    values: Array = (plain.double() if plain.is_floating_point() else plain).numpy()
+    return values
+
+
+def tensors_by_place(arguments: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the place and the tensor of all arguments that are dense tensors, also in mappings and tuples."""
+    import torch
+
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            yield f"{before}{name}", value
+        elif isinstance(value, Mapping | tuple):
+            parts = value if isinstance(value, Mapping) else {str(i): part for i, part in enumerate(value)}
+            yield from tensors_by_place(parts, f"{before}{name}.")

@@ -45,8 +45,7 @@ from costproof.tracers.equal_layers import ledger_of_equal_layers
 from costproof.tracers.exported import Exported
 from costproof.tracers.exporting import with_numbers, with_sizes
 from costproof.tracers.guards import first_broken_guard
-from costproof.tracers.mask_inputs import Contents, mask_inputs
-from costproof.tracers.paths import Paths
+from costproof.tracers.paths import Contents, Paths, mask_inputs
 from costproof.tracers.storage import storage_by_layout
 
 if TYPE_CHECKING:
@@ -210,7 +209,7 @@ def cost_job(
         work = cost_graph(exported.graph if exported.job.sizes else with_lengths(exported.graph, contents))
         if fixed and exported.job.sizes:
             if some := known_at_sizes(work, known, partial(with_lengths, given=contents)):
-                raise Incomplete("the cost of an operator has no formula in symbols", got=", ".join(some))
+                raise Incomplete("operators have no cost formula in symbols, only numbers", got=", ".join(some))
             if failing := failing_at_sizes(work, known):
                 raise Incomplete("an operator of the graph cannot run at the sizes of this workload", got=failing)
             if broken := first_broken_guard(

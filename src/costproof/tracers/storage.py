@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
 
+from costproof.ledger.errors import first_line
 from costproof.ledger.metrics import STORAGE, Metric
 from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
 from costproof.models.native import NOT_KNOWN, Configured
 from costproof.models.stored_module import model_facts, stored_modules
 from costproof.models.target import Target, WithStorage
 from costproof.opgraph.tally import ParameterShapes
+from costproof.patches.sharding import quiet
+from costproof.snapshots.copies import on_meta
 from costproof.storage.scheme import PLAIN, Scheme, UnknownFormat
 from costproof.storage.tensors import STORED_AS
 from costproof.tracers.paths import Paths, dtype_name, unwrapped
+from costproof.weights.stored import Stored
 
 if TYPE_CHECKING:
     import torch
@@ -71,27 +77,197 @@ def storage_by_layout(
 
 
 def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> ModuleStorage:
-    """Return the storage metrics of a running model's tensors; empty if a quantised checkpoint runs unquantised."""
+    """Return the storage metrics of a running model's tensors.
+
+    The kernels of a quantised checkpoint need a GPU, so its weights are unpacked in a run. Then the tensors are those
+    of the module that transformers builds for the checkpoint; without one there are no metrics, and a note says why.
+    """
     try:
-        if _scheme(target, model) != PLAIN:
-            return ModuleStorage()
-    except UnknownFormat as error:
-        return ModuleStorage(notes=(f"{NOT_KNOWN}: {error.name}: {error.why}",))
-    paths = Paths(model)
+        scheme = _scheme(target, model)
+        if scheme == PLAIN:
+            made = BuiltQuantised(model)
+        elif not workload.mesh.one:
+            raise NotBuilt(scheme.method, "transformers builds the whole module, not that of a rank")
+        else:
+            made = built_quantised(model, target.stored if isinstance(target, WithStorage) else Stored(), scheme)
+    except (UnknownFormat, NotBuilt) as error:
+        missing = NOT_KNOWN if isinstance(error, UnknownFormat) else NOT_OF_RUN
+        return ModuleStorage(notes=(f"{missing}: {error.name}: {error.why}",))
+    paths = Paths(made.model)
     tensors = {**paths.parameters, **paths.buffers}
     stored_dtype: Dtype | None = target.dtype if isinstance(target, WithStorage) else None
-    persistent = {paths.parameter(unwrapped(name)) for name in model.state_dict(keep_vars=True)}
+    persistent = {paths.parameter(unwrapped(name)) for name in made.model.state_dict(keep_vars=True)}
     found: dict[str, Costs] = {}
     for name, size in resident_bytes(tensors).items():
-        _hold(found, name, size)
-        costs, tensor = found[name.rpartition(".")[0]], tensors[name]
+        tensor = tensors[name]
+        dtype = made.dtypes.get(name, dtype_name(tensor.dtype))
+        _hold(found, name, tensor.numel() * _ITEM[dtype] if name in made.dtypes else size)
+        costs = found[name.rpartition(".")[0]]
         if name in persistent and size != 0:
-            dtype = dtype_name(tensor.dtype)
             cast = stored_dtype is not None and dtype == workload.dtype and name in paths.parameters
             stored = stored_dtype if cast and stored_dtype is not None else dtype
-            costs["stored_bytes"] = (costs["stored_bytes"] or 0) + tensor.numel() * ITEM_BYTES[stored]
+            costs["stored_bytes"] = (costs["stored_bytes"] or 0) + tensor.numel() * _ITEM[stored]
             costs["stored_elements"] = (costs["stored_elements"] or 0) + tensor.numel()
-    return _known(found, PLAIN)
+    known = _known(found, PLAIN)
+    return replace(known, notes=(*known.notes, *made.notes))
+
+
+_ITEM: Final = {
+    **ITEM_BYTES, "float8_e4m3fn": 1, "float8_e8m0fnu": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+    "bool": 1,
+}  # fmt: skip
+"""Bytes of an element, also in the dtypes of quantised weights and of buffers."""
+NOT_OF_RUN: Final = "stored and resident bytes have no dynamic source"
+UNPACKED: Final = "stored and resident bytes are of the module as transformers builds it; the run unpacks the weights"
+
+
+class NotBuilt(Exception):
+    """Raised for a quantised checkpoint whose module cannot be built; states the format and the reason."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(name, why)
+        self.name, self.why = name, why
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltQuantised:
+    """Module with the tensors of a quantised checkpoint."""
+
+    model: nn.Module
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    """Tensor -> its dtype in the checkpoint, where the class has float32, to which transformers converts it."""
+    notes: tuple[str, ...] = ()
+
+
+def built_quantised(model: nn.Module, stored: Stored, scheme: Scheme) -> BuiltQuantised:
+    """Return a module with the tensors of a quantised checkpoint, on meta, as transformers replaces its parts.
+
+    Which parts are quantised, and the shapes of their tensors, follow from the code of transformers, and for AWQ, whose
+    linear layer is in another package, from packing a matrix. A format has no part in it, except for the dtype of
+    scales, which only its producer decides.
+
+    Args:
+        model: the module that runs, which is not changed.
+
+    Raises:
+        NotBuilt: it cannot be built, or would not hold all tensors of the checkpoint.
+    """
+    described = json.loads(stored.described) if stored.described else {}
+    own = described.get("quantization_config") or (described.get("text_config") or {}).get("quantization_config")
+    build = _BUILDERS.get(scheme.method)
+    if build is None or not isinstance(own, dict) or not hasattr(model, "get_input_embeddings"):
+        raise NotBuilt(scheme.method, "no class for it can be built here")
+    if scheme.cache_scales:
+        raise NotBuilt(scheme.method, "transformers has no scales of the cache")
+    made: Any = on_meta(model)
+    before = {name: dtype_name(t.dtype) for name, t in made.named_parameters()}
+    try:
+        with quiet():
+            build(made, dict(own))
+    except NotBuilt:
+        raise
+    except Exception as error:  # of transformers' code, which raises what it likes
+        raise NotBuilt(scheme.method, first_line(error)) from error
+    producers = {getattr(rule.format, "scale_dtype", "F32") for rule in scheme.rules}
+    narrow = next((name for name, kind in STORED_AS.items() if kind in producers), "float32")
+    dtypes: dict[str, str] = {}
+    wider = 0
+    for name, parameter in made.named_parameters():
+        in_files = narrow if name.endswith("_scale_inv") else before.get(name, "float32")
+        if parameter.dtype.itemsize == ITEM_BYTES["float32"] and in_files != "float32":
+            dtypes[name] = in_files
+            wider += parameter.numel() * (ITEM_BYTES["float32"] - _ITEM[in_files])
+    loaded = f"transformers converts scales and biases to float32 as it loads them, {wider:,} B more than are counted"
+    return BuiltQuantised(made, dtypes, (UNPACKED, *([loaded] if wider else [])))
+
+
+def _built_fp8(model: Any, described: dict[str, Any]) -> None:
+    """Replace linear layers and experts by those of transformers in E4M3, with a scale for each block."""
+    from torch.nn import Linear
+    from transformers.integrations.finegrained_fp8 import FP8Experts, FP8Linear
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    quantiser: Any = AutoHfQuantizer.from_config(described, pre_quantized=True)
+    quantiser.preprocess_model(model, dtype=model.dtype)
+    for module in model.modules():
+        if isinstance(module, Linear) and not isinstance(module, FP8Linear) and type(module) is not Linear:
+            raise NotBuilt("fp8", f"transformers leaves {type(module).__name__} as it is, which is a linear layer too")
+        block = module.block_size if isinstance(module, FP8Experts) else None
+        if block is not None and module.has_gate and module.intermediate_dim % block[0]:
+            rows = module.intermediate_dim
+            raise NotBuilt("fp8", f"the class scales gate and up as one matrix, where {rows} rows are not whole blocks")
+
+
+def _built_mxfp4(model: Any, described: dict[str, Any]) -> None:
+    """Replace experts by those of transformers, and add the scales, which it makes as it loads them."""
+    import torch
+    from transformers.integrations import mxfp4
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    quantiser: Any = AutoHfQuantizer.from_config(described, pre_quantized=True)
+    config = quantiser.quantization_config
+    kept = quantiser.get_modules_to_not_convert(model, config.modules_to_not_convert, model._keep_in_fp32_modules)
+    kernels = "triton_kernels_hub"
+    with (
+        mock.patch("transformers.integrations.hub_kernels.get_kernel", return_value=None),
+        mock.patch.object(mxfp4, kernels, getattr(mxfp4, kernels, None), create=True),
+    ):
+        mxfp4.replace_with_mxfp4_linear(model, quantization_config=config, modules_to_not_convert=kept)
+    for module in model.modules():
+        if isinstance(module, mxfp4.Mxfp4GptOssExperts):
+            for name in ("gate_up_proj", "down_proj"):
+                packed = getattr(module, name)
+                # 16 bytes of two numbers each have a scale (convert_moe_packed_tensors).
+                scales = packed.new_empty(packed.unflatten(-1, (-1, 16)).shape[:-1])
+                module.register_parameter(f"{name}_scales", torch.nn.Parameter(scales, requires_grad=False))
+
+
+def _built_awq(model: Any, described: dict[str, Any]) -> None:
+    """Replace linear layers of the numbered layers by packed matrices, as AutoAWQ replaces those in its blocks."""
+    import torch
+
+    kept = described.get("modules_to_not_convert") or ()
+    bits, group = int(described.get("bits", 4)), int(described.get("group_size", 128))
+    if any(path.endswith(".experts") and part._parameters for path, part in model.named_modules()):
+        raise NotBuilt("awq", "transformers has experts as one tensor, for which AWQ has no class")
+    for path, linear in list(model.named_modules()):
+        inside = any(part.isdigit() for part in path.split(".")) and not any(name in path for name in kept)
+        rows = linear.out_features if inside and isinstance(linear, torch.nn.Linear) else 0
+        if rows and rows % (32 // bits) == 0:  # AutoAWQ leaves others as they are
+            matrix = torch.empty(linear.in_features, rows, dtype=torch.int32, device="meta")
+            if matrix.shape[0] % max(group, 1):
+                raise NotBuilt("awq", f"{matrix.shape[0]} columns of {path} are not whole groups of {group}")
+            model.set_submodule(path, packed_awq(matrix, bits, group, bias=linear.bias is not None))
+
+
+def packed_awq(matrix: torch.Tensor, bits: int, group: int, *, bias: bool) -> nn.Module:
+    """Return a module with the tensors of AutoAWQ for a matrix of integers [columns, rows].
+
+    Neighboring rows are packed into words. AutoAWQ packs them in another order, which decides no size.
+
+    Args:
+        group: columns that share scales and zero points; -1: all.
+    """
+    import torch
+
+    def words(numbers: Any) -> Any:
+        shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=numbers.device)
+        return (numbers.unflatten(1, (-1, 32 // bits)) << shifts).sum(-1, dtype=torch.int32)
+
+    numbers: Any = matrix
+    groups = numbers.unflatten(0, (-1, group if group > 0 else matrix.shape[0]))
+    made = torch.nn.Module()
+    made.register_buffer("qweight", words(matrix))
+    made.register_buffer("qzeros", words(groups.amin(1)))
+    made.register_buffer("scales", groups.amax(1).to(torch.float16))
+    made.register_buffer("bias", matrix[0].to(torch.float16) if bias else None)
+    return made
+
+
+_BUILDERS: Final[Mapping[str, Callable[[Any, dict[str, Any]], None]]] = {
+    "fp8": _built_fp8, "mxfp4": _built_mxfp4, "awq": _built_awq,
+}  # fmt: skip
+"""Format -> the function that replaces the parts of a model that a checkpoint in it has quantised."""
 
 
 def _scheme(target: Target, model: nn.Module) -> Scheme:

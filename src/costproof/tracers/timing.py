@@ -265,7 +265,7 @@ _ProfiledRun = defaultdict[tuple[str, ...], _ProfileSums]
 
 
 def profile_runs(runs: Sequence[Run], count: int, progress: Progress = silent) -> tuple[Measured, str]:
-    """Measure each forward ``count`` times after a warm-up run: first stages only, then with the profiler.
+    """Measure each forward ``count`` times after a warm-up run, first without and then with the profiler.
 
     Returns:
         The times, and the Chrome trace of the last profiled run as JSON text.

@@ -202,7 +202,7 @@ DIFF_COLUMNS: Final = (
 
 @_rows.register
 def diff_rows(found: Diff) -> list[dict[str, Any]]:
-    """Return a row for each total, stage and cost row of every source, with unchanged sums.
+    """Return a row for each total, stage and changed cost row of every source; sums that did not change are included.
 
     Each row has what the numbers of both sides leave out, with the notes of their sources.
     """

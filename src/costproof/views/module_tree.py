@@ -166,7 +166,7 @@ class FormulaTable:
         return self.places.setdefault(expression, len(self.places))
 
     def of(self, nodes: Iterable[CostNode]) -> list[list[object]]:
-        """Return ``[call, kind, owner, metric, index, value]`` for each formula of a module."""
+        """Return a row for each formula of a module: call, kind, owner, metric, index of its expression, value."""
         return [
             [n.invocation, n.kind, n.owner, m, self.at(e), n.cost(m)]
             for n in nodes

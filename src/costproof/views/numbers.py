@@ -70,3 +70,23 @@ def first_names(names: Sequence[str], most: int) -> str:
 def truncate(text: str, most: int) -> str:
     """Return the text, truncated with an ellipsis if it is longer than ``most`` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+PLACES: Final = 3
+_UNITS: Final = ((Fraction(1), "s"), (Fraction(1, 10**3), "ms"), (Fraction(1, 10**6), "µs"), (Fraction(1, 10**9), "ns"))
+
+
+def decimal(value: Fraction, places: int) -> str:
+    """Format a non-negative number with a fixed number of decimals, rounded half up."""
+    scale = 10**places
+    whole, part = divmod((2 * value.numerator * scale + value.denominator) // (2 * value.denominator), scale)
+    return f"{whole:,}" + (f".{part:0{places}d}" if places else "")
+
+
+def duration(seconds: str | None, places: int = PLACES) -> str:
+    """Format seconds: ``4.481 ms``; ``?`` for None."""
+    if seconds is None:
+        return "?"
+    value = Fraction(seconds)
+    unit, name = next(((u, n) for u, n in _UNITS if value >= u), _UNITS[-1])
+    return f"{decimal(value / unit, places)} {name}" if value else "0 s"

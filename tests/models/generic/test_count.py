@@ -553,11 +553,10 @@ def test_an_array_and_an_argument_of_any_name() -> None:
         assert (found.verdict, found.capture.ledger("dynamic").total("vector_flops")) == ("exact", 24)
 
 
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_tensors_are_refused(layout: torch.layout) -> None:
-    nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=layout)
-    with pytest.raises(BadInput, match="a nested tensor has no shape"):
+def test_nested_tensors_of_the_strided_layout_are_refused() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)])
+    with pytest.raises(BadInput, match="strided layout"):
         costproof.count(nn.Linear(4, 6), nested)
 
 

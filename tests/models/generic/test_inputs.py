@@ -12,8 +12,7 @@ from transformers import MusicgenConfig, masking_utils
 from transformers.modeling_outputs import BaseModelOutput
 
 from costproof.ledger.errors import Problems
-from costproof.models.generic.encoder_decoder_wrappers import Handed
-from costproof.models.generic.export_wrappers import cache_tensors
+from costproof.models.generic.export_wrappers import Handed, cache_tensors
 from costproof.models.generic.factories import Given
 from costproof.models.generic.inputs import example_inputs, input_choices
 from costproof.models.generic.makers import Case

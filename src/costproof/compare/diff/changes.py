@@ -8,7 +8,7 @@ from typing import Final
 
 from costproof.compare.diff.types import Change, Changes, RowDiff
 from costproof.ledger.baseline import Baseline, BaselineRow, Folded
-from costproof.ledger.metrics import KEPT_FLOPS, Metric
+from costproof.ledger.metrics import COMM, KEPT_FLOPS, Metric
 from costproof.ledger.workload import ConfigValue, Workload
 
 WORKLOAD: Final = "workload."
@@ -112,6 +112,17 @@ def in_flops(side: Baseline) -> Baseline:
     sources = {
         name: _doubled(folded) if unit_of(side, name) == MAC else folded for name, folded in side.sources.items()
     }
+    return replace(side, sources=sources)
+
+
+def in_metrics_of(side: Baseline, other: Baseline) -> Baseline:
+    """Give a side on one device the metrics of collectives if the other side has them: one device sends nothing."""
+    if not side.workload.mesh.one or other.workload.mesh.one:
+        return side
+    sources = dict(side.sources)
+    for name in sources.keys() & other.sources.keys():
+        more = tuple(m for m in COMM if m in other.sources[name].metrics and m not in sources[name].metrics)
+        sources[name] = replace(sources[name], metrics=(*sources[name].metrics, *more))
     return replace(side, sources=sources)
 
 

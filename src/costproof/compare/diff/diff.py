@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from costproof.compare.diff.attribution import Attribution, Player, Point, Split, Term, attribute
-from costproof.compare.diff.changes import FORMULA_SOURCE, MAC, Differences, differences, in_flops, matched
+from costproof.compare.diff.changes import (
+    FORMULA_SOURCE,
+    MAC,
+    Differences,
+    differences,
+    in_flops,
+    in_metrics_of,
+    matched,
+)
 from costproof.compare.diff.parts import Parts, parts_of
 from costproof.compare.diff.types import (
     CODE,
@@ -68,6 +76,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
         Incomplete: the two have no source in common.
     """
     base, head = in_flops(base), in_flops(head)
+    base, head = in_metrics_of(base, head), in_metrics_of(head, base)
     changed = differences(base, head)
     both = [s for s in dict.fromkeys((*ALL_SOURCES, *base.sources)) if s in base.sources and s in head.sources]
     sources = [s for s in both if s in ALL_SOURCES] or both

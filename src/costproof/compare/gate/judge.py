@@ -9,7 +9,15 @@ from datetime import date
 from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
-from costproof.compare.diff.changes import FORMULA_SOURCE, OF_THE_WORKLOAD, WORKLOAD, Differences, differences, in_flops
+from costproof.compare.diff.changes import (
+    FORMULA_SOURCE,
+    OF_THE_WORKLOAD,
+    WORKLOAD,
+    Differences,
+    differences,
+    in_flops,
+    in_metrics_of,
+)
 from costproof.compare.diff.diff import not_comparable, side_of, silences
 from costproof.compare.diff.types import Change
 from costproof.compare.gate.policy import WILD, Allowance, Limit, Policy, PolicyPlace
@@ -39,6 +47,7 @@ def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
         Problems: the policy names stages or roles that neither side has.
     """
     base, head = in_flops(base), in_flops(head)
+    base, head = in_metrics_of(base, head), in_metrics_of(head, base)
     changed = differences(base, head)
     sources = policy.sources or tuple(s for s in ALL_SOURCES if s in base.sources) or tuple(base.sources)
     incomplete = [*_gaps(base, head, changed, policy, sources)]

@@ -19,7 +19,7 @@ import yaml
 
 from costproof.ledger.document import YamlValue, read_document, read_source
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems, did_you_mean
-from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
+from costproof.ledger.metrics import STAGE_WIDE, SUMMED, Metric
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.schema import SCALAR, form_schema
 
@@ -143,7 +143,7 @@ def policy_from_text(source: str, *, where: str) -> Policy:
 
 def metrics() -> list[Metric]:
     """Return the metrics that a policy can limit: all but the number of calls."""
-    return [name for name, info in METRICS.items() if info.unit != "calls"]
+    return [name for name, info in SUMMED.items() if info.unit != "calls"]
 
 
 def _lines(source: str) -> Mapping[tuple[str, int], int]:

@@ -229,7 +229,7 @@ def row_identities(target: Provable, config: DecoderConfig, workload: Workload) 
     * S tokens behind a prefix of C are the prompt of C + S without the pairs of the first C tokens.
     * B steps at a context of P tokens and one at C are the decode formula at P and at C.
 
-    Latent attention expands the latents of a past again for each chunk, so that kept FLOPs are no sum.
+    Latent attention expands the latents of a past again for each chunk, so that kept FLOPs do not add up.
     """
     windows, latent = sorted({*config.windows()} - {0}), isinstance(config, LatentConfig)
     b, s, c = sym("B"), sym("S"), CACHED

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Final, Protocol
 
 import sympy
@@ -21,18 +20,14 @@ from costproof.analytic.compose import (
     prompt_call,
 )
 from costproof.analytic.costs import Size
-from costproof.analytic.decoder_memory import DecoderTape
 from costproof.analytic.elementwise import SoftCap
 from costproof.analytic.embedding import PickedPositions
 from costproof.analytic.feed_forward import ExpertMixture, Mlp
 from costproof.analytic.latent_attention import LatentBlock, PackedLatentBlock
-from costproof.analytic.layer_memory import CopyBranches
-from costproof.analytic.memory_tape import MemoryTape
 from costproof.analytic.norms import NormKind
 from costproof.analytic.rotary import Rotary, RotaryTable
 from costproof.analytic.router import RoutingRule
 from costproof.analytic.transformer import DecoderStack, TransformerLayer
-from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import ROWS_INVOCATION, Workload
 from costproof.models.cache_dtype import cache_share
@@ -47,11 +42,6 @@ from costproof.models.decoding.names import (
 )
 from costproof.models.decoding.sharding import OF_OWN_TOKENS, SPLIT_ALL, ShardPlan, Shards
 
-FLASH: Final = "flash_attention_2"
-_WIDEST_SHARED: Final = 256
-"""Widest head for which transformers leaves it to sdpa to share keys and values."""
-_WHOLE_HEADS: Final = 8
-"""Number of which flash-attn pads heads to a multiple."""
 ALL_PROJECTIONS: Final[tuple[Projection, ...]] = ("q", "k", "v", "out")
 
 
@@ -242,7 +232,7 @@ def decoder_stack(
                 norm=style.norm,
                 norm_after=style.norm_after,
             )
-            for i, window in enumerate(_windows(config))
+            for i, window in enumerate(windows_of(config))
         )
         return DecoderStack(
             width,
@@ -253,7 +243,7 @@ def decoder_stack(
             table_kind=style.table,
             own_positions=style.positions_per_sequence,
             tables=style.rotary_tables,
-            unread=max(0, style.rotary_tables - len({_windows(config)[i] for i in shards.layers})),
+            unread=max(0, style.rotary_tables - len({windows_of(config)[i] for i in shards.layers})),
             norm=style.norm,
             tied=config.tied and shards.mesh.pp == 1,
             scaled=style.scaled_embeddings,
@@ -295,95 +285,7 @@ class DecoderSizes(Protocol):
     def windows(self) -> tuple[int, ...]: ...
 
 
-def decoder_tapes(
-    config: DecoderSizes,
-    workload: Workload,
-    stack: Callable[[StackCall], DecoderStack],
-    *,
-    capped: bool = False,
-    embedded: bool = False,
-    apart: bool = False,
-) -> dict[tuple[str, str, str], MemoryTape]:
-    """Return (stage, invocation, part) -> the memory tape of the prompt, and of a step at context P.
-
-    Args:
-        embedded: whether the prompt is given as embeddings, as with images in it.
-        apart: whether the cache keeps the prompt apart from later tokens.
-        stack: returns the layers of the decoder in a call.
-        capped: whether logits pass a soft cap.
-
-    Branches: some operators copy an argument unless one of its dimensions is 1.
-
-    Raises:
-        Incomplete: a loop over experts decides by values what it allocates.
-    """
-    if workload.experts == "eager":
-        raise Incomplete(
-            "the memory of a loop over experts depends on the router's choices", where="--experts eager",
-            expected="grouped_mm or batched_mm", fix="leave --experts out",
-        )  # fmt: skip
-    calls = {("prefill", "prompt", "prefill"): prompt_call(past=workload.past > 0)}
-    if workload.new_tokens > 0:
-        calls["decode", "steps", "step"] = StackCall(sym("B"), 1, sym("b"), past=CONTEXT)
-    found = {}
-    for name, call in calls.items():
-        one_token = call.past == CONTEXT or workload.text_tokens == 1
-        branches = CopyBranches(
-            one_sequence=workload.batch == 1,
-            one_token=one_token,
-            one_head=config.heads == 1,
-            shared=config.kv_heads < config.heads,
-            one_shared=config.kv_heads == 1 < config.heads,
-            wide=workload.dtype == "float32",
-            one_key=one_token and call.past == 0,
-            wide_heads=config.head_dim > _WIDEST_SHARED,
-            flash=workload.attention == FLASH,
-            padded_heads=config.head_dim % _WHOLE_HEADS != 0,
-        )
-        masks = tuple(_given_masks(config, workload, call).items())
-        layers, windows = stack(call), tuple(_windows(config))
-        given = embedded and call.past != CONTEXT
-        found[name] = _recorded_tape(
-            call, branches, layers, windows, positions_kept(workload, call), masks, capped, given, apart
-        )
-    return found
-
-
-@lru_cache(maxsize=64)
-def _recorded_tape(
-    call: StackCall,
-    branches: CopyBranches,
-    stack: DecoderStack,
-    windows: tuple[int, ...],
-    positions: Size,
-    masks: tuple[tuple[bool, tuple[Size, Size]], ...],
-    capped: bool,
-    embedded: bool,
-    apart: bool,
-) -> MemoryTape:
-    """Return the memory tape of a call, memoized: calls that differ in sizes alone have the same one."""
-    return DecoderTape(call, branches, apart=apart).record(
-        stack, windows, positions, dict(masks), capped=capped, embedded=embedded
-    )
-
-
-def _given_masks(config: DecoderSizes, workload: Workload, call: StackCall) -> dict[bool, tuple[Size, Size]]:
-    """Return, for layers with (true) and without a window, (keys, bytes per element) of the mask that they get.
-
-    Branches: fused attention gets a mask only if keys are outside of the window, or if several tokens follow others.
-    """
-    windows = _windows(config)
-    eager, window = workload.attention == "eager", max(windows)
-    full = call.past + call.tokens
-    seen = sym("text_window") - 1 + call.tokens if fills(workload, call, window) else full
-    if eager or masked_chunk(workload, call):
-        item = call.item_bytes if eager else 1
-        found = {False: (full, item)} if not (window and config.one_mask) else {}
-        return {**found, **({True: (seen, item)} if window else {})}
-    return {True: (seen, 1)} if _hides(workload, call, window) else {}
-
-
-def _windows(config: DecoderSizes) -> Sequence[int]:
+def windows_of(config: DecoderSizes) -> Sequence[int]:
     """Return the window of each layer; 0 for a layer without one."""
     return config.windows() or (0,) * config.layers
 
@@ -432,7 +334,7 @@ def logits_and_masks(
         vocabulary: columns of the logits, padded ones included (default: those of the vocabulary).
         shards: of a rank, whose pipeline stage may have a part of the layers and hidden states in place of logits.
     """
-    windows = (0,) if config is None else _windows(config)
+    windows = (0,) if config is None else windows_of(config)
     columns = sym("text_vocab") if vocabulary is None else vocabulary
     out = call.batch * positions_kept(workload, call) * columns
     if shards is not None:
@@ -479,7 +381,7 @@ def _filled(workload: Workload, window: int) -> bool:
     return 0 < window <= workload.context + 1
 
 
-def _hides(workload: Workload, call: StackCall, window: int) -> bool:
+def hides(workload: Workload, call: StackCall, window: int) -> bool:
     """Return whether a window hides keys of a call.
 
     Branches: the same as in :func:`_attention`.
@@ -503,7 +405,7 @@ def _attention(workload: Workload, style: DecoderStyle, call: StackCall, window:
     filled = _filled(workload, window)
     heads = (shards.of_part(sym("text_heads"), "attention"), shards.own_kv_heads(sym("text_kv_heads")))
     own = Rotary(1, call.rows, *heads, sym("text_head_dim"), call.item_bytes)
-    masked = masked_chunk(workload, call) or _hides(workload, call, window)
+    masked = masked_chunk(workload, call) or hides(workload, call, window)
     return AttentionBlock(
         width=sym("text_hidden"),
         heads=heads[0],

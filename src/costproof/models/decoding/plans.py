@@ -18,6 +18,8 @@ from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_
 from costproof.ledger.mesh import PLAN
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from costproof.ledger.mesh import Mesh
 
 Layout = Literal["column", "row", "by_head", "vocabulary", "by_expert", "replicated"]
@@ -183,8 +185,73 @@ def named_plan(stored: str) -> LayoutPlan:
     return LayoutPlan("given", f"the given plan ({stored})", pairs, given=True)
 
 
-Place = tuple[str, str, tuple[Layout, ...]]
-"""Part of a decoder, path of a module with ``{i}`` for the layer, and the layouts that it may have if it is split."""
+Styles = Mapping[str, str]
+"""Path of a module or a parameter -> name of a style of transformers, or of ours where it has none."""
+ROWS_ALONE: Final = "rowwise_alone"
+"""Style of ours: as ``rowwise``, but another module adds the products of all ranks."""
+
+
+def styles_of(model: nn.Module, engine: LayoutPlan, mesh: Mesh) -> tuple[Styles, Styles]:
+    """Return a plan of layouts in the styles of transformers, and of ours where it has none: module by module."""
+    from torch import nn
+
+    tensor: dict[str, str] = {}
+    expert: dict[str, str] = {}
+    joint = {path for path, module in model.named_modules() if engine.joint and hasattr(module, "shared_experts")}
+    for path, module in model.named_modules():
+        layout = engine.layout(path)
+        packed = {name for name, _ in module.named_parameters(recurse=False) if name.startswith("gate_up_proj")}
+        own = {f"{path}.{name}" for name, _ in module.named_parameters(recurse=False)}
+        mixture, of_joint = path.rpartition(".")[0], any(path.startswith(f"{one}.") for one in joint)
+        if packed and mesh.ep > 1 and layout == "by_expert":
+            expert |= dict.fromkeys(own, "grouped_gemm")
+            expert[path] = "ep_local_experts" if mixture in joint else "ep_dispatch_experts"
+        elif packed:
+            for name in own:
+                kind = engine.layout(name.removesuffix("_bias"))
+                if kind != "replicated":
+                    tensor[name] = _packed_style(module, name, kind)
+                    tensor[path] = "packed_rowwise" if mixture in joint else "moe_tp_experts"
+        elif layout in ("column", "by_head"):
+            tensor |= dict.fromkeys((*own, path), "colwise")
+            if hasattr(model.get_submodule(mixture), "sinks"):
+                tensor[f"{mixture}.sinks"] = "colwise"
+        elif layout == "row":
+            tensor |= dict.fromkeys((*own, path), ROWS_ALONE if of_joint else "rowwise")
+        elif layout == "vocabulary":
+            style = "embedding_rowwise" if isinstance(module, nn.Embedding) else "colwise_gather_output"
+            tensor |= dict.fromkeys((*own, path), style)
+    for path in joint & {p.rpartition(".")[0] for p in (*tensor, *expert)}:
+        tensor[path] = "all_reduce"
+    return {**tensor, **(_shared_tokens(model) if engine.sequence else {})}, expert
+
+
+def _packed_style(module: Any, name: str, kind: str) -> str:
+    """Return the style of the stacked weights of experts, or of their biases.
+
+    Weights that are stored as [inputs, outputs] have gate and up columns in turn.
+    """
+    bias = name.endswith("_bias")
+    if kind == "row":
+        return "replicate" if bias else "turned_rowwise" if module.is_transposed else "rowwise"
+    return "turned_colwise" if module.is_transposed else "packed_colwise"
+
+
+def _shared_tokens(model: nn.Module) -> Styles:
+    """Return the styles of norms before split modules, and of rotary tables, in a model whose ranks share tokens."""
+    found: dict[str, str] = {}
+    for path, module in model.named_modules():
+        if hasattr(module, "self_attn") and hasattr(module, "mlp"):
+            names = ("pre_feedforward_layernorm", "post_attention_layernorm")
+            last = next(name for name in names if hasattr(module, name))
+            found |= {f"{path}.input_layernorm": "gather_tokens", f"{path}.{last}": "gather_tokens"}
+        if hasattr(module, "layers") and hasattr(module, "norm"):
+            found[f"{path}.norm"] = "gather_tokens"
+            tables = [name for name, _ in module.named_children() if name.startswith("rotary")]
+            found |= {f"{path}.{name}": "whole_positions" for name in tables}
+    return found
+
+
 _COLUMNS: Final[tuple[Layout, ...]] = ("column", "by_head")
 _PLACES: Final[Mapping[str, tuple[str, tuple[Layout, ...]]]] = {
     "text.embedding": ("embedding", ("vocabulary",)),

@@ -16,7 +16,7 @@ from costproof.ledger.mesh import PLAN, Mesh
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.decoder import text_config
-from costproof.models.decoding.plans import LayoutPlan, named_plan
+from costproof.models.decoding.plans import ROWS_ALONE, LayoutPlan, named_plan, styles_of
 from costproof.models.specs import Built, Run
 from costproof.patches.sharding import NOTE, Distributed, Plan, plans_of
 
@@ -35,8 +35,6 @@ _WHOLE: Final = frozenset({
     "moe_tp_experts", "ep_dispatch_experts", "ep_local_experts", "gather_tokens", "whole_positions",
 })  # fmt: skip
 """Styles whose parameters every rank holds whole."""
-_ALONE: Final = "rowwise_alone"
-"""Style of ours: as ``rowwise``, but another module adds the products of all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +164,7 @@ _KEPT: Final = "_share"
 def _join(module: Any, share: Share) -> None:
     """Let a module exchange its input or output as its style requires."""
     if share.style not in _FORWARDS:
-        if share.style not in _WHOLE | {"colwise", "packed_colwise", "packed_rowwise", "grouped_gemm", _ALONE}:
+        if share.style not in _WHOLE | {"colwise", "packed_colwise", "packed_rowwise", "grouped_gemm", ROWS_ALONE}:
             raise Incomplete("the plan has a style that is not known here", got=share.style)
         return
     sizes = ("num_embeddings", "out_features", "in_features")
@@ -457,7 +455,7 @@ def _not_run(model: nn.Module, engine: LayoutPlan, plans: tuple[Plan, Plan], mes
         return f"has no padding of the vocabulary to a multiple of {multiple}"
     if engine.sequence:
         return "has no tokens that ranks share between the modules"
-    if _ALONE in plans[0].values():
+    if ROWS_ALONE in plans[0].values():
         return "has no single sum over ranks for routed and shared experts"
     return "" if {*plans[0]} | {*plans[1]} else "splits no module"
 
@@ -469,67 +467,6 @@ def _plans(model: nn.Module, mesh: Mesh, engine: LayoutPlan | None) -> tuple[Pla
             "values here", where="--ep", expected=f"1 or {mesh.tp}, as --tp", got=mesh.ep, fix="--sources analytic",
         )  # fmt: skip
     return plans_of(model, mesh.tp, mesh.ep) if engine is None else styles_of(model, engine, mesh)
-
-
-def styles_of(model: nn.Module, engine: LayoutPlan, mesh: Mesh) -> tuple[Plan, Plan]:
-    """Return a plan of layouts in the styles of transformers, and of ours where it has none: module by module."""
-    from torch import nn
-
-    tensor: dict[str, str] = {}
-    expert: dict[str, str] = {}
-    joint = {path for path, module in model.named_modules() if engine.joint and hasattr(module, "shared_experts")}
-    for path, module in model.named_modules():
-        layout = engine.layout(path)
-        packed = {name for name, _ in module.named_parameters(recurse=False) if name.startswith("gate_up_proj")}
-        own = {f"{path}.{name}" for name, _ in module.named_parameters(recurse=False)}
-        mixture, of_joint = path.rpartition(".")[0], any(path.startswith(f"{one}.") for one in joint)
-        if packed and mesh.ep > 1 and layout == "by_expert":
-            expert |= dict.fromkeys(own, "grouped_gemm")
-            expert[path] = "ep_local_experts" if mixture in joint else "ep_dispatch_experts"
-        elif packed:
-            for name in own:
-                kind = engine.layout(name.removesuffix("_bias"))
-                if kind != "replicated":
-                    tensor[name] = _packed_style(module, name, kind)
-                    tensor[path] = "packed_rowwise" if mixture in joint else "moe_tp_experts"
-        elif layout in ("column", "by_head"):
-            tensor |= dict.fromkeys((*own, path), "colwise")
-            if hasattr(model.get_submodule(mixture), "sinks"):
-                tensor[f"{mixture}.sinks"] = "colwise"
-        elif layout == "row":
-            tensor |= dict.fromkeys((*own, path), _ALONE if of_joint else "rowwise")
-        elif layout == "vocabulary":
-            style = "embedding_rowwise" if isinstance(module, nn.Embedding) else "colwise_gather_output"
-            tensor |= dict.fromkeys((*own, path), style)
-    for path in joint & {p.rpartition(".")[0] for p in (*tensor, *expert)}:
-        tensor[path] = "all_reduce"
-    return {**tensor, **(_shared_tokens(model) if engine.sequence else {})}, expert
-
-
-def _packed_style(module: Any, name: str, kind: str) -> str:
-    """Return the style of the stacked weights of experts, or of their biases.
-
-    Weights that are stored as [inputs, outputs] have gate and up columns in turn.
-    """
-    bias = name.endswith("_bias")
-    if kind == "row":
-        return "replicate" if bias else "turned_rowwise" if module.is_transposed else "rowwise"
-    return "turned_colwise" if module.is_transposed else "packed_colwise"
-
-
-def _shared_tokens(model: nn.Module) -> Plan:
-    """Return the styles of norms before split modules, and of rotary tables, in a model whose ranks share tokens."""
-    found: dict[str, str] = {}
-    for path, module in model.named_modules():
-        if hasattr(module, "self_attn") and hasattr(module, "mlp"):
-            names = ("pre_feedforward_layernorm", "post_attention_layernorm")
-            last = next(name for name in names if hasattr(module, name))
-            found |= {f"{path}.input_layernorm": "gather_tokens", f"{path}.{last}": "gather_tokens"}
-        if hasattr(module, "layers") and hasattr(module, "norm"):
-            found[f"{path}.norm"] = "gather_tokens"
-            tables = [name for name, _ in module.named_children() if name.startswith("rotary")]
-            found |= {f"{path}.{name}": "whole_positions" for name in tables}
-    return found
 
 
 def kv_heads(model: nn.Module) -> int:

@@ -76,13 +76,6 @@ _LAYER: Final = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 """The index of a layer in the path of its attention."""
 
 
-def no_tape() -> Incomplete:
-    """Return the error that a batch of rows has no memory tape."""
-    return Incomplete(
-        "there is no formula for the peak of a batch of unequal rows", where=f"--{ROWS}", fix="measure it in the graph"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class CausalTarget(Native[C]):
     """Base class of targets: a causal language model of transformers in a given configuration."""
@@ -147,14 +140,14 @@ class CausalTarget(Native[C]):
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
         """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
-        from costproof.models.decoding.formulas import decoder_stack, decoder_tapes
+        from costproof.models.decoding.formulas import decoder_stack
+        from costproof.models.decoding.memory import decoder_tapes, row_tapes
 
-        if workload.rows:
-            raise no_tape()
         refuse_ranks(workload)
         style = self.style()
         stack = decoder_stack(self.config, workload, style)
-        return decoder_tapes(self.config, workload, stack, capped=style.logits_capped)
+        tapes = row_tapes if workload.rows else decoder_tapes
+        return tapes(self.config, workload, stack, capped=style.logits_capped)
 
     def blocked_cache(self, workload: Workload) -> cache_dtype.BlockedCache | None:
         """Return the blocks of the cache; ``None`` if the workload does not request them.
@@ -222,8 +215,8 @@ class CausalTarget(Native[C]):
     def settings(cls) -> tuple[Setting, ...]:
         """Return the settings of a run, other than the preset."""
         common_settings = (replace(s, choices=cls.attentions) if s is common.ATTENTION else s for s in SETTINGS)
-        shared = () if cls.plan is None else (common.CP_PLAN,)
-        return (*common_settings, *cls.extra_settings, *common.MESH, *shared)
+        shared = () if cls.plan is None else (*common.MESH, common.CP_PLAN)
+        return (*common_settings, *cls.extra_settings, *shared)
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
         """Return the configuration with only the first layers, at least one of each kind, and a note on the cut."""
@@ -291,7 +284,7 @@ class CausalTarget(Native[C]):
 
     def _mesh_problems(self, workload: Workload) -> list[CostproofError]:
         if self.plan is None:
-            return common.one_device_problems(workload, self.config.architecture)
+            return []
         try:
             plan = self.plan if workload.mesh.problems(workload.rank, more=MORE_AXES) else self.plan_of(workload)
         except Problems as error:

@@ -180,7 +180,7 @@ def proof(target: DrawnTarget, samples: int, seed: int) -> Proof:
 def _drawn(
     family: DrawnTarget, parameters: Parameters, seed: int, number: int
 ) -> tuple[Piece[Provable], dict[str, bool]]:
-    """Return the proof piece of random configuration ``number``, equal on every machine, and its features."""
+    """Return the piece of a proof for random configuration ``number``, the same on every machine, and its features."""
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in parameters.ranges.items()}
     depth = max(value for name, value in family.info().symbols.items() if name.endswith("_layers"))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from costproof.ledger.errors import CostproofError, Problems
+from costproof.ledger.errors import CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Invocation, TensorSpec, Workload
 from costproof.models import settings as common
@@ -80,8 +80,7 @@ class EncoderTarget(Native[C]):
     def settings(cls) -> tuple[Setting, ...]:
         """Return the settings of a run, other than the preset."""
         batch = (common.BATCH,) if cls.batched else ()
-        attention = replace(common.ATTENTION, choices=cls.attentions)
-        return (*cls.input_settings, *batch, common.DTYPE, attention, *common.MESH)
+        return (*cls.input_settings, *batch, common.DTYPE, replace(common.ATTENTION, choices=cls.attentions))
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
         """Return the configuration with only the first layers, and the truncation."""
@@ -91,12 +90,6 @@ class EncoderTarget(Native[C]):
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Return an error for each reason why the model cannot run a workload."""
         return common.batch_problems(workload)
-
-    def check(self, workload: Workload) -> None:
-        """Check that the model can run the workload, on one device."""
-        problems = self.problems(workload) + common.one_device_problems(workload, self.config.architecture)
-        if problems:
-            raise Problems("the workload cannot be run", problems)
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the one invocation, with the values of its symbols."""

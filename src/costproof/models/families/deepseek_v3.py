@@ -95,9 +95,9 @@ class DeepseekV3(LatentTarget[DeepseekV3Config]):
     @staticmethod
     def mistakes() -> Mistakes:
         """Return the mistakes found in published numbers of this model."""
-        from costproof.models.mistakes.deepseek_v3 import MISTAKES
+        from costproof.models.mistakes.deepseek import V3_MISTAKES
 
-        return MISTAKES
+        return V3_MISTAKES
 
     def style(self) -> DecoderStyle:
         """Return how the layers differ from those of the default decoder."""

@@ -24,7 +24,6 @@ from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.formulas import (
     ALL_PROJECTIONS,
-    decoder_tapes,
     is_packed,
     logits_and_masks,
     masked_chunk,
@@ -32,9 +31,10 @@ from costproof.models.decoding.formulas import (
     positions_kept,
     row_calls,
 )
+from costproof.models.decoding.memory import decoder_tapes, row_tapes
 from costproof.models.decoding.names import STAGES
 from costproof.models.decoding.sharding import ShardPlan
-from costproof.models.decoding.target import CausalTarget, no_tape
+from costproof.models.decoding.target import CausalTarget
 from costproof.storage.scheme import CheckpointLayout
 
 if TYPE_CHECKING:
@@ -198,9 +198,8 @@ class Gpt2(CausalTarget[Gpt2Config]):
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
         """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
-        if workload.rows:
-            raise no_tape()
-        return decoder_tapes(self.config, workload, lambda call: self._stack(workload, call))
+        tapes = row_tapes if workload.rows else decoder_tapes
+        return tapes(self.config, workload, lambda call: self._stack(workload, call))
 
     def _stack(self, workload: Workload, call: StackCall) -> DecoderStack:
         width = sym("text_hidden")

@@ -485,7 +485,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
 
     def domain(self) -> Domain:
         """Return the domain of a proof: prompts with one image, several or none, and random sizes."""
-        from costproof.models.image_text.domain import domain_in_patches
+        from costproof.models.image_text.layout import domain_in_patches
 
         return domain_in_patches(self.workload(), self.config.vision.step)
 

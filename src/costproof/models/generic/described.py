@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import ConfigValue, ModuleKind, ModuleKinds, folded_path
+from costproof.patches.nested import Jagged
 
 if TYPE_CHECKING:
     from torch import nn
@@ -135,6 +136,8 @@ class _Leaves:
     def _inside(self, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, Mapping):
             yield from ((str(k), v) for k, v in value.items())
+        elif isinstance(value, Jagged):
+            yield from (("values", value.values), ("offsets", value.offsets))
         elif isinstance(value, Sequence) and not isinstance(value, range | memoryview | bytearray):
             yield from ((str(i), v) for i, v in enumerate(value))
         elif is_dataclass(value):

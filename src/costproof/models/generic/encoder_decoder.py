@@ -95,7 +95,7 @@ def first_run(model: nn.Module, inputs: Mapping[str, Any]) -> FirstRun | None:
 
 def _cross_without(model: nn.Module, hidden: torch.Tensor, batch: int) -> tuple[tuple[Shape, Shape], ...] | None:
     """Return the cross-attention cache shapes of a decoder that gets only the encoder's last hidden state."""
-    from costproof.models.generic.encoder_decoder_wrappers import Handed
+    from costproof.models.generic.export_wrappers import Handed
 
     given = {"encoder_outputs": Handed(hidden), "decoder_input_ids": ids_on_meta(batch, PROMPT), "use_cache": True}
     cache = attribute(short_run(model, given), "past_key_values", None)
@@ -143,7 +143,7 @@ class TwoStacks:
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
         """Return the export jobs of the encoder, of the first decoder token, and of a decode step if there is one."""
-        from costproof.models.generic.encoder_decoder_wrappers import CrossStep, FirstToken, encode
+        from costproof.models.generic.export_wrappers import CrossStep, FirstToken, encode
 
         batch, part = self.workload.batch, {"part": ""}
         names, hidden = tuple(self.first.hidden), list(self._handed().values())
@@ -198,7 +198,7 @@ class TwoStacks:
 
     def runs(self, model: nn.Module) -> tuple[Run, ...]:
         """Return the run of the encoder with the first token, and those of the first, middle and last steps."""
-        from costproof.models.generic.encoder_decoder_wrappers import Handed, two_caches
+        from costproof.models.generic.export_wrappers import Handed, two_caches
 
         batch = self.workload.batch
         prompt = {**self.inputs.args, "decoder_input_ids": ids_on_meta(batch, PROMPT), "use_cache": True}

@@ -285,7 +285,7 @@ def _unpadded(case: Case) -> Example | None:
 
 @makes("image_embeds_position_mask")
 def _where(case: Case) -> Example:
-    """Create the mask [B, S] of the text positions that an image takes, one per query."""
+    """Create the mask [B, S] of the text positions that hold an image, one position per query token."""
     places = min(case.number("latent_query_num", default=1), case.length)
     return known([[1] * places + [0] * (case.length - places)] * case.batch)
 

@@ -142,7 +142,7 @@ class Cached:
         if not others:
             return None
         return BadInput(
-            "a prompt behind a past is counted only for text", where="--past", expected=f"no input but {IDS}",
+            "--past is counted only for prompts of text alone", where="--past", expected=f"no input but {IDS}",
             got=", ".join(others), fix="--image-size 0 for text only, or leave --past out",
         )  # fmt: skip
 

@@ -85,10 +85,11 @@ class ImageTextTarget(Native[C]):
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
         """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
-        refuse_ranks(workload)
-        from costproof.models.decoding.formulas import decoder_stack, decoder_tapes
+        from costproof.models.decoding.formulas import decoder_stack
+        from costproof.models.decoding.memory import decoder_tapes
         from costproof.models.image_text.formulas import glue_tape
 
+        refuse_ranks(workload)
         count = workload.batch * images_of(workload)
         whole = replace(workload, text_tokens=self.length(workload))
         stack = decoder_stack(self.config.text, whole, self.text_style())
@@ -356,7 +357,7 @@ class ImageTextTarget(Native[C]):
 
     def domain(self) -> Domain:
         """Return the domain of a proof: prompts with one image, several or none, and random sizes."""
-        from costproof.models.image_text.domain import domain
+        from costproof.models.image_text.layout import domain
 
         return domain(self.workload())
 

@@ -109,7 +109,7 @@ class PageTarget(Native[P]):
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
         """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
-        from costproof.models.decoding.formulas import decoder_tapes
+        from costproof.models.decoding.memory import decoder_tapes
         from costproof.models.pages.formulas import page_decoder
 
         structure = page_structure(self.config, workload)

@@ -54,6 +54,7 @@ def broadcast_tensors(op: OpCall) -> OpCost:
     "roll", "flip", "fliplr", "flipud", "rot90", "repeat", "tile", "repeat_interleave", "tril", "triu", "where",
     "one_hot", "im2col", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "meshgrid",
     "cartesian_prod", "combinations", "diag", "diag_embed", "diagflat", "complex",
+    "_jagged_to_padded_dense_forward", "_padded_dense_to_jagged_forward",
 )  # fmt: skip
 def move(op: OpCall) -> OpCost:
     """Count 0 FLOPs: elements are copied into a new tensor."""
@@ -101,9 +102,9 @@ def fill(op: OpCall) -> OpCost:
 
 
 @operator_rule(
-    "sym_is_contiguous", "sym_size", "sym_numel", "sym_stride", "sym_storage_offset", "size", "dim", "ndimension", "numel", "nelement",
-    "stride", "storage_offset", "is_contiguous", "is_floating_point", "is_complex", "is_nonzero", "is_same_size",
-    "element_size", "get_device", "data_ptr", "shape", "result_type", "sym_constrain_range",
+    "sym_size", "sym_numel", "sym_stride", "sym_storage_offset", "sym_is_contiguous", "size", "dim", "ndimension",
+    "numel", "nelement", "stride", "storage_offset", "is_contiguous", "is_floating_point", "is_complex", "is_nonzero",
+    "is_same_size", "element_size", "get_device", "data_ptr", "shape", "result_type", "sym_constrain_range",
     "sym_constrain_range_for_size", "_assert_async", "_functional_assert_async", "_assert_scalar",
     "_assert_tensor_metadata", "_check", "item", "_local_scalar_dense", "tolist", "numpy", "record_stream",
     "is_pinned", "pin_memory", "manual_seed", "_set_grad_enabled", "_log_api_usage_once",

@@ -264,7 +264,7 @@ def _named(siblings: list[Sibling], order: _FlowOrder) -> _Found:
 
 
 def _by_level(members: list[Sibling], order: _FlowOrder) -> _Found:
-    """Yield families of members that branch: several on one level are a ``parfor``, a chain is a ``for``."""
+    """Yield groups of siblings whose data flow branches: those of one level as ``parfor``, a chain as ``for``."""
     run: list[Sibling] = []
     for _, same in sorted(_grouped_by(members, lambda s: order.level[s.slot]).items()):
         if run and (len(same) > 1 or not order.feeds(run[-1], same[0])):

@@ -22,8 +22,8 @@ from costproof.ledger.workload import counted_line
 from costproof.reports.graph.grouping import group
 from costproof.reports.graph.picture import Edge, GraphView, Node
 from costproof.reports.graph.structure import arrows, inside, recorded_calls
-from costproof.views.callgraph_file import CallGraphFile, Drawable, callgraph_of
 from costproof.views.describe import model_line, workload_line
+from costproof.views.files import CallGraphFile, Drawable, callgraph_of
 from costproof.views.quantities import with_quantity
 
 ROOT: Final = "(root)"

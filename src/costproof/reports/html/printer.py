@@ -122,7 +122,7 @@ class HtmlPrinter:
 
     def table(self, t: Table) -> Html:
         """Return the HTML of a table."""
-        title = h("p", self.prose(t.title)) if t.title else None
+        title = h("h3", self.prose(t.title)) if t.title else None
         if t.searchable:
             rows = [row if isinstance(row, TableRow) else TableRow(row) for row in t.rows]
             return join_markup(title, self.searchable(t, rows))

@@ -12,7 +12,7 @@ from costproof.ledger.files import MAX_DIGITS, csv_rows
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.schema import from_data
 from costproof.reports.plots.figure import colour, new_figure, render_figure, style
-from costproof.views.sweep_file import COUNTED, SWEEP
+from costproof.views.files import COUNTED, SWEEP
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -125,7 +125,7 @@ def _names(target: Exportable, workload: Workload, stage: str) -> dict[str, int]
 
 
 def of_tokens(job: ExportJob) -> bool:
-    """Return whether constants in an export's costs are products of configuration sizes, and so can be named.
+    """Return whether an export's inputs are token sequences, so that its constants are products of configuration sizes.
 
     An image or a spectrum has a fixed number of positions, which is a factor of all constants and matches names by
     chance.

@@ -26,6 +26,7 @@ from costproof.models.target import Exportable, options_of
 from costproof.opgraph.liveness import Timeline, gap_parts, peak_form, peak_of, timeline
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import hooked
+from costproof.patches.nested import watched
 from costproof.patches.patch import gc_disabled
 from costproof.tracers.exporting import map_arguments, with_sizes
 from costproof.tracers.guards import margins
@@ -258,7 +259,8 @@ def eager_run(
     )
     try:
         created = HostTensors() if job.host_apart else nullcontext()
-        with inference_context(module) as assumed, hooked(module.modules(), enter, leave), created, job.mode, seen:
+        hooks = hooked(module.modules(), enter, leave)
+        with inference_context(module) as assumed, watched(), hooks, created, job.mode, seen:
             seen.apart((*module.parameters(), *module.buffers()))
             map_arguments(job.job, lambda path, tensor: seen.given(".".join(map(str, path)), tensor))
             result = module(**job.job.args)

@@ -66,9 +66,9 @@ class DeepseekOcr(PageTarget[OcrConfig]):
     @staticmethod
     def mistakes() -> Mistakes:
         """Return the mistakes that are common in models of the vision towers and of the projector."""
-        from costproof.models.mistakes.deepseek_ocr import MISTAKES
+        from costproof.models.mistakes.deepseek import OCR_MISTAKES
 
-        return MISTAKES
+        return OCR_MISTAKES
 
     @classmethod
     def from_file(cls, path: Path) -> DeepseekOcr:
@@ -137,7 +137,7 @@ class DeepseekOcr(PageTarget[OcrConfig]):
         return (SIDES,)
 
     def proof(self, samples: int, seed: int, sides: str = DEFAULT_SIDES) -> Proof:
-        """Return the proof: workloads, view sizes, pages, and random small configurations."""
+        """Return what a proof covers: workloads, view sizes, pages, and random small configurations."""
         from costproof.models.families.deepseek_ocr.proof import proof
 
         return proof(self, samples, seed, sides)

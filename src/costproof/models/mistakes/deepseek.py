@@ -1,4 +1,7 @@
-"""Known mistakes in cost models of DeepSeek-OCR's vision towers, projector and image tokens."""
+"""Known mistakes in cost models of DeepSeek-OCR's vision towers, and what published numbers of DeepSeek-V3 include.
+
+DeepSeek-V3 is published with an MTP module and scales of matrices, which its class lacks.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import sympy
 from costproof.algebra.identity import free_symbols
 from costproof.claims.effects import (
     ANY_METRIC,
+    CACHE,
     FLOPS,
     NOT_STAGE_WIDE,
     ClaimTerms,
@@ -23,7 +27,8 @@ from costproof.claims.effects import (
     substituted,
     times,
 )
-from costproof.claims.terms import ClaimTerm
+from costproof.claims.terms import ClaimTerm, dense_terms
+from costproof.ledger.metrics import Metric
 
 _STRIDE: Final = 2
 _MERGED: Final = _STRIDE**4
@@ -99,7 +104,7 @@ def _features(term: ClaimTerm) -> Fraction:
     return Fraction(term.values["H"], term.values["sam_patch"]) ** 2 / _MERGED
 
 
-TABLE: Final = (
+_OCR_TABLE: Final = (
     Mistake("newline and separator missing", "newline and separator missing",
             "the tokens between image features are left out", (left_out(lambda t: t.owner == "image_tokens"),),
             metrics=ANY_METRIC - NOT_STAGE_WIDE),
@@ -131,9 +136,106 @@ TABLE: Final = (
                   NOT_STAGE_WIDE),
 )  # fmt: skip
 
-MISTAKES: Final = Mistakes(
-    TABLE,
+OCR_MISTAKES: Final = Mistakes(
+    _OCR_TABLE,
     of_run=frozenset({"one crop"}),
     # The vendor's channels-first norms, which the published figures are of.
     written_out=frozenset({"sam.neck.norm1", "sam.neck.norm2"}),
 )
+
+
+_BLOCK: Final = 128
+"""Rows, and columns, of a block with one scale."""
+_SCALE: Final = 4
+"""Bytes of a scale, and of a bias of the router."""
+
+
+_NAME: Final = "next-token module counted"
+_CORRECTIONS: Final = "the corrections of the router's scores are counted, which the class holds as buffers"
+_IN_BLOCKS: Final = "a matrix of a layer has a scale for every block of 128 x 128"
+
+
+def _with_one_more(name: str, what: str, *more: TermChange, metrics: frozenset[Metric]) -> MistakeSeries:
+    """Return the mistake of counting the next-token layer as one more layer with experts, with further changes."""
+
+    def rows(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
+        dense = {id(t) for t in dense_terms(terms)}
+        layers = TermChange(
+            lambda t: t.within("layer") and id(t) not in dense, lambda t: Fraction(t.count + 1, t.count)
+        )
+        yield Mistake(name, "next token", what, (layers, *more))
+
+    return MistakeSeries(name, what, rows, metrics)
+
+
+def _head_and_projection(term: ClaimTerm) -> Fraction:
+    """Return the FLOPs of two output projections and a 2h x h projection, relative to one output projection."""
+    v = term.values
+    tokens, mapped = (v["S"], v["L"]) if "S" in v else (1, 1)
+    return 2 + Fraction(2 * v["text_hidden"] * tokens, v["text_vocab"] * mapped)
+
+
+def _scales(term: ClaimTerm) -> Fraction | None:
+    """Return the number of quantisation scales per matrix element of a term; ``None`` for a term without scales."""
+    if not term.counted or not term.within("layer") or term.norm or term.part == "router":
+        return None
+    v = {name.removeprefix("text_"): value for name, value in term.values.items()}
+    key, up, value = v["nope"] + v["rope"], v["nope"] + v["value"], v["value"]
+    sides = {
+        "q": (v["hidden"], v["heads"] * key),
+        "q_down": (v["hidden"], v.get("q_rank", 0)),
+        "q_up": (v.get("q_rank", 0), v["heads"] * key),
+        "kv_down": (v["hidden"], v["kv_rank"] + v["rope"]),
+        "kv_up": (v["kv_rank"], v["heads"] * up),
+        "out": (v["heads"] * value, v["hidden"]),
+    }
+    wide = (
+        v["moe"] if term.part == "experts" else v["moe"] * v["shared"] if term.within("shared") else v["intermediate"]
+    )
+    rows, columns = sides.get(term.part, (v["hidden"], wide))
+    return Fraction(-(-rows // _BLOCK) * -(-columns // _BLOCK), rows * columns)
+
+
+def _one_byte_with_scales(term: ClaimTerm) -> Fraction | None:
+    scales = _scales(term)
+    return scales and (1 + _SCALE * scales) / term.values["b"]
+
+
+def _with_scales(term: ClaimTerm) -> Fraction | None:
+    scales = _scales(term)
+    return scales and 1 + scales
+
+
+def _corrections_in_bytes(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
+    size = next((t.values["b"] for t in terms if "b" in t.values), 1)
+    yield _corrected(Fraction(_SCALE, size), frozenset({"weight_bytes"}))
+
+
+def _corrected(each: Fraction, metrics: frozenset[Metric]) -> Mistake:
+    change = TermChange(lambda t: t.part == "router", lambda t: 1 + each / t.values["text_hidden"])
+    return Mistake("router corrections counted", "corrections", _CORRECTIONS, (change,), metrics=metrics)
+
+
+# The projection has 2 h x h elements; two norms precede it and one follows its layer.
+_WIDER: Final = TermChange(lambda t: t.role == "text.norm", lambda t: Fraction(4 + 2 * t.values["text_hidden"]))
+_TABLES: Final = times(lambda t: t.part in ("embedding", "lm_head"), 2)
+_PARAMETERS: Final = frozenset[Metric]({"params", "params_active"})
+_HELD: Final = _PARAMETERS | {"weight_bytes"}
+
+_V3_TABLE: Final = (
+    _with_one_more(_NAME, "the module that predicts one more token is counted, with a copy of embedding and output "
+                   "projection", _WIDER, _TABLES, metrics=_HELD),
+    _with_one_more(f"{_NAME}, shared tables", "the module that predicts one more token is counted; embedding and "
+                   "output projection are the model's own", _WIDER, metrics=_HELD),
+    Mistake("8-bit matrices in blocks", "type", f"{_IN_BLOCKS}, of four bytes, and one byte for each element",
+            (TermChange(lambda t: True, _one_byte_with_scales),), metrics=frozenset({"weight_bytes"})),
+    Mistake("scales counted", "scales", f"{_IN_BLOCKS}, which is counted as a parameter",
+            (TermChange(lambda t: True, _with_scales),), metrics=_PARAMETERS),
+    MistakeSeries("router corrections counted", _CORRECTIONS, _corrections_in_bytes, frozenset({"weight_bytes"})),
+    _corrected(Fraction(1), _PARAMETERS),
+    _with_one_more(_NAME, "the module that predicts one more token is counted: a layer, a projection of 2 h x h, "
+                   "logits once more", TermChange(lambda t: t.part == "lm_head", _head_and_projection), metrics=FLOPS),
+    _with_one_more(_NAME, "the layer of the module that predicts one more token has a cache too", metrics=CACHE),
+)  # fmt: skip
+
+V3_MISTAKES: Final = Mistakes(_V3_TABLE)

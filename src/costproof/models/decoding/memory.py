@@ -1,0 +1,322 @@
+"""Record the calls of a decoder on memory tapes: of a prompt, of a step, and of a packed batch of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Final, Protocol
+
+import sympy
+
+from costproof.algebra.series import CACHED, CONTEXT
+from costproof.algebra.symbols import sym
+from costproof.analytic.attention_block import AttentionBlock, PackedBlock
+from costproof.analytic.compose import StackCall, prompt_call
+from costproof.analytic.costs import Size
+from costproof.analytic.decoder_memory import DecoderTape, last_two
+from costproof.analytic.embedding import INT64
+from costproof.analytic.layer_memory import CopyBranches
+from costproof.analytic.memory_tape import MemoryTape, Piece
+from costproof.analytic.transformer import DecoderStack
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.workload import ROWS_INVOCATION, Workload
+from costproof.models.decoding.formulas import (
+    DecoderSizes,
+    fills,
+    hides,
+    is_packed,
+    masked_chunk,
+    positions_kept,
+    windows_of,
+)
+from costproof.models.decoding.names import WithRows, row_kinds
+
+FLASH: Final = "flash_attention_2"
+_WIDEST_SHARED: Final = 256
+"""Widest head for which transformers leaves it to sdpa to share keys and values."""
+_WHOLE_HEADS: Final = 8
+"""Number of which flash-attn pads heads to a multiple."""
+
+
+@dataclass(frozen=True, slots=True)
+class TapeRow:
+    """Equal sequences of a batch, whose attention is a call of its own."""
+
+    call: StackCall
+    branches: CopyBranches
+    kind: int
+    """Index of the kind of the row: its block in a :class:`PackedBlock`."""
+    masks: Mapping[bool, tuple[Size, Size]]
+    """Whether a layer has a window -> keys of the mask that the row is given, and bytes of an element."""
+
+
+@dataclass(slots=True)
+class RowsTape(DecoderTape):
+    """Memory tape of the rows of a batch: linear layers, norms and experts run on the tokens of all rows together."""
+
+    rows: tuple[TapeRow, ...] = ()
+    given_positions: Piece = 0
+    masks_of: dict[tuple[int, bool], Piece] = field(default_factory=dict)
+    """(row, whether a layer has a window) -> the mask that the row is given."""
+
+    def record_rows(
+        self, stack: DecoderStack, windows: Sequence[int], logits: int, *, capped: bool, picked: bool
+    ) -> MemoryTape:
+        """Record the call from token ids to logits.
+
+        Args:
+            stack: the decoder.
+            windows: of each layer; 0 for none.
+            logits: positions that get logits.
+            capped: whether logits pass a soft cap.
+            picked: whether these are not all positions, but those whose indices are given.
+
+        Branches: a row may have no past, and layers differ by having a window.
+        """
+        tape, call = self.tape, self.call
+        ids, self.given_positions = (tape.give(INT64 * call.rows) for _ in range(2))
+        kept = (tape.give(INT64 * logits),) if picked else ()
+        blocks = [self._blocks(layer.attention) for layer in stack.layers]
+        old = [
+            [tuple(tape.give(size) for size in self._of_row(row, of[row.kind], new=0)) if row.call.past != 0 else ()
+             for row in self.rows]
+            for of in blocks
+        ]  # fmt: skip
+        for i, row in enumerate(self.rows):
+            for windowed, (keys, item) in row.masks.items():
+                self.masks_of[i, windowed] = tape.give(item * row.call.rows * keys)
+        numbers = self._numbers(windows)
+        hidden = self._embedding(stack, ids)
+        tables = self._tables(stack, hidden)
+        last = last_two([(layer, window) for layer, window in zip(stack.layers, windows, strict=True)])
+        for i, layer in enumerate(stack.layers):
+            own = [numbers.get((row, i)) for row in range(len(self.rows))]
+            if i in last:
+                table = tables[0 if windows[i] or len(tables) == 1 else 1]
+                hidden = self.layer(
+                    layer, hidden, partial(self._attend_rows, blocks[i], table, old[i], own, windows[i] > 0)
+                )
+                continue
+            tape.read(*(number for number in own if number is not None))
+            for row, past in zip(self.rows, old[i], strict=True):
+                for k, size in enumerate(self._of_row(row, blocks[i][row.kind])):
+                    tape.keep(tape.make(size, *past[k : k + 1]))
+        out = self._norm(stack.norm, hidden, call.rows, stack.width)
+        if picked:
+            out = self._make(logits * stack.width, out, *kept)
+        size = logits * stack.vocabulary * call.item_bytes
+        result = tape.make(size, out)
+        for _ in range(3 if capped else 0):
+            result = tape.make(size, result)
+        tape.keep(result)
+        return tape
+
+    @staticmethod
+    def _blocks(attention: object) -> tuple[AttentionBlock, ...]:
+        """Return the block of each kind of rows.
+
+        Raises:
+            Incomplete: it is latent attention.
+        """
+        if isinstance(attention, PackedBlock):
+            return attention.blocks
+        raise Incomplete(
+            "no formula gives the live peak of rows of latent attention", where="--rows", fix="costproof peaks TARGET"
+        )
+
+    def _numbers(self, windows: Sequence[int]) -> dict[tuple[int, int], Piece]:
+        """Record the length that a cache with a window holds as a number until it is first extended.
+
+        Returns:
+            (row, layer) -> that of a row without a past; those of other rows are read at once.
+        """
+        found: dict[tuple[int, int], Piece] = {}
+        for i, row in enumerate(self.rows):
+            made = {(i, layer): self.tape.make(INT64) for layer, window in enumerate(windows) if window}
+            if row.call.past == 0:
+                found |= made
+            else:
+                for number in made.values():
+                    self.tape.read(number)
+        return found
+
+    def _token_positions(self) -> Piece:
+        return self.given_positions
+
+    def _attend_rows(
+        self,
+        blocks: Sequence[AttentionBlock],
+        table: tuple[Piece, ...],
+        old: Sequence[tuple[Piece, ...]],
+        numbers: Sequence[Piece | None],
+        windowed: bool,
+        x: Piece,
+    ) -> Piece:
+        """Record attention with its projections: all caches are extended, then each row is attended by itself."""
+        block, rows = blocks[0], self.call.rows
+        if block.fused:
+            q = k = v = self._make(3 * rows * block.width, x)
+        else:
+            q, k, v = self._projected(block, x, table)
+        caches = []
+        for row, past, number in zip(self.rows, old, numbers, strict=True):
+            if number is not None:
+                self.tape.read(number)
+            sizes = self._of_row(row, blocks[row.kind])
+            pairs = zip(sizes, (k, v), strict=True)
+            caches.append([self.tape.make(size, *past[i : i + 1], new) for i, (size, new) in enumerate(pairs)])
+            self.tape.keep(*caches[-1])
+        results = []
+        for i, (row, (keys, values)) in enumerate(zip(self.rows, caches, strict=True)):
+            own = DecoderTape(row.call, row.branches, self.tape)
+            copied = block.fused or not (block.pairs or row.branches.one_token)
+            mask = self.masks_of.get((i, windowed))
+            results.append(own._core(blocks[row.kind], q, keys, values, mask, copied=copied))
+        core = results[0] if len(results) == 1 else self._make(rows * block.heads * block.head_dim, *results)
+        return self._make(rows * block.width, core)
+
+    def _of_row(self, row: TapeRow, block: AttentionBlock, new: Size | None = None) -> tuple[Size, Size]:
+        """Return the bytes of a row's cached keys and of its values in a layer, after the call or, if new is 0, before.
+
+        Args:
+            row: the row.
+            block: attention of the layer to the row.
+            new: tokens that the call adds (default: its own).
+        """
+        keys = DecoderTape(row.call, row.branches, self.tape)._keys(block) - (0 if new is None else row.call.tokens)
+        size = row.call.batch * keys * block.kv_heads * block.head_dim * row.call.item_bytes
+        return size, size
+
+
+def decoder_tapes(
+    config: DecoderSizes,
+    workload: Workload,
+    stack: Callable[[StackCall], DecoderStack],
+    *,
+    capped: bool = False,
+    embedded: bool = False,
+    apart: bool = False,
+) -> dict[tuple[str, str, str], MemoryTape]:
+    """Return (stage, invocation, part) -> the memory tape of the prompt, and of a step at context P.
+
+    Args:
+        embedded: whether the prompt is given as embeddings, as with images in it.
+        apart: whether the cache keeps the prompt apart from later tokens.
+        stack: returns the layers of the decoder in a call.
+        capped: whether logits pass a soft cap.
+
+    Branches: some operators copy an argument unless one of its dimensions is 1.
+
+    Raises:
+        Incomplete: a loop over experts decides by values what it allocates.
+    """
+    _check_experts(workload)
+    calls = {("prefill", "prompt", "prefill"): prompt_call(past=workload.past > 0)}
+    if workload.new_tokens > 0:
+        calls["decode", "steps", "step"] = StackCall(sym("B"), 1, sym("b"), past=CONTEXT)
+    found = {}
+    for name, call in calls.items():
+        branches = _branches(config, workload, call)
+        masks = tuple(_given_masks(config, workload, call).items())
+        layers, windows = stack(call), tuple(windows_of(config))
+        given = embedded and call.past != CONTEXT
+        found[name] = _recorded_tape(
+            call, branches, layers, windows, positions_kept(workload, call), masks, capped, given, apart
+        )
+    return found
+
+
+def _branches(config: DecoderSizes, workload: Workload, call: StackCall) -> CopyBranches:
+    """Return the branches of operators in a call that copy an argument unless one of its dimensions is 1."""
+    one_token = call.past == CONTEXT or workload.text_tokens == 1
+    return CopyBranches(
+        one_sequence=workload.batch == 1,
+        one_token=one_token,
+        one_head=config.heads == 1,
+        shared=config.kv_heads < config.heads,
+        one_shared=config.kv_heads == 1 < config.heads,
+        wide=workload.dtype == "float32",
+        one_key=one_token and call.past == 0,
+        wide_heads=config.head_dim > _WIDEST_SHARED,
+        flash=workload.attention == FLASH,
+        padded_heads=config.head_dim % _WHOLE_HEADS != 0,
+    )
+
+
+def row_tapes(
+    config: RowSizes, workload: Workload, stack: Callable[[StackCall], DecoderStack], *, capped: bool = False
+) -> dict[tuple[str, str, str], MemoryTape]:
+    """Return (stage, invocation, part) -> the memory tape of the packed call of a batch of rows.
+
+    Sizes of the rows are numbers, those of the configuration symbols. Arguments are those of :func:`decoder_tapes`.
+
+    Raises:
+        Incomplete: a loop over experts decides by values what it allocates, or attention is latent.
+    """
+    _check_experts(workload)
+    call, item = prompt_call(past=False), sym("b")
+    assert is_packed(workload, call)
+    kinds = {row: kind for kind, rows in enumerate(row_kinds(workload, config)) for row in rows}
+    each = []
+    for row in workload.rows:
+        one, whole = workload.of_row(row), prompt_call(past=row.past > 0)
+        sizes = {sym("S"): row.new, CACHED: row.past}
+        masks = {
+            windowed: (sympy.sympify(keys).xreplace(sizes), size)
+            for windowed, (keys, size) in _given_masks(config, one, whole).items()
+        }
+        own = StackCall(row.count, row.new, item, past=row.past)
+        each.append(TapeRow(own, _branches(config, one, whole), kinds[row], masks))
+    logits = sum(row.count * row.logits for row in workload.rows)
+    packed = StackCall(1, workload.text_tokens, item)
+    tape = RowsTape(packed, _branches(config, workload, packed), rows=tuple(each)).record_rows(
+        stack(call), tuple(windows_of(config)), logits, capped=capped, picked=logits < workload.text_tokens
+    )
+    return {("prefill", ROWS_INVOCATION, "rows"): tape}
+
+
+class RowSizes(DecoderSizes, WithRows, Protocol):
+    """Sizes of a decoder that also decide the kinds of the rows of a batch."""
+
+
+def _check_experts(workload: Workload) -> None:
+    if workload.experts == "eager":
+        raise Incomplete(
+            "the memory of a loop over experts depends on the router's choices", where="--experts eager",
+            expected="grouped_mm or batched_mm", fix="leave --experts out",
+        )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _recorded_tape(
+    call: StackCall,
+    branches: CopyBranches,
+    stack: DecoderStack,
+    windows: tuple[int, ...],
+    positions: Size,
+    masks: tuple[tuple[bool, tuple[Size, Size]], ...],
+    capped: bool,
+    embedded: bool,
+    apart: bool,
+) -> MemoryTape:
+    """Return the memory tape of a call, memoized: calls that differ in sizes alone have the same one."""
+    return DecoderTape(call, branches, apart=apart).record(
+        stack, windows, positions, dict(masks), capped=capped, embedded=embedded
+    )
+
+
+def _given_masks(config: DecoderSizes, workload: Workload, call: StackCall) -> dict[bool, tuple[Size, Size]]:
+    """Return, for layers with (true) and without a window, (keys, bytes per element) of the mask that they get.
+
+    Branches: fused attention gets a mask only if keys are outside of the window, or if several tokens follow others.
+    """
+    windows = windows_of(config)
+    eager, window = workload.attention == "eager", max(windows)
+    full = call.past + call.tokens
+    seen = sym("text_window") - 1 + call.tokens if fills(workload, call, window) else full
+    if eager or masked_chunk(workload, call):
+        item = call.item_bytes if eager else 1
+        found = {False: (full, item)} if not (window and config.one_mask) else {}
+        return {**found, **({True: (seen, item)} if window else {})}
+    return {True: (seen, 1)} if hides(workload, call, window) else {}

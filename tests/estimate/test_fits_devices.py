@@ -1,0 +1,81 @@
+"""Does it fit on several devices: the smallest mesh, each rank, its quantised weights, and the smallest limits."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import costproof
+from costproof.estimate.memory import Fits
+
+
+def limits(found: Fits) -> dict[tuple[str, str], int | None]:
+    """The limits of a run by setting and what is held."""
+    return {(x.setting, x.held): x.at for x in found.limits}
+
+
+def test_the_smallest_mesh() -> None:
+    """Qwen3-30B has 61 GB of weights: with a quarter on each of four L4 of 24 GB it fits, with half it does not."""
+    found = costproof.fits("qwen3-30b-a3b@chat,text_tokens=64,new_tokens=0", on="8xl4")
+    assert [(t.tp, t.ep, t.verdict) for t in found.tried] == [
+        (1, 1, "does not fit"), (2, 1, "does not fit"), (2, 2, "does not fit"), (4, 1, "fits"),
+    ]  # fmt: skip
+    assert (found.count, found.workload.inputs["tp"], found.exit_code) == (8, 4, 0)
+    one, half, _, quarter = (t.weights_bytes or 0 for t in found.tried)
+    assert one > 2 * 24 * 10**9 < 2 * half
+    assert quarter < 24 * 10**9
+    none = costproof.fits("qwen3-30b-a3b@chat,text_tokens=64,new_tokens=0", on="2xl4")
+    assert (none.verdict, len(none.tried), none.workload.inputs["ep"]) == ("does not fit", 3, 2)
+
+
+def test_a_mesh_that_the_model_does_not_take_is_named() -> None:
+    """14 query heads in two groups: seven ranks would share the two key/value heads."""
+    found = costproof.fits("qwen2.5-0.5b@chat,text_tokens=8,new_tokens=0", on="7xl4")
+    assert [(t.tp, t.verdict) for t in found.tried] == [(1, "fits")]
+    found = costproof.fits("qwen2.5-0.5b@chat,text_tokens=8,new_tokens=0,layers=1000", on="7xrtx-4090")
+    refused = found.tried[-2]
+    assert (refused.tp, refused.verdict) == (7, None)
+    assert refused.why
+
+
+TOKEN = 32 * 4 * 128 * 2 * 2
+"""Keys and values of 4 of 8 heads in 32 layers of Llama 3.1 8B."""
+
+
+def test_limits_of_uneven_parts_of_a_batch() -> None:
+    """Two parts: the first has 507 of 1,013 sequences, and 506 of 513 tokens are all that fit beside the weights."""
+    found = costproof.fits("llama-3.1-8b@chat,batch=3,tp=2,dp=2,vocab=102", on="4xl4")
+    lasting = (found.weights_bytes or 0) + (found.buffers_bytes or 0)
+    most = (24 * 10**9 - lasting) // (513 * TOKEN)
+    assert most == 506
+    assert limits(found)["batch", "weights and cache"] == 2 * most + 1
+    assert [(r.ranks, r.cache_bytes) for r in found.ranks] == [((0, 1), 2 * 513 * TOKEN), ((2, 3), 513 * TOKEN)]
+    last = costproof.fits("llama-3.1-8b@chat,batch=3,tp=2,dp=2,vocab=102,rank=2", on="4xl4")
+    assert (last.ranks, last.rank) == ((), 2)
+    assert limits(last)["batch", "weights and cache"] == 2 * most + 2
+    (point,) = (
+        p for x in found.limits for p in x.points if (x.setting, x.held, p.at) == ("batch", "weights and cache", 1013)
+    )
+    assert point.bytes == lasting + 507 * 513 * TOKEN
+
+
+def blocks(rows: int, columns: int) -> int:
+    """Bytes of a matrix in float8 with a float32 scale for each 128 x 128 elements."""
+    return rows * columns + 4 * ceil(rows / 128) * ceil(columns / 128)
+
+
+def test_the_quantised_weights_of_a_rank_are_its_own() -> None:
+    """DeepSeek-V3 on eight: attention whole, an eighth of each MLP and expert; in all 94 of 673 GB."""
+    attention = blocks(1536, 7168) + blocks(24576, 1536) + blocks(576, 7168) + blocks(32768, 512) + blocks(7168, 16384)
+    norms = 2 * (2 * 7168 + 1536 + 512)
+    dense = 2 * blocks(18432 // 8, 7168) + blocks(7168, 18432 // 8)
+    narrow = 2 * blocks(2048 // 8, 7168) + blocks(7168, 2048 // 8)
+    router = 2 * 256 * 7168
+    tables = 2 * 2 * (129280 // 8) * 7168 + 2 * 7168
+    rank = 61 * (attention + norms) + 3 * dense + 58 * (257 * narrow + router) + tables
+    found = costproof.fits("deepseek-v3@chat,text_tokens=8,new_tokens=0", on="8xh200-sxm")
+    assert [(t.tp, t.ep, t.verdict) for t in found.tried] == [
+        (1, 1, "does not fit"), (2, 1, "does not fit"), (2, 2, "does not fit"), (4, 1, "does not fit"),
+        (4, 4, "does not fit"), (8, 1, "fits"),
+    ]  # fmt: skip
+    assert found.stored_bytes is not None
+    assert found.stored_bytes - rank == 0
