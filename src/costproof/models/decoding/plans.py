@@ -385,6 +385,10 @@ def mesh_problems(
     if "attention" in plan.split and config.kv_heads % mesh.tp and mesh.tp % config.kv_heads:
         expected = f"a divisor or a multiple of the {config.kv_heads} key/value heads"
         found.append(BadInput("ranks would share key/value heads", where="--tp", expected=expected, got=mesh.tp))
+    if mesh.tp > 1 and config.tied and len({"embedding", "head"} & plan.split) == 1:
+        what = "embedding and output projection share one table, so they need one layout"
+        where = f"--{PLAN}" if PLAN in workload.inputs else f"--tp, {plan.source}"
+        found.append(BadInput(what, where=where, expected="a plan that splits both, or none"))
     if workload.batch < mesh.dp:
         what = "there are fewer sequences than data-parallel ranks"
         found.append(BadInput(what, where="--batch", expected=f"at least {mesh.dp}", got=workload.batch))

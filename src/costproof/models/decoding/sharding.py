@@ -106,9 +106,6 @@ def chosen_plan(
     paths = {role: path for role, path in paths.items() if layers.get(role, True)}
     split = cast("frozenset[Part]", split_parts(plan, paths, layers, mesh))
     problems: list[CostproofError] = []
-    if config.tied and len({"embedding", "head"} & split) == 1:
-        what = "embedding and output projection share one table, so they need one layout"
-        problems.append(BadInput(what, where=f"--{PLAN}", expected="vocabulary for both, or for none"))
     key = plan.matching(names["text.layer.attention.k"].format(i=0)) if not latent else ()
     if "attention" in split and config.kv_heads % mesh.tp and any(layout == "column" for _, layout in key):
         what = "this layout makes no copies of key/value heads"
