@@ -117,6 +117,11 @@ def test_meshes_that_cannot_be(line: str, said: str, tmp_path: Path) -> None:
     assert (found.code, said in found.stderr, list(tmp_path.iterdir())) == (2, True, []), found.stderr
 
 
+def test_a_model_without_a_plan_is_no_wrong_key() -> None:
+    found = costproof("-q", "roofline", "gpt2", "--tp", "2", "--on", "h100-sxm")
+    assert (found.code, "no plan says how this model is split" in found.stderr) == (2, True), found.stderr
+
+
 SMALL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 102}  # fmt: skip
 COUNT = ("--text-tokens", "8", "--new-tokens", "2")

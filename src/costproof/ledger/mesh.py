@@ -255,9 +255,14 @@ def splits_of(inputs: Mapping[str, object], rank: int) -> tuple[tuple[int, ...],
     return every[rank], tuple(every[other][mesh.coordinates(rank).ep] for other in mesh.group("ep", rank))
 
 
+def of_mesh(name: str) -> bool:
+    """Return whether a setting belongs to a run on several devices."""
+    return name in (*AXES, RANK, PLAN, DISPATCH, PAIRS, CP_PLAN)
+
+
 def no_such_setting(name: str, where: str, known: Collection[str], fix: str | None = None) -> BadInput:
     """Return the error that a target lacks a setting; if it is one of a mesh, because nothing says how to split it."""
-    if name in (*AXES, RANK, PLAN, DISPATCH, PAIRS):
+    if of_mesh(name):
         what = "no plan says how this model is split over devices (transformers: tp_plan of the class)"
         return BadInput(what, where=where, expected="one device")
     return BadInput("no such setting", where=where, expected="one of " + ", ".join(known), fix=fix)

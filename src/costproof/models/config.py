@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 from costproof.analytic.elementwise import ACTIVATION_FLOPS
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
 from costproof.ledger.files import read_configuration
+from costproof.ledger.mesh import no_such_setting, of_mesh
 from costproof.ledger.workload import NO_CLASS
 from costproof.models.config_keys import type_of_class
 from costproof.models.config_reader import LARGEST, MOST_LAYERS, Section, shown
@@ -185,6 +186,8 @@ def key_named(config: Any, name: str, where: str) -> str:
         return meant[0]
     if meant:
         raise BadInput("several keys have this name", where=where, expected="one of " + ", ".join(meant), got=name)
+    if of_mesh(name):
+        raise no_such_setting(name, where, known)
     fix = did_you_mean(name, known)
     raise BadInput("no such key", where=where, expected="one of " + ", ".join(known), got=name[:80], fix=fix)
 
