@@ -89,7 +89,7 @@ def test_there_is_no_size_to_enumerate() -> None:
 @pytest.mark.slow
 def test_identities_and_draws_hold() -> None:
     made = SMALL.proof(1, 1)
-    text, _, *draws = made.pieces
+    text, _, *draws = (piece for piece in made.pieces if piece.phase != "rows")
     found = carry_out_piece(text)
     assert {c.method for c in found.claims} == {"identity"}
     assert found.counterexamples == ()

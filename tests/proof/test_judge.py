@@ -80,6 +80,21 @@ def test_a_symbol_that_the_graphs_kept_stays_one() -> None:
     assert claim(judge(analytic, whole, VALUES, CONFIG, fixed=fixed, only_fixed=True)).method == "enumeration"
 
 
+def test_pairs_that_a_graph_counts_in_numbers_hold_at_its_sizes_only() -> None:
+    # The graph keeps n, but no formula of the mask: its 6 pairs are those of n = 2. A count of 7 is wrong there.
+    for pairs, right in ((6, True), (7, False)):
+        flops, kept = ledger("static", "flops", "5*n", ("layers.0",)), dict[Metric, int | None](kept_scores=pairs)
+        counted = (*flops.nodes, CostNode("sam", "global", "layers.0", "", kept, {}))
+        static = Ledger("static", counted, ("flops", "kept_scores"), ("sam",))
+        formulas = [ledger("analytic", m, e, ("layers.0",)) for m, e in (("flops", "5*n"), ("kept_scores", "n*h"))]
+        nodes = tuple(n for f in formulas for n in f.nodes)
+        found = judge(replace(static, source="analytic", nodes=nodes), static, VALUES, CONFIG)
+        assert {c.metric: c.method for c in found.claims} == (
+            {"flops": "identity", "kept_scores": "enumeration"} if right else {"flops": "identity"}
+        )
+        assert [c.difference for c in found.counterexamples] == ([] if right else ["-1"])
+
+
 def test_a_side_is_a_multiple_of_its_step() -> None:
     # H = 16 k: ceiling(H/8) = 2 k. H = 24 k: ceiling(H/16) = ceiling(3 k/2), 2 at k = 1 and not 3/2.
     formula, graph = ledger("analytic", "flops", "n*ceiling(H/8)"), ledger("static", "flops", "n*H/8")

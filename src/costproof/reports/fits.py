@@ -236,13 +236,16 @@ def _rank_line(found: Fits) -> str:
     """Return a sentence on the ranks that hold the most, and the rank that is counted."""
     world, counted = found.workload.mesh.world, f"these bytes and limits are of rank {found.rank}"
     if len(found.ranks) > 1:
-        most = ranks_text(found.ranks[0].ranks, world)
-        return f"Of {world} ranks, {most} hold the most: these bytes are of rank {found.rank}, limits the least of all."
+        most = found.ranks[0].ranks
+        hold = f"rank {most[0]} holds" if len(most) == 1 else f"ranks {ranks_text(most, world)} hold"
+        return f"Of {world} ranks, {hold} the most: these bytes are of rank {found.rank}, limits the least of all."
     if not found.binding_ranks:
         return f"Which of {world} ranks hold the most is not known: {counted}."
     if len(found.binding_ranks) == world:
         return f"All {world} ranks hold the same weights and cache: {counted}."
-    deciding = f"of {world} ranks, {ranks_text(found.binding_ranks, world)} hold the most weights and cache and decide"
+    most = found.binding_ranks
+    hold = f"rank {most[0]} holds" if len(most) == 1 else f"ranks {ranks_text(most, world)} hold"
+    deciding = f"of {world} ranks, {hold} the most weights and cache and decide{'s' * (len(most) == 1)}"
     if found.rank in found.binding_ranks:
         return f"O{deciding[1:]}; {counted}."
     return f"T{counted[1:]}, which holds less: {deciding}; rank={found.binding_ranks[0]} counts one of them."

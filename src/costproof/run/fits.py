@@ -29,7 +29,7 @@ from costproof.estimate.roofline import choose_source
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.capture import Padding
 from costproof.ledger.environment import require
-from costproof.ledger.errors import BadInput, Incomplete, Problems
+from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.mesh import RANK
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
@@ -216,7 +216,7 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         else:
             limits = (*memory_limits(*run, kept, peak, read.peaks, matrix), *_of_graph(read, certain, room))
     if varied is not side:
-        limits = tuple(_of_all_replicas(x, side.workload) for x in limits)
+        limits = tuple(_of_all_replicas(x, side.workload, read.target) for x in limits)
     answer = Fits(
         side.conventions, side.target, side.workload, side.environment, device, room, name,
         weights_bytes=weights,
@@ -253,11 +253,11 @@ def _of_replica(side: Baseline) -> Baseline:
     return replace(side, workload=replace(workload, batch=workload.own_batch, inputs=inputs))
 
 
-def _of_all_replicas(limit: MemoryLimit, workload: Workload) -> MemoryLimit:
+def _of_all_replicas(limit: MemoryLimit, workload: Workload, target: Target | None) -> MemoryLimit:
     """Return a limit of the batch that was solved for a rank's part of it as one of the whole batch.
 
     The part of the rank with index d of dp has n sequences from batch (n - 1) dp + d + 1 on. If it takes none, the
-    limit is 1, and its place the smallest batch, dp.
+    limit is 1, and its place the smallest batch, dp. A batch that the target refuses is not a limit.
     """
     if limit.setting != "batch" or limit.at is None:
         return limit
@@ -266,7 +266,22 @@ def _of_all_replicas(limit: MemoryLimit, workload: Workload) -> MemoryLimit:
     if limit.at == 1:
         return replace(limit, points=tuple(replace(p, at=dp) for p in limit.points[-1:]))
     places = {limit.at: first, limit.at - 1: first - 1}
-    return replace(limit, at=first, points=tuple(replace(p, at=places.get(p.at, workload.batch)) for p in limit.points))
+    points = tuple(replace(p, at=places.get(p.at, workload.batch)) for p in limit.points)
+    refused = {at: why for at in (first, *(p.at for p in points)) if (why := _refusal(target, workload, at))}
+    if first not in refused:
+        return replace(limit, at=first, points=points)
+    known = tuple(p for p in points if p.at not in refused)
+    return replace(limit, at=first, outcome="refused", why=refused[first], points=known)
+
+
+def _refusal(target: Target | None, workload: Workload, batch: int) -> str:
+    """Return the error with which a target refuses a batch, in one line; empty if it takes it."""
+    try:
+        if target is not None:
+            target.check(replace(workload, batch=batch))
+    except CostproofError as error:
+        return error.problems[0].line if isinstance(error, Problems) else error.line
+    return ""
 
 
 def _with_graph(found: Fits, read: Operand) -> Fits:

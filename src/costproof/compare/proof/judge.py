@@ -22,7 +22,7 @@ from costproof.algebra.symbols import factored, parse, pulled_out, sym, text, ve
 from costproof.compare.align import AlignedRow, align
 from costproof.compare.patterns import patterns, template
 from costproof.compare.proof.certificate import Claim, Counterexample, Method
-from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
+from costproof.ledger.metrics import EVERY_METRIC, KEPT, STAGE_WIDE, Metric
 from costproof.ledger.node import Ledger
 
 _SMALL: Final = (1, 2, 3)
@@ -94,7 +94,8 @@ def judge(
     for members in groups.values():
         row = members[0]
         numbers = {**config, **(common if row.metric in STAGE_WIDE else values.get((row.stage, row.invocation), {}))}
-        free = frozenset() if of_run(row) else kept.get((row.stage, row.invocation), frozenset())
+        at_sizes = of_run(row) or _counted_in_numbers(row)
+        free = frozenset() if at_sizes else kept.get((row.stage, row.invocation), frozenset())
         how = _How(names, numbers, dict(alias or {}), tuple((steps or {}).items()), free, integers)
         for pattern, inside in patterns(r.module for r in members):
             judged = _judged(row, pattern, len(inside), how)
@@ -123,6 +124,12 @@ class _How:
     free: frozenset[str]
     """Symbols that are not replaced by numbers, in addition to those in the row's own graph."""
     integers: bool
+
+
+def _counted_in_numbers(row: AlignedRow) -> bool:
+    """Return whether a graph in symbols has no formula of a mask, so that its pairs were counted at the run's sizes."""
+    graph = row.cells.get("static")
+    return row.metric in KEPT and graph is not None and graph.value is not None and not graph.exprs
 
 
 def _kept(static: Ledger, names: frozenset[str]) -> dict[tuple[str, str], frozenset[str]]:

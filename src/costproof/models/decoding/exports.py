@@ -64,7 +64,7 @@ def rows_job(model: nn.Module, workload: Workload, decoder: Decoder) -> ExportJo
         masked.append(tuple(given))
         if given:
             args[name] = list(given.values())
-            contents |= {f"{name}_{i}": CausalMask(window) for i in range(len(given))}
+            contents |= {f"{name}.{i}": CausalMask(window) for i in range(len(given))}
     return ExportJob(
         "rows", "prefill", (ROWS_INVOCATION,), RowsModule(model, decoder, workload, masked), {"part": ""}, args,
         returns_cache=True, masks=contents,

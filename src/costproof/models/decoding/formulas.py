@@ -149,7 +149,8 @@ def decoder_parts(
             ModulePart("root", own if own and shards.last else (CONTAINER,)),
             *shards.of_stage((ModulePart("text"), *stack), call),
         )
-        one_row, one_sequence = _one_row(workload, call), workload.own_batch == 1
+        one_row = _one_row(workload, call)
+        one_sequence = not workload.mesh.one and workload.own_batch == 1
         return tuple(shards.with_collectives(found, call, positions, one_row=one_row, one_sequence=one_sequence))
 
     return parts
@@ -160,8 +161,10 @@ def _one_row(workload: Workload, call: StackCall) -> bool:
 
     Branches: the gather of one row needs no concatenation.
     """
+    if workload.mesh.one:  # which has no gather, so the lengths and the batch decide nothing
+        return False
     one = call.past == CONTEXT or workload.logits == "last" or workload.text_tokens == 1
-    return one and not workload.mesh.one and workload.own_batch == 1
+    return one and workload.own_batch == 1
 
 
 def positions_kept(workload: Workload, call: StackCall) -> Size:
