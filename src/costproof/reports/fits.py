@@ -244,8 +244,10 @@ def _rank_line(found: Fits) -> str:
     if len(found.binding_ranks) == world:
         return f"All {world} ranks hold the same weights and cache: {counted}."
     most = found.binding_ranks
-    hold = f"rank {most[0]} holds" if len(most) == 1 else f"ranks {ranks_text(most, world)} hold"
-    deciding = f"of {world} ranks, {hold} the most weights and cache and decide{'s' * (len(most) == 1)}"
+    hold, verb = (f"rank {most[0]} holds", "decides")
+    if len(most) > 1:
+        hold, verb = f"ranks {ranks_text(most, world)} hold", "decide"
+    deciding = f"of {world} ranks, {hold} the most weights and cache and {verb}"
     if found.rank in found.binding_ranks:
         return f"O{deciding[1:]}; {counted}."
     return f"T{counted[1:]}, which holds less: {deciding}; rank={found.binding_ranks[0]} counts one of them."
