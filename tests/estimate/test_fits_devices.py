@@ -6,6 +6,7 @@ from math import ceil
 
 import costproof
 from costproof.estimate.memory import Fits
+from costproof.reports.fits import _rank_line
 
 
 def limits(found: Fits) -> dict[tuple[str, str], int | None]:
@@ -56,6 +57,23 @@ def test_limits_of_uneven_parts_of_a_batch() -> None:
         p for x in found.limits for p in x.points if (x.setting, x.held, p.at) == ("batch", "weights and cache", 1013)
     )
     assert point.bytes == lasting + 507 * 513 * TOKEN
+
+
+def test_a_batch_that_the_model_refuses_is_no_limit_of_its_parts() -> None:
+    """Of 33 tokens, 80 GB hold over 10,000 sequences a part: four parts are more than the 1,024 that a run takes.
+
+    The model counts the whole batch, not a part, so that 1,024 of a part are not "the largest batch".
+    """
+    found = costproof.fits("llama-3.1-8b@chat,text_tokens=32,tp=2,dp=4,batch=8", on="8xh100-sxm")
+    lasting = (found.weights_bytes or 0) + (found.buffers_bytes or 0)
+    most = (80 * 10**9 - lasting) // (33 * TOKEN)
+    (limit,) = (x for x in found.limits if (x.setting, x.held) == ("batch", "weights and cache"))
+    assert (limit.outcome, limit.at) == ("refused", 4 * most + 1)
+    assert limit.why.endswith(f"got {4 * most + 1}")
+    assert all(p.at <= 1024 for x in found.limits for p in x.points if x.setting == "batch")
+    assert _rank_line(found).startswith("All 8 ranks hold the same")
+    uneven = costproof.fits("llama-3.1-8b@chat,batch=4,dp=3", on="3xh100-sxm")
+    assert _rank_line(uneven).startswith("Of 3 ranks, rank 0 holds the most")
 
 
 def blocks(rows: int, columns: int) -> int:

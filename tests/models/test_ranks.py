@@ -342,6 +342,18 @@ def test_what_is_not_known_of_shared_sequences() -> None:
         model.build_run(work, lambda *step: None)
 
 
+def test_a_tied_table_of_which_the_plan_splits_one_end_is_refused() -> None:
+    """The plan of gpt-oss splits the output projection alone, so that a tied table would be whole and split at once."""
+    model = target("gpt-oss")
+    tied = replace(model, config=replace(model.config, tied=True))
+    assert tied.workload(text_tokens=8, dp=2, batch=2).mesh.world == 2
+    with pytest.raises(Problems) as error:
+        tied.workload(text_tokens=8, tp=2)
+    assert [p.what for p in error.value.problems] == [
+        "embedding and output projection share one table, so they need one layout"
+    ]
+
+
 def test_plans_are_those_of_transformers() -> None:
     """The plan of the class, as transformers writes it; norms that it names replicated have no entry here."""
     layer = "model.layers.*.self_attn"

@@ -15,8 +15,9 @@ import costproof
 from costproof.opgraph.rules.attention import UNKNOWN_COUNT
 from costproof.patches.flex_attention import kept_pairs, made_up_values, score_flops, values_wanted
 from costproof.patches.inference import inference_context
+from tests.support.counted import agreed_totals, attention_totals
 from tests.tracers.packed_models import DIM, HEADS, LENGTHS, Flexible
-from tests.tracers.test_packed import PROJECTIONS, agreed, counted, triangle
+from tests.tracers.test_packed import PROJECTIONS, counted, triangle
 
 flex: Any = pytest.importorskip("torch.nn.attention.flex_attention")
 ALL = HEADS * 64 * 64
@@ -108,7 +109,7 @@ def test_a_score_function_that_cannot_be_followed_is_unknown() -> None:
     ],
 )
 def test_what_a_mask_function_leaves(name: str, scores: int) -> None:
-    assert agreed(counted(name)) == (PROJECTIONS + 2 * ALL * 2 * DIM, scores)
+    assert agreed_totals(counted(name)) == attention_totals(PROJECTIONS, ALL, scores, DIM)
 
 
 # The scale and 5 of the softmax; of the slopes a product and a sum.

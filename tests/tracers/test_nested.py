@@ -22,6 +22,7 @@ from costproof.patches.inference import inference_context
 from costproof.tracers.dispatched_trace import trace_dispatched
 from costproof.tracers.exported import export_graph
 from costproof.tracers.paths import mask_inputs
+from tests.support.counted import agreed_totals, attention_totals
 from tests.tracers import nested_models
 from tests.tracers.nested_models import DIM, HEADS, LENGTHS, WIDTH, Block, jagged
 from tests.tracers.test_packed import brute
@@ -32,23 +33,6 @@ LAYERS = 2 * ROWS * WIDTH * (4 * WIDTH + 2 * 3 * WIDTH)
 """Queries, keys, values and the result; up to three times the width and down."""
 SCORES = HEADS * (10**2 + 20**2 + 34**2)
 CAUSAL = HEADS * (10 * 11 + 20 * 21 + 34 * 35) // 2
-
-
-def agreed(capture: Capture) -> tuple[int, int]:
-    """Return the FLOPs and kept scores on which the graph, the run and, for FLOPs, torch's formulas agree."""
-    found = set()
-    for source in ("static", "dynamic"):
-        ledger = capture.ledger(source)
-        assert ledger is not None
-        assert not ledger.unknown_ops
-        found.add((ledger.total("flops"), ledger.total("kept_scores"), ledger.total("kept_flops")))
-    ((flops, scores, kept),) = found
-    assert capture.judge is not None
-    assert capture.judge.total("flops") == flops
-    assert flops is not None
-    assert scores is not None
-    assert kept == flops - 2 * (SCORES - scores) * 2 * DIM or scores not in (SCORES, CAUSAL)
-    return flops, scores
 
 
 def counted(name: str) -> Capture:
@@ -68,18 +52,18 @@ def counted(name: str) -> Capture:
     ],
 )
 def test_a_layer_on_nested_tensors(name: str, scores: int) -> None:
-    assert agreed(counted(name)) == (LAYERS + 2 * SCORES * 2 * DIM, scores)
+    assert agreed_totals(counted(name)) == attention_totals(LAYERS, SCORES, scores, DIM)
 
 
 def test_heads_in_groups() -> None:
     fewer = 2 * ROWS * WIDTH * 2 * 2 * DIM  # two heads less of keys and of values
-    assert agreed(counted("grouped")) == (LAYERS - fewer + 2 * SCORES * 2 * DIM, CAUSAL)
+    assert agreed_totals(counted("grouped")) == attention_totals(LAYERS - fewer, SCORES, CAUSAL, DIM)
 
 
 def test_queries_and_keys_of_different_lengths() -> None:
     scores = HEADS * (10 * 7 + 20 * 5 + 34 * 9)
     products = 2 * ROWS * WIDTH * WIDTH + 2 * (7 + 5 + 9) * WIDTH * 2 * WIDTH
-    assert agreed(counted("crossed")) == (products + 2 * scores * 2 * DIM, scores)
+    assert agreed_totals(counted("crossed")) == attention_totals(products, scores, scores, DIM)
 
 
 def test_bytes_and_vector_work() -> None:
@@ -154,7 +138,7 @@ def test_the_operator_computes_what_attention_does(causal: bool) -> None:
 def test_a_call_of_a_live_module_leaves_it_unchanged() -> None:
     module = Block(causal=True)
     report = costproof.count(module, jagged())
-    assert agreed(report.capture) == (LAYERS + 2 * SCORES * 2 * DIM, CAUSAL)
+    assert agreed_totals(report.capture) == attention_totals(LAYERS, SCORES, CAUSAL, DIM)
     assert not module._forward_pre_hooks
     assert "x.values float32[64,64], x.offsets int64[4]" in report.capture.workload.what
 

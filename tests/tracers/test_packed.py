@@ -22,6 +22,7 @@ from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
 from costproof.patches.flash_attention import missing
 from costproof.tracers.flop_counter_mode import IntegerValues
+from tests.support.counted import agreed_totals, attention_totals
 from tests.support.opcalls import call, value
 from tests.tracers.packed_models import DIM, HEADS, LENGTHS
 
@@ -107,53 +108,38 @@ def counted(name: str) -> Capture:
     return costproof.capture(f"tests.tracers.packed_models:{name}")
 
 
-def agreed(capture: Capture) -> tuple[int, int]:
-    """Return the FLOPs and kept scores on which the graph, the run and, for FLOPs, torch's formulas agree."""
-    found = set()
-    for source in ("static", "dynamic"):
-        ledger = capture.ledger(source)
-        assert ledger is not None
-        assert not ledger.unknown_ops
-        found.add((ledger.total("flops"), ledger.total("kept_scores"), ledger.total("kept_flops")))
-    ((flops, scores, kept),) = found
-    assert capture.judge is not None
-    assert capture.judge.total("flops") == flops
-    assert None not in (flops, scores, kept)
-    assert kept == PROJECTIONS + 2 * int(scores or 0) * 2 * DIM
-    return int(flops or 0), int(scores or 0)
-
-
 def triangle(n: int) -> int:
     return n * (n + 1) // 2
 
 
 @pytest.mark.parametrize("name", ["plain", "written", "held"])
 def test_documents_that_see_each_their_own(name: str) -> None:
-    assert agreed(counted(name)) == (PROJECTIONS + 2 * SCORES * 2 * DIM, SCORES)
+    assert agreed_totals(counted(name)) == attention_totals(PROJECTIONS, SCORES, SCORES, DIM)
 
 
 @pytest.mark.parametrize("name", ["causal", "from_lengths"])
 def test_causal_documents(name: str) -> None:
-    assert agreed(counted(name)) == (PROJECTIONS + 2 * SCORES * 2 * DIM, HEADS * sum(map(triangle, LENGTHS)))
+    kept = HEADS * sum(map(triangle, LENGTHS))
+    assert agreed_totals(counted(name)) == attention_totals(PROJECTIONS, SCORES, kept, DIM)
 
 
 def test_a_window_in_documents() -> None:
     # 7 keys before its own: the first 8 queries see 1, 2, ..., 8, all others 8.
     band = sum(triangle(8) + 8 * (n - 8) for n in LENGTHS)
-    assert agreed(counted("window")) == (PROJECTIONS + 2 * SCORES * 2 * DIM, HEADS * band)
+    assert agreed_totals(counted("window")) == attention_totals(PROJECTIONS, SCORES, HEADS * band, DIM)
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_the_function_of_the_flash_attention_package() -> None:
     band = sum(triangle(8) + 8 * (n - 8) for n in LENGTHS)
-    assert agreed(counted("flash")) == (PROJECTIONS + 2 * SCORES * 2 * DIM, HEADS * band)
+    assert agreed_totals(counted("flash")) == attention_totals(PROJECTIONS, SCORES, HEADS * band, DIM)
 
 
 def test_a_cache_that_is_not_full() -> None:
     # Keys used: 10, 12, 30. Of 20 queries the last 12 see 1, 2, ..., 12 keys, of 34 the last 30.
     scores = HEADS * (10 * 10 + 20 * 12 + 34 * 30)
     kept = HEADS * (triangle(10) + triangle(12) + triangle(30))
-    assert agreed(counted("partly")) == (PROJECTIONS + 2 * scores * 2 * DIM, kept)
+    assert agreed_totals(counted("partly")) == attention_totals(PROJECTIONS, scores, kept, DIM)
 
 
 def test_without_lengths_there_is_a_bound() -> None:

@@ -281,7 +281,7 @@ class RingAttention:
 
 @layer
 class UlyssesAttention:
-    """Causal attention whose ``ranks`` ranks exchange ``tokens`` positions of all heads for all those of some heads.
+    """Causal attention for which each rank trades its positions of all heads for all positions of some heads.
 
     Four all-to-alls surround attention on heads / ranks heads: of queries, keys, values, and of the result. Each sends
     n - 1 of the n = ranks chunks of a local tensor:

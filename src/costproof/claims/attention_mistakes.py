@@ -278,7 +278,7 @@ def _of_every_row(term: ClaimTerm) -> bool:
 
 
 def _half(term: ClaimTerm, squares: int) -> Fraction:
-    """Return the pairs that causal attention leaves of the squares of new tokens: S (S + 1) / 2 of S²."""
+    """Return how many of the S² pairs of S new tokens a causal mask keeps: S (S + 1) / 2, summed over the rows."""
     return Fraction(squares + term.over_rows("S"), 2)
 
 

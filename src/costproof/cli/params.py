@@ -199,7 +199,7 @@ _SOURCE: Final = """\
 
 
 class _Bash(BashComplete):
-    """Completion for bash that joins words which bash splits at ``@`` and ``=``, as the program receives them."""
+    """Completion for bash, which splits words at ``@`` and ``=``: they are joined again before values are completed."""
 
     source_template = _SOURCE
 

@@ -221,10 +221,7 @@ def collective_bounds(
             for kind, costs in sorted(kinds.items()):
                 if not costs.get("messages"):
                     continue
-                group = workload.mesh.group(axis_of(part, kind), workload.rank)
-                if kind == "send":
-                    at = group.index(workload.rank)
-                    group = group[at], group[(at + 1) % len(group)]
+                group = workload.mesh.ranks_of(kind, axis_of(part, kind), workload.rank)
                 rate, payload = rates.per_byte(kind, group), costs["comm_payload_bytes"] or 0
                 nodes = len({rank // rates.node if rates.node else 0 for rank in group})
                 assert rate is not None  # link_rates has asked for all of a mesh

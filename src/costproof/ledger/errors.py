@@ -102,6 +102,11 @@ class Bug(CostproofError):
     exit_code = EXIT_BUG
 
 
+def first_problem(error: CostproofError) -> str:
+    """Return an error in one line; of several problems, the first."""
+    return error.problems[0].line if isinstance(error, Problems) else error.line
+
+
 def message_of(error: BaseException) -> str:
     """Return the message of a foreign exception; empty if its ``__str__`` fails."""
     try:

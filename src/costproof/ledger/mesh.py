@@ -115,6 +115,14 @@ class Mesh:
         first = rank - step * int(getattr(self.coordinates(rank), axis))
         return tuple(first + step * i for i in range(getattr(self, axis)))
 
+    def ranks_of(self, kind: str, axis: str, rank: int) -> tuple[int, ...]:
+        """Return the ranks that take part in a collective of a rank: a group, or both ends if it sends to the next."""
+        ranks = self.group(axis, rank)
+        if kind != "send":
+            return ranks
+        at = ranks.index(rank)
+        return ranks[at], ranks[(at + 1) % len(ranks)]
+
     def problems(self, rank: int = 0, *, more: Collection[str] = ()) -> list[BadInput]:
         """Return an error for each axis or rank that is out of range, or that is not counted.
 

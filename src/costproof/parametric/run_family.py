@@ -18,7 +18,7 @@ from costproof.compare.diff.changes import WORKLOAD, settings
 from costproof.estimate.arithmetic import CallTerm, FormulaSum, Take, distinct_layers
 from costproof.estimate.roofline import ThresholdOutcome
 from costproof.ledger.baseline import Baseline
-from costproof.ledger.errors import Bug, CostproofError, Problems
+from costproof.ledger.errors import Bug, CostproofError, first_problem
 from costproof.ledger.mesh import AXES, RANK
 from costproof.ledger.workload import Invocation
 from costproof.models.target import WithKeys
@@ -295,7 +295,7 @@ class SettingCurve(_RunFamily):
         try:
             self.regime(at)
         except CostproofError as error:
-            return error.problems[0].line if isinstance(error, Problems) else error.line
+            return first_problem(error)
         raise Bug("a value was taken for one that the model refuses", where=self.setting, got=at)
 
 

@@ -154,10 +154,7 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
             found.setdefault(place, []).append(n)
     for (stage, call, kind, axis, module), nodes in found.items():
         count, payload, sent = (sum(n.cost(m) or 0 for n in nodes) for m in _EXCHANGED)
-        ranks = workload.mesh.group(axis, workload.rank)
-        if kind == "send":
-            at = ranks.index(workload.rank)
-            ranks = ranks[at], ranks[(at + 1) % len(ranks)]
+        ranks = workload.mesh.ranks_of(kind, axis, workload.rank)
         dtype = ", ".join((workload.dtype, *sharing.further_dtypes(axis, kind)))
         yield Collectives(stage, call, kind, axis, ranks, dtype, count, payload, sent, module)
 

@@ -232,22 +232,22 @@ def _rank_row(x: RankMemory, world: int) -> tuple[str, ...]:
     return (ranks_text(x.ranks, world), *map(exact, (x.weights_bytes, x.cache_bytes, x.most_bytes)), x.verdict)
 
 
+def _holders(ranks: tuple[int, ...], world: int) -> str:
+    return f"rank {ranks[0]} holds" if len(ranks) == 1 else f"ranks {ranks_text(ranks, world)} hold"
+
+
 def _rank_line(found: Fits) -> str:
     """Return a sentence on the ranks that hold the most, and the rank that is counted."""
     world, counted = found.workload.mesh.world, f"these bytes and limits are of rank {found.rank}"
     if len(found.ranks) > 1:
-        most = found.ranks[0].ranks
-        hold = f"rank {most[0]} holds" if len(most) == 1 else f"ranks {ranks_text(most, world)} hold"
+        hold = _holders(found.ranks[0].ranks, world)
         return f"Of {world} ranks, {hold} the most: these bytes are of rank {found.rank}, limits the least of all."
     if not found.binding_ranks:
         return f"Which of {world} ranks hold the most is not known: {counted}."
     if len(found.binding_ranks) == world:
         return f"All {world} ranks hold the same weights and cache: {counted}."
-    most = found.binding_ranks
-    hold, verb = (f"rank {most[0]} holds", "decides")
-    if len(most) > 1:
-        hold, verb = f"ranks {ranks_text(most, world)} hold", "decide"
-    deciding = f"of {world} ranks, {hold} the most weights and cache and {verb}"
+    hold = _holders(found.binding_ranks, world)
+    deciding = f"of {world} ranks, {hold} the most weights and cache, which decides"
     if found.rank in found.binding_ranks:
         return f"O{deciding[1:]}; {counted}."
     return f"T{counted[1:]}, which holds less: {deciding}; rank={found.binding_ranks[0]} counts one of them."

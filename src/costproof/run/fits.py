@@ -29,7 +29,7 @@ from costproof.estimate.roofline import choose_source
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.capture import Padding
 from costproof.ledger.environment import require
-from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
+from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_problem
 from costproof.ledger.mesh import RANK
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
@@ -126,11 +126,10 @@ def _smallest_mesh(target: str, count: int, read: Callable[[str], Operand], room
             spread = f"{target},tp={tp}" + (f",ep={ep}" if ep > 1 else "")
             try:
                 side = read(spread)
-            except (BadInput, Problems, Incomplete) as error:
+            except (BadInput, Incomplete) as error:
                 if tp == 1:  # what one device refuses is wrong with the run itself
                     raise
-                problem = error.problems[0] if isinstance(error, Problems) else error
-                tried.append(MeshTried(tp, ep, None, None, problem.line))
+                tried.append(MeshTried(tp, ep, None, None, first_problem(error)))
                 continue
             held = _formula_weights(side.baseline)
             found = None if held is not None and held > room.room else _of_all_ranks(spread, side, read, room)
@@ -280,7 +279,7 @@ def _refusal(target: Target | None, workload: Workload, batch: int) -> str:
         if target is not None:
             target.check(replace(workload, batch=batch))
     except CostproofError as error:
-        return error.problems[0].line if isinstance(error, Problems) else error.line
+        return first_problem(error)
     return ""
 
 
@@ -399,7 +398,7 @@ def _token_bytes(along: Mapping[str, SettingCurve], batch: int) -> int | None:
         return None
     try:
         more = of.value(of.own + 1, CACHE) - of.value(of.own, CACHE)
-    except (BadInput, Problems):
+    except BadInput:
         return None
     return more // batch if more % batch == 0 else None
 

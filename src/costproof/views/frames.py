@@ -202,7 +202,7 @@ DIFF_COLUMNS: Final = (
 
 @_rows.register
 def diff_rows(found: Diff) -> list[dict[str, Any]]:
-    """Return a row for each total, stage and changed cost row of every source; sums that did not change are included.
+    """Return a row for each total, each stage and each changed cost of every source; sums may be unchanged.
 
     Each row has what the numbers of both sides leave out, with the notes of their sources.
     """

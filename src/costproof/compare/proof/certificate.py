@@ -58,7 +58,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """A quantity for which the formula and the graph differ, or two formulas, with values of the symbols."""
+    """A quantity for which formula and graph, or two formulas, differ, and values of the symbols that show it."""
 
     found_in: str
     """The piece of the proof that found it."""

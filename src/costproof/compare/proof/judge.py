@@ -127,7 +127,7 @@ class _How:
 
 
 def _counted_in_numbers(row: AlignedRow) -> bool:
-    """Return whether a graph in symbols has no formula of a mask, so that its pairs were counted at the run's sizes."""
+    """Return whether a graph has kept pairs as a number only, counted at the sizes of its run for want of a formula."""
     graph = row.cells.get("static")
     return row.metric in KEPT and graph is not None and graph.value is not None and not graph.exprs
 

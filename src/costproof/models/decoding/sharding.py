@@ -171,16 +171,16 @@ class Shards:
     biased: tuple[tuple[str, int], ...] = ()
     """(role of a module, elements of its bias) for biases that are added after a sum over ranks."""
     wide_weights: bool = True
-    """Whether the router's weights are in float32."""
+    """Whether the router returns the weights of the chosen experts in float32, not in the dtype of the run."""
     exchanges: bool = False
     """Whether ranks send pairs of a token and an expert to the rank of the expert; else all tokens are gathered."""
     routed: RoutedLayers | None = None
-    """The mixtures of experts that ranks share; ``None`` without them."""
+    """Layers with routed experts, if ranks share these; else ``None``."""
     vocab: int = 0
     layers: range = range(0)
     """Layers of the rank's pipeline stage."""
     stage: int = 0
-    """Pipeline stage of the rank."""
+    """Index of the rank's pipeline stage, from 0."""
     tied: bool = False
     """Whether the last stage of several has a copy of the table of the embedding."""
     cp_plan: str = ""
