@@ -9,7 +9,17 @@ import pytest
 
 from costproof.analytic.collectives import AllReduce, Send
 from costproof.ledger.errors import BadInput
-from costproof.ledger.mesh import Duplicate, Mesh, Parallel, RankCosts, Schedule, own_batch, shard, stage_layers
+from costproof.ledger.mesh import (
+    Collectives,
+    Duplicate,
+    Mesh,
+    Parallel,
+    RankCosts,
+    Schedule,
+    own_batch,
+    shard,
+    stage_layers,
+)
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.registry import cost_of
 from tests.support.opcalls import call, value
@@ -96,6 +106,9 @@ def test_ranks_that_do_not_sum_to_one_device_and_copies_are_found() -> None:
     assert Parallel(Mesh(tp=2), 0, "a plan", ranks, (), whole, copies).problems() == []
     wrong = Parallel(Mesh(tp=2), 0, "a plan", ranks, (), whole, ()).problems()
     assert [(p.expected, p.got) for p in wrong] == [("10", "12")]
+    bytes_too = (Duplicate("norms", "", "params", 2, 4),)
+    (said,) = Parallel(Mesh(tp=2), 0, "a plan", ranks, (), whole, bytes_too).problems()
+    assert (said.where, said.got) == ("$.parallel.duplicates[0].bytes", "4")
     missing = Parallel(Mesh(tp=3), 0, "a plan", ranks, (), {}, ()).problems()
     assert [p.where for p in missing] == ["$.parallel.ranks"]
 
@@ -219,3 +232,31 @@ def test_a_send_has_the_whole_tensor(name: str) -> None:
     assert cost.comm == ("send", 24, 24)
     formula = Send(12, 2).costs().exchanges["send"]
     assert (formula.payload_bytes, formula.sent_bytes, formula.messages) == (24, 24, 1)
+
+
+@pytest.mark.parametrize(
+    ("rank", "group", "ranks", "right"),
+    [
+        # Of tp 2, dp 2, pp 2 the ranks 0 to 7 are (pp, dp, tp) in binary; ep 4 has those of tp and dp.
+        (0, "tp", (0, 1), True),
+        (0, "dp", (0, 2), True),
+        (0, "pp", (0, 4), True),
+        (5, "pp", (1, 5), True),
+        (5, "ep", (4, 5, 6, 7), True),
+        (5, "ep/tp", (5, 7), True),
+        (0, "pp", (0, 2), False),  # a group along dp
+        (1, "tp", (2, 3), False),  # without the counted rank
+        (1, "pp", (1, 1), False),  # which sends to itself
+        (0, "dp", (0, 8), False),  # no rank of the mesh
+        (0, "ep", (0, 4), False),  # the same place in two groups
+        (0, "rows", (0, 1), False),
+    ],
+)
+def test_a_collective_runs_in_a_group_of_the_counted_rank(
+    rank: int, group: str, ranks: tuple[int, ...], right: bool
+) -> None:
+    mesh = Mesh(tp=2, ep=4, pp=2, dp=2)
+    of_all = (RankCosts(tuple(range(8)), {}),)
+    one = Collectives("prefill", "prompt", "send", group, ranks, "bfloat16", 1, 2, 2, "model")
+    found = Parallel(mesh, rank, "a plan", of_all, (one,), {}, ()).problems()
+    assert [p.where for p in found] == ([] if right else ["$.parallel.collectives[0]"])

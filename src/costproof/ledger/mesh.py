@@ -14,7 +14,7 @@ sizes, and may cut chunks that n does not divide in another way. Each source com
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from fractions import Fraction
 from typing import Final, Literal, Self, cast
 
@@ -378,7 +378,10 @@ class Parallel:
         return (least, tuple(sorted(found[least]))), (most, tuple(sorted(found[most])))
 
     def problems(self) -> list[BadInput]:
-        """Return an error for each metric whose ranks do not sum to one device and its duplicates."""
+        """Return an error for each metric whose ranks do not sum to one device and its duplicates.
+
+        A collective runs among several ranks, the counted one among them, that differ along its axis of the mesh only.
+        """
         found = []
         for stage, costs in self.one_device.items():
             for metric, one in costs.items():
@@ -391,4 +394,25 @@ class Parallel:
         counted = sorted(rank for row in self.ranks for rank in row.ranks)
         if counted != list(range(self.mesh.world)):
             found.append(BadInput("each rank must be counted once", where="$.parallel.ranks", got=str(counted)[:80]))
+        for i, c in enumerate(self.collectives):
+            if not self._is_group(c):
+                what, where = (
+                    "these ranks are not a group of the mesh with the counted rank",
+                    f"$.parallel.collectives[{i}]",
+                )
+                found.append(BadInput(what, where=where, got=f"{c.group} {list(c.ranks)}"[:80]))
+        for i, d in enumerate(self.duplicates):
+            if d.bytes != (d.amount if d.metric.endswith("_bytes") else 0):
+                what, where = "the bytes of a copy are not its amount", f"$.parallel.duplicates[{i}].bytes"
+                found.append(BadInput(what, where=where, expected=d.amount, got=d.bytes))
         return found
+
+    def _is_group(self, collective: Collectives) -> bool:
+        ranks, axis = {*collective.ranks}, collective.group
+        if len(ranks) < 2 or self.rank not in ranks or not ranks <= {*range(self.mesh.world)}:
+            return False
+        if axis in ("ep", EP_BATCHES):  # which lie across tp, cp and dp
+            return len({self.mesh.coordinates(rank).ep for rank in ranks}) == len(ranks)
+        if axis not in AXES:
+            return False
+        return len({replace(self.mesh.coordinates(rank), **{axis: 0}, ep=0) for rank in ranks}) == 1

@@ -26,7 +26,7 @@ from costproof.ledger.mesh import (
     RankCosts,
     shard,
 )
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import KEPT, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, TargetInfo, Workload, folded_path
 from costproof.models.native import GivesFormulas, stored_formulas
@@ -66,7 +66,7 @@ def evaluate_formulas(target: HasFormulas, workload: Workload) -> Ledger:
 
 
 HELD: Final[tuple[Metric, ...]] = ("params", "weight_bytes", "buffer_bytes")
-DONE: Final[tuple[Metric, ...]] = ("flops", "kv_cache_bytes")
+DONE: Final[tuple[Metric, ...]] = ("flops", *KEPT, "kv_cache_bytes")
 """Metrics, of what devices hold and of what they do in a run, whose sum over ranks is explained by named copies."""
 
 

@@ -17,6 +17,7 @@ from costproof.algebra.symbols import sym
 from costproof.estimate.routing import RoutedLayers
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.mesh import CP_PLAN, EP_BATCHES, PAIRS, PLAN, Mesh, shard, splits_of, stage_layers
+from costproof.ledger.metrics import KEPT_FLOPS
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.plans import OWN, named_plan, routed_layers, split_parts
 
@@ -356,7 +357,7 @@ class Shards:
 
     def _of_experts(self, metric: str) -> tuple[int, str]:
         """Return as :meth:`held_by` for experts, each of which one rank of a group has whole."""
-        if metric == "flops" and not self.exchanges:
+        if metric in ("flops", KEPT_FLOPS) and not self.exchanges:
             return self.mesh.ep, "rows of experts of other ranks, which the kernel gets and skips"
         return 1, ""
 
