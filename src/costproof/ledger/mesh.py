@@ -394,21 +394,21 @@ class Parallel:
         counted = sorted(rank for row in self.ranks for rank in row.ranks)
         if counted != list(range(self.mesh.world)):
             found.append(BadInput("each rank must be counted once", where="$.parallel.ranks", got=str(counted)[:80]))
-        for i, c in enumerate(self.collectives):
-            if not self._is_group(c):
-                what, where = (
-                    "these ranks are not a group of the mesh with the counted rank",
-                    f"$.parallel.collectives[{i}]",
-                )
-                found.append(BadInput(what, where=where, got=f"{c.group} {list(c.ranks)}"[:80]))
+        groups = {f"collectives[{i}]": (c.group, c.ranks) for i, c in enumerate(self.collectives)}
+        axes = (axis for axis in AXES if getattr(self.mesh, axis) > 1) if 0 <= self.rank < self.mesh.world else ()
+        groups |= {axis: (axis, self.mesh.group(axis, self.rank)) for axis in axes}
+        for place, (axis, ranks) in groups.items():
+            if not self._is_group(axis, ranks):
+                what = "these ranks are not a group of the mesh with the counted rank"
+                found.append(BadInput(what, where=f"$.parallel.{place}", got=f"{axis} {list(ranks)}"[:80]))
         for i, d in enumerate(self.duplicates):
             if d.bytes != (d.amount if d.metric.endswith("_bytes") else 0):
                 what, where = "the bytes of a copy are not its amount", f"$.parallel.duplicates[{i}].bytes"
                 found.append(BadInput(what, where=where, expected=d.amount, got=d.bytes))
         return found
 
-    def _is_group(self, collective: Collectives) -> bool:
-        ranks, axis = {*collective.ranks}, collective.group
+    def _is_group(self, axis: str, among: tuple[int, ...]) -> bool:
+        ranks = {*among}
         if len(ranks) < 2 or self.rank not in ranks or not ranks <= {*range(self.mesh.world)}:
             return False
         if axis in ("ep", EP_BATCHES):  # which lie across tp, cp and dp
