@@ -399,8 +399,9 @@ class Parallel:
         groups |= {axis: (axis, self.mesh.group(axis, self.rank)) for axis in axes}
         for place, (axis, ranks) in groups.items():
             if not self._is_group(axis, ranks):
-                what = "these ranks are not a group of the mesh with the counted rank"
-                found.append(BadInput(what, where=f"$.parallel.{place}", got=f"{axis} {list(ranks)}"[:80]))
+                what = "these ranks are not a group of the counted one"
+                expected = f"several, with {self.rank}, that differ along {axis} only"
+                found.append(BadInput(what, where=f"$.parallel.{place}", expected=expected, got=str(list(ranks))[:80]))
         for i, d in enumerate(self.duplicates):
             if d.bytes != (d.amount if d.metric.endswith("_bytes") else 0):
                 what, where = "the bytes of a copy are not its amount", f"$.parallel.duplicates[{i}].bytes"
