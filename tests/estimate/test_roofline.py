@@ -362,3 +362,24 @@ def test_more_kept_flops_than_flops_are_refused(llama: Roofline) -> None:
     wrong = replace(stage, modules=replace(stage.modules, kept=(stage.modules.flops or 0) + 1))
     found = list(_contradictions(replace(llama, stages=(wrong, *llama.stages[1:]))))
     assert [problem.where for problem in found] == ["$.stages[0].modules.kept"]
+
+
+@pytest.mark.parametrize(
+    ("target", "stage"),
+    [("deepseek-v3@chat", "decode"), ("deepseek-v3@chat,decoding=absorbed", "decode"), ("gpt-oss-20b@chat", "prefill")],
+)
+def test_the_clocks_of_a_border_are_those_of_its_stage(target: str, stage: str) -> None:
+    """Also where products of one kind run in two dtypes, and what may be skipped is in the narrower one.
+
+    A decode step of DeepSeek-V3 that expands the latents of 513 tokens in fp8 needs none of these products. Taken off
+    at the rate of bfloat16, they were twice as many, and left a negative time.
+    """
+    found, checked = api.roofline(target, on="h200-sxm"), set[str]()
+    modules = {one.id: one.modules for one in found.stages}
+    for border in found.borders:
+        for point in border.points:
+            if border.question == "is bound by compute" and point.at == found.workload.batch == 1:
+                own = modules[border.stage]
+                assert (point.left, point.right) == (own.compute_s, own.memory_s)
+                checked.add(border.stage)
+    assert stage in checked

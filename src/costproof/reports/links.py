@@ -17,7 +17,7 @@ MEANING: Final = (
     "Links: what must pass through the links of a rank at least, without latency; a ring sends up to twice as much in "
     "an all-reduce (Sent). Exposed: nothing is faster that does no work during a collective: modules at the roof, then "
     "the collectives. Overlapped: nothing is faster that runs module by module, however it hides collectives behind "
-    "work: the longer of the two."
+    "work: the longer of the two. Both hold under the conditions of the roof, such as the experts that are read."
 )
 
 

@@ -269,7 +269,10 @@ def _borders(
             for dtype in (name for where, name in others if where == kind):
                 other = others[kind, dtype]
                 more = (0 if other is None else of.bandwidth * every // other) - factor
-                flops.append(MetricTerm(f"{dtype}_flops", _of_kind(stage, kind), more))
+                flops += [
+                    MetricTerm(f"{dtype}_flops", _of_kind(stage, kind), more),
+                    MetricTerm(SKIPPABLE, _in_dtype(stage, kind, dtype), -more),  # skipped at the rate of this dtype
+                ]
         unpacked = _sum(UNPACKED, stage, factor=-every)
         moved = (*unpacked, *(term for metric in TRAFFIC for term in _sum(metric, stage, factor=every)))
         unit = every * of.bandwidth
@@ -335,6 +338,11 @@ def _sum(metric: str, stage: str, *, factor: int = 1) -> FormulaSum:
 def _of_kind(stage: str, kind: str) -> Callable[[CostNode], bool]:
     """Return a predicate: whether a node belongs to this stage and is of this kind of operator."""
     return lambda node: node.stage == stage and node.kind == kind
+
+
+def _in_dtype(stage: str, kind: str, dtype: str) -> Callable[[CostNode], bool]:
+    """Return a predicate: whether a node of this stage and kind has products of a dtype other than the run's."""
+    return lambda node: node.stage == stage and node.kind == kind and f"{dtype}_flops" in node.exprs
 
 
 def _where(stage: str, also: Callable[[CostNode], bool] = lambda node: True) -> Callable[[CostNode], bool]:
