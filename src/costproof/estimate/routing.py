@@ -16,7 +16,7 @@ first limited to some groups, the same holds among the experts of these groups.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, comb
@@ -323,21 +323,6 @@ DISPATCHES: Final = (
 def fp8_bytes(hidden: int) -> int:
     """Return the bytes of a hidden state in fp8 with a float32 scale for each 128 elements."""
     return hidden + 4 * -(-hidden // 128)
-
-
-def copies_to(choices: Iterable[Sequence[int]], experts: int, units: int, *, each: bool = False) -> list[int]:
-    """Return how many copies of tokens with given choices each of ``units`` equal shares of the experts gets.
-
-    Args:
-        choices: for each token, the numbers of its experts.
-        each: whether a share gets a copy for each chosen expert; else one for all of them.
-    """
-    found, share = [0] * units, experts // units
-    for chosen in choices:
-        places = [expert // share for expert in chosen]
-        for place in places if each else {*places}:
-            found[place] += 1
-    return found
 
 
 def dispatch_rows(
