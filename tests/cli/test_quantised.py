@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from costproof import compare
+from costproof.ledger.capture import Capture
+from costproof.reports.summary import summary_text
 from tests.support.running import Result, costproof
-from tests.support.toy import toy
+from tests.support.toy import incomplete, toy, wrong
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 100,
@@ -59,9 +61,37 @@ def test_sources_that_agree_are_incomplete_of_a_quantised_checkpoint() -> None:
     assert AS_IF in found.sentence
 
 
+def without_rule() -> Capture:
+    formulas = wrong().by_source["analytic"]
+    return replace(wrong(), ledgers=(formulas, *(x for x in incomplete().ledgers if x.source != "analytic")))
+
+
+@pytest.mark.parametrize("why", ["quantised", "no rule"])
+def test_a_difference_is_a_finding_whatever_else_is_unknown(why: str) -> None:
+    """The formula of the two linear layers of ``wrong`` is half of what both graphs have."""
+    quantised = replace(toy().target, quantised={"weights": "fp8"})
+    found = compare(without_rule() if why == "no rule" else replace(wrong(), target=quantised))
+    assert (found.exit_code, found.verdict) == (1, "unexplained")
+    assert found.sentence.startswith("Unexplained: of ")
+    assert ". Incomplete: " in found.sentence
+    assert (found.figures.verdict, bool(found.discrepancy.incomplete)) == ("unexplained", True)
+    total = next(line for line in summary_text(found, 200).splitlines() if line.lstrip().startswith("total"))
+    assert "unexplained, incomplete" in total
+    for form in ("discrepancy-md", "discrepancy-short", "summary", "html"):
+        text = found.render(form)
+        assert "Unexplained: of " in text
+        assert "Incomplete: " in text
+
+
 def test_what_does_not_depend_on_the_format_is_still_an_answer(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text(CLAIMS.replace("METRIC", "params").replace("VALUE", f"'{WEIGHTS // 2}'"))
     assert costproof("check", "params.yaml", written(tmp_path, **FP8), cwd=tmp_path).code == 0
+
+
+def test_a_refuted_claim_is_a_finding_although_bytes_are_unknown(tmp_path: Path) -> None:
+    claims = CLAIMS.replace("METRIC", "params").replace("VALUE", "'1'")
+    (tmp_path / "both.yaml").write_text(claims + f"- {{id: b, stage: prefill, weight_bytes: '{WEIGHTS}'}}\n")
+    assert costproof("check", "both.yaml", written(tmp_path, **FP8), cwd=tmp_path).code == 1
 
 
 def test_fits_takes_what_is_stored_where_its_layout_is_known(tmp_path: Path) -> None:

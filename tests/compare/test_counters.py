@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from costproof.compare.counters import compare_counters, explain_counter, together
 from costproof.ledger.counter import UNATTRIBUTED, CounterCall, CounterInfo, CounterRecord, CounterRun
+from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import CostNode
+from costproof.views.counters import CounterReport
+from tests.support.toy import toy
 
 PLACE = ("sam", "global")
 FLOP = CounterInfo("a", "a", ("1",), "flop", "operator")
@@ -91,3 +94,13 @@ def test_what_failed_is_said_once_for_all_places() -> None:
     )
     found = compare_counters(CounterRecord(truth, (CounterRun(FLOP, "1", calls),)))
     assert found.incomplete == ("the counter a failed: sam[global], sam[crops]: no",)
+
+
+def test_a_difference_is_a_finding_although_another_counter_failed() -> None:
+    """The counter has 3 FLOP where ours are 2, with no cause."""
+    places = [("sam", "global"), ("sam", "crops")]
+    nodes = [(CostNode(*places[0], "l", "linear", {"flops": n}),) for n in (2, 3)]
+    truth, counted = (CounterCall(*places[0], each) for each in nodes)
+    made = CounterRecord((truth,), (CounterRun(FLOP, "1", (counted, CounterCall(*places[1], error="no"))),))
+    found = CounterReport(Conventions(), toy().target, toy().workload, {}, compare_counters(made))
+    assert (bool(found.compared.incomplete), found.exit_code) == (True, 1)

@@ -20,6 +20,7 @@ from costproof.compare.gate.types import Gate
 from costproof.ledger.baseline import Baseline, fold_capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.metrics import Conventions, Metric
+from costproof.reports.gate import gate_sentence
 from tests.support.toy import incomplete, toy
 
 DAY = date(2026, 6, 1)
@@ -411,3 +412,11 @@ def test_lost_bounds_are_a_silence() -> None:
         1,
         ("analytic gives metrics of time bounds in the base and not in the head",),
     )
+
+
+def test_an_exceeded_limit_is_a_finding_whatever_else_is_unknown() -> None:
+    rules = policy("metric: flops, increase: 10 P", "metric: flops, stage: sam, budget: 1", top="")
+    found = said(rules, fold_capture(incomplete()))
+    assert {"unknown", "over"} <= {c.status for c in found.checks}
+    assert (found.verdict, found.exit_code) == ("over", 1)
+    assert ". Incomplete: " in gate_sentence(found)

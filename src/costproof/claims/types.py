@@ -197,14 +197,14 @@ class ClaimsReport(NotebookRepr):
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code: 0 if all claims are right or explained, 3 if our number is unknown, else 1.
+        """Return the exit code: 0 if all claims are right or explained, else 1.
 
-        It is 3 if a claim needs the unknown bytes of a quantised checkpoint, 0 if all claims are right or explained,
-        and 1 otherwise.
+        A claim that needs the unknown bytes of a quantised checkpoint decides nothing: 3, unless another one gives 1.
         """
-        if unknown_bytes(self.target, self.workload) & {j.metric for j in self.judgements}:
-            return EXIT_INCOMPLETE
-        return EXIT_OK if self.verdict in ("right", "explained") else EXIT_FINDINGS
+        unknown = unknown_bytes(self.target, self.workload)
+        if any(j.status not in ("right", "explained") for j in self.judgements if j.metric not in unknown):
+            return EXIT_FINDINGS
+        return EXIT_INCOMPLETE if unknown & {j.metric for j in self.judgements} else EXIT_OK
 
     def __repr__(self) -> str:
         """Return a summary in one line; ``judgements`` has the details."""

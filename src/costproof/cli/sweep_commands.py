@@ -14,7 +14,7 @@ from costproof.cli.output import check_apart, note_written, print_lines, print_n
 from costproof.cli.params import FILE, STAGE, TARGET, AxisParam, IntParam, ListParam
 from costproof.cli.progress import show_progress
 from costproof.ledger.environment import installed
-from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
+from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput, worst_exit
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.plural import plural, verb
 from costproof.ledger.writing import places, written_in_place
@@ -124,7 +124,7 @@ def sweep(
         return code
     with show_progress(progress) as say:
         found = made.validate(checked, seed=seed, jobs=jobs or -1, cluster=cluster, progress=say)
-    return max(code, _print_validated(found))
+    return worst_exit(code, _print_validated(found))
 
 
 def _print_validated(found: Iterable[ValidatedPoint]) -> int:
@@ -133,7 +133,7 @@ def _print_validated(found: Iterable[ValidatedPoint]) -> int:
     for one in found:
         print_lines(f"{one.verdict}: {_point_text(one.point)}", *(f"  {line}" for line in one.wrong))
         codes.append(one.exit_code)
-    return EXIT_INCOMPLETE if EXIT_INCOMPLETE in codes else max(codes)
+    return worst_exit(*codes)
 
 
 def _product(words: Iterable[str], option: str) -> Mapping[str, str]:

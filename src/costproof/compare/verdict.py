@@ -8,7 +8,7 @@ from typing import Final
 
 from costproof.compare.findings import ComparisonVerdict, Discrepancy, Finding, GivenBy, SourceCoverage
 from costproof.ledger.capture import Capture
-from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
+from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, worst_exit
 from costproof.ledger.metrics import PROVEN
 from costproof.ledger.node import NO_RULE, exact_sum, known_part, rule_wanted, unknown_clause
 from costproof.ledger.plural import plural, verb
@@ -90,18 +90,24 @@ def next_step(d: Discrepancy) -> str | None:
 
 
 def verdict_of(findings: Sequence[Finding], incomplete: Sequence[str]) -> ComparisonVerdict:
-    """Return the worst verdict that applies, in the order incomplete, unexplained, explained, exact."""
-    if incomplete:
-        return "incomplete"
+    """Return the worst verdict that applies, in the order unexplained, incomplete, explained, exact."""
     statuses = {f.status for f in findings}
     if "unexplained" in statuses:
         return "unexplained"
+    if incomplete:
+        return "incomplete"
     return "explained" if "explained" in statuses else "exact"
 
 
 def exit_code(d: Discrepancy) -> int:
-    """Return the exit code: 0 if all is exact or explained, 1 for findings, 3 if incomplete or a counter failed."""
-    return EXIT_INCOMPLETE if d.counters is not None and d.counters.incomplete else _EXIT[d.verdict]
+    """Return the exit code: 0 if all is exact or explained, 1 for findings, else 3: incomplete or a counter failed."""
+    failed = d.counters is not None and d.counters.incomplete
+    return worst_exit(_EXIT[d.verdict], EXIT_INCOMPLETE if failed else EXIT_OK)
+
+
+def verdict_words(d: Discrepancy) -> str:
+    """Return the verdict, with ``incomplete`` where something is unknown besides a difference."""
+    return f"{d.verdict}, incomplete" if d.verdict == "unexplained" and d.incomplete else d.verdict
 
 
 def given_by(findings: Sequence[Finding]) -> tuple[GivenBy, ...]:
@@ -128,19 +134,19 @@ def verdict_sentence(d: Discrepancy) -> str:
     wrong, named = sum(f.count for f in unexplained), sum(f.count for f in explained)
     worst = _worst(unexplained)
     differ = verb(wrong, "differs", "differ")
+    more = f" and {len(d.incomplete) - 1} more" if len(d.incomplete) > 1 else ""
+    lacking = f"Incomplete: {d.incomplete[0]}{more}." if d.incomplete else ""
     if d.verdict == "incomplete":
-        more = f" and {len(d.incomplete) - 1} more" if len(d.incomplete) > 1 else ""
-        differing = f" Of {whole} compared, {wrong:,} {differ} without an accepted cause{worst}{shares}."
-        return f"Incomplete: {d.incomplete[0]}{more}.{differing if wrong else ''}"
+        return lacking
     if d.verdict == "unexplained":
         about = [f.evidence[0] for f in d.findings if f.level == "source" and f.evidence]
         other = f" and {len(about) - 1:,} more" if len(about) > 1 else ""
         if about and not wrong:
-            return (
-                f"Unexplained: {about[0]}{other}; of {whole} compared, none differs without an accepted cause{shares}."
-            )
+            none = f"of {whole} compared, none differs without an accepted cause{shares}."
+            return f"Unexplained: {about[0]}{other}; {none} {lacking}".rstrip()
         worst += f"; {about[0]}{other}" if about else ""
-        return f"Unexplained: of {whole} compared, {wrong:,} {differ} without an accepted cause{worst}{shares}."
+        differing = f"of {whole} compared, {wrong:,} {differ} without an accepted cause{worst}{shares}."
+        return f"Unexplained: {differing} {lacking}".rstrip()
     if d.verdict == "explained":
         kinds = sorted({c.kind.replace("_", " ") for f in explained for c in f.causes if c.accepted and c.amount})
         return (

@@ -12,12 +12,18 @@ EXIT_FINDINGS: Final = 1
 EXIT_BAD_INPUT: Final = 2
 EXIT_INCOMPLETE: Final = 3
 EXIT_BUG: Final = 70
+_WORST_FIRST: Final = (EXIT_FINDINGS, EXIT_INCOMPLETE)
 
 _LONGEST: Final = 300
 
 
 NOT_GIVEN: Final = object()
 """Default of error fields, since ``None`` is a value: the ``null`` of a file."""
+
+
+def worst_exit(*codes: int) -> int:
+    """Return the worst of the exit codes of one result: a finding is known whatever else is not."""
+    return next((code for code in _WORST_FIRST if code in codes), EXIT_OK)
 
 
 class CostproofError(Exception):

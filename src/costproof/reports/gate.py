@@ -14,7 +14,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from costproof.compare.gate.types import AllowanceUse, Check, CheckStatus, Gate
 from costproof.ledger.environment import VERSION
 from costproof.ledger.metrics import EVERY_METRIC
-from costproof.ledger.plural import plural, verb
+from costproof.ledger.plural import plural
 from costproof.reports.diff import format_amount, format_change, format_delta, percent
 from costproof.reports.document import (
     Block,
@@ -124,7 +124,7 @@ def document(found: Gate, form: Form) -> Document:
 
 
 def _reasons(found: Gate, why: list[str]) -> DocumentSection:
-    title = "Incomplete" if found.verdict == "incomplete" else "Findings"
+    title = "Incomplete" if len(why) > len(found.silent) else "Findings"
     return DocumentSection(title, [Items(tuple(why))], flagged=True)
 
 
@@ -183,21 +183,21 @@ def gate_sentence(found: Gate) -> str:
     over, allowed = merged_checks(found, "over"), merged_checks(found, "allowed")
     every = merged_checks(found, "passed", "allowed", "over", "unknown")
     by = f", {len(allowed):,} of them by an allowance" if allowed else ""
+    why = reasons(found)
+    more = f" and {plural(len(why) - 1, 'more reason')}" if len(why) > 1 else ""
     if found.verdict == "passed":
         return f"Passed: {plural(len(every), 'check')}{by} ({found.head.name})."
     if found.verdict == "over":
+        which = "Incomplete" if len(why) > len(found.silent) else "A source fell silent"
+        also = f"{which}: {truncate(why[0], _REASON)}{more}." if why else ""
         if not over:
-            return f"A source fell silent: {found.silent[0]}."
-        worst = over[0].sentence
-        return f"Over the limit in {len(over):,} of {plural(len(every), 'check')}; {worst}."
-    why = reasons(found)
-    more = f" and {plural(len(why) - 1, 'more reason')}" if len(why) > 1 else ""
-    also = f" {len(over):,} of {plural(len(every), 'check')} {verb(len(over))} over the limit." if over else ""
-    return f"Incomplete, so it does not pass: {truncate(why[0], _REASON)}{more}.{also}"
+            return also
+        return f"Over the limit in {len(over):,} of {plural(len(every), 'check')}; {over[0].sentence}. {also}".rstrip()
+    return f"Incomplete, so it does not pass: {truncate(why[0], _REASON)}{more}."
 
 
 def reasons(found: Gate) -> list[str]:
-    """Return the reasons why the gate has no verdict."""
+    """Return what fails or is not known besides limits that are exceeded."""
     return [*found.incomplete, *found.silent, *(x.sentence for x in merged_checks(found, "unknown"))]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.compare.verdict import next_step
+from costproof.compare.verdict import next_step, verdict_words
 from costproof.ledger.metrics import METRICS, Metric
 from costproof.ledger.plural import plural
 from costproof.ledger.run import ALL_SOURCES
@@ -109,7 +109,7 @@ def _rows(report: Results, *, digits: bool) -> tuple[tuple[str, ...], list[tuple
     sources = [s for s in ALL_SOURCES if s in report.capture.by_source]
     sums = [(s.id, s.costs, s.at_least, s.sources, _status(compared, s)) for s in static.stages]
     if not static.one_stage:
-        sums.append(("total", static.totals, static.totals_at_least, static.sources, compared.verdict))
+        sums.append(("total", static.totals, static.totals_at_least, static.sources, verdict_words(compared)))
     shown = exact if digits else human
     rows: list[tuple[Cell, ...]] = []
     for stage, costs, low, said, status in sums:

@@ -400,16 +400,17 @@ def _validate_point(
             return largest_graph_peak(calls, stage)
         return counted_cost(formulas, stage, metric)
 
+    numbers = {cell: counted(*cell) for cell in cells}
+    differs = any(found not in (None, sure[cell]) for cell, found in numbers.items())
     wrong = [
-        f"{title(stage, metric)}: {sure[stage, metric]:,} in the sweep, {exact(found)} in the report"
-        for stage, metric in cells
-        if (found := counted(stage, metric)) != sure[stage, metric]
+        f"{title(*cell)}: {sure[cell]:,} in the sweep, {exact(found)} in the report"
+        for cell, found in numbers.items()
+        if found != sure[cell]
     ]
     wrong += [
         f"{f.stage} {f.metric}: {f.status}, {f.values}"
         for f in report.discrepancy.findings
         if f.status in ("unexplained", "static-only", "unsupported")
     ]
-    return ValidatedPoint(
-        point, "unexplained" if wrong and report.verdict != "incomplete" else report.verdict, tuple(wrong)
-    )
+    lacking = report.verdict == "incomplete" and not differs
+    return ValidatedPoint(point, "unexplained" if wrong and not lacking else report.verdict, tuple(wrong))

@@ -53,11 +53,10 @@ class CounterReport(NotebookRepr):
 
     @property
     def exit_code(self) -> int:
-        """Return 3 if our count or a counter failed, 1 if a difference stays unexplained, else 0."""
-        if self.compared.incomplete:
-            return EXIT_INCOMPLETE
-        open_ = any(f.residual for f in self.compared.findings)
-        return EXIT_FINDINGS if open_ or any(not o.settled for o in self.own) else EXIT_OK
+        """Return 1 if a difference stays unexplained, else 3 if our count or a counter failed, else 0."""
+        if any(f.residual for f in self.compared.findings) or any(not o.settled for o in self.own):
+            return EXIT_FINDINGS
+        return EXIT_INCOMPLETE if self.compared.incomplete else EXIT_OK
 
 
 COUNTERS: Final = FileKind(name="costproof/counters", version=(2, 4), type=CounterReport)

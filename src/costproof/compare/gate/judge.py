@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from fnmatch import fnmatchcase
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from costproof.compare.diff.changes import (
     FORMULA_SOURCE,
@@ -85,12 +85,16 @@ def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
     silent = tuple(silences(base, head, both).values()) if same_work else ()
     if same_work:
         silent += tuple(text for source in both for text in _lost(base, head, source))
-    over = "over" in statuses or bool(silent)
+    verdict: Literal["passed", "over", "incomplete"] = "over" if silent else "passed"
+    if "over" in statuses:
+        verdict = "over"
+    elif incomplete or "unknown" in statuses:
+        verdict = "incomplete"
     return Gate(
         base=side_of(base),
         head=side_of(head),
         policy=policy.file,
-        verdict="incomplete" if incomplete or "unknown" in statuses else "over" if over else "passed",
+        verdict=verdict,
         checks=tuple(checks),
         allowances=tuple(_use(a, today, used) for a in policy.allowed),
         config=changed.config,

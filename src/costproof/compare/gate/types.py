@@ -84,7 +84,7 @@ class Gate(NotebookRepr):
 
     @property
     def exit_code(self) -> int:
-        """0 if passed; 1 if a limit is exceeded or a source lacks a metric on one side; 3 if incomplete."""
+        """0 if passed; 1 if a limit is exceeded; else 3 if incomplete, 1 if a source lacks a metric on one side."""
         return {"passed": EXIT_OK, "over": EXIT_FINDINGS, "incomplete": EXIT_INCOMPLETE}[self.verdict]
 
     def of(self, *statuses: CheckStatus) -> list[Check]:
