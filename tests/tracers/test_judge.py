@@ -16,7 +16,7 @@ from torch import nn
 
 import costproof
 from costproof.models.specs import Run
-from costproof.tracers.flop_counter_ledger import DispatchedFlops, FlopKey, flop_counter_ledger, sum_steps
+from costproof.tracers.flop_counter_ledger import DispatchedFlops, flop_counter_ledger, sum_steps
 from costproof.tracers.hooks import trace_hooks
 from tests.support.opcalls import counted, taken
 
@@ -252,9 +252,9 @@ def test_sums_over_steps() -> None:
 
 
 def test_the_ledger_adds_calls_and_steps() -> None:
-    head: FlopKey = ("late", "steps", "head", "aten.mm")
+    head = ("late", "steps", "head", "aten.mm", "flops")
     ledger = flop_counter_ledger(
-        [(None, {("first", "once", "fc", "aten.mm"): 5}), (3, {head: 2}), (4, {head: 3})], 2, (), ()
+        [(None, {("first", "once", "fc", "aten.mm", "flops"): 5}), (3, {head: 2}), (4, {head: 3})], 2, (), ()
     )
     assert {n.id: n.costs["flops"] for n in ledger.nodes} == {
         "first[once]/fc:aten.mm": 5, "late[steps]/head:aten.mm": 5,

@@ -21,7 +21,7 @@ from costproof.opgraph.mask_rows import QueryRowMasks, with_lengths
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
 from costproof.patches.flash_attention import missing
-from costproof.tracers.flop_counter_mode import IntegerValues
+from costproof.tracers.kept_pairs import RunValues
 from tests.support.counted import agreed_totals, attention_totals
 from tests.support.opcalls import call, value
 from tests.tracers.packed_models import DIM, HEADS, LENGTHS
@@ -162,14 +162,14 @@ def test_lengths_that_contradict_the_call_are_not_counted() -> None:
 
 
 def test_values_next_to_a_run_are_dropped_once_a_tensor_is_overwritten() -> None:
-    known, starts = IntegerValues(), torch.zeros(4, dtype=torch.int32, device="meta")
+    known, starts = RunValues(), torch.zeros(4, dtype=torch.int32, device="meta")
     known.add(starts, torch.tensor([0, 1, 2, 3], dtype=torch.int32))
     aten = torch.ops.aten
     part = aten.slice.Tensor(starts, 0, 1)
-    known.follow(aten.slice.Tensor, (starts, 0, 1), {}, part)
+    known.follow(aten.slice.Tensor, "slice", (starts, 0, 1), {}, part, product=False)
     assert known.get(part).tolist() == [1, 2, 3]
-    known.follow(aten.add_.Scalar, (part, 4), {}, aten.add_.Scalar(part, 4))
+    known.follow(aten.add_.Scalar, "add_", (part, 4), {}, aten.add_.Scalar(part, 4), product=False)
     assert known.get(starts).tolist() == [0, 5, 6, 7]
     other = torch.zeros(3, dtype=torch.int32, device="meta")
-    known.follow(aten.copy_.default, (part, other), {}, aten.copy_.default(part, other))
+    known.follow(aten.copy_.default, "copy_", (part, other), {}, aten.copy_.default(part, other), product=False)
     assert known.get(starts).is_meta

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -16,7 +16,8 @@ from costproof.compare.patterns import patterns, template
 from costproof.compare.totals import expert_findings, sums, uneven_experts
 from costproof.compare.verdict import coverage, gaps, given_by, verdict_of
 from costproof.ledger.capture import Capture
-from costproof.ledger.node import NO_FORMULA, UnknownOp, unknown_clause
+from costproof.ledger.metrics import KEPT, KEPT_SCORES
+from costproof.ledger.node import NO_FORMULA, Ledger, UnknownOp, unknown_clause
 
 
 def compare(capture: Capture) -> Discrepancy:
@@ -255,9 +256,39 @@ def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
     alone = [_alone(name, [o for o in judge.unknown_ops if o.op == name]) for name in names]
     alone += [_left_open(*each) for each in _merged(left)]
     alone += [_without_rule(*each) for each in _merged(ruleless)]
-    found = (_judge_finding(*each) for each in _merged(differing))
+    open_, unseen = _kept_pairs(dynamic, judge, {(r.stage, r.module) for r in (*differing, *left, *ruleless)})
+    alone += [
+        f"kept scores in {pattern or '(root)'}, {row.stage}: the run does not show what its masks contain"
+        for row, pattern, _ in _merged(unseen)
+    ]
+    found = (_judge_finding(*each) for each in _merged((*differing, *open_)))
     flops = sum(r.cells["dynamic"].value or 0 for r in agreed)
     return Judges(len(agreed), flops, tuple(alone), tuple(sorted({n.kind for n in judge.nodes}))), tuple(found)
+
+
+def _kept_pairs(
+    dynamic: Ledger, judge: Ledger, apart: Collection[tuple[str, str]]
+) -> tuple[list[AlignedRow], list[AlignedRow]]:
+    """Return the rows of kept scores and FLOPs that the run refutes, and those that it does not show.
+
+    Args:
+        apart: (stage, module) whose FLOPs differ already, or where either side lacks an operator.
+    """
+    lacking = {(o.stage, o.module) for ledger in (dynamic, judge) for o in ledger.unknown_ops} | {*apart}
+    rows = [
+        row
+        for row in align([dynamic, judge], KEPT)
+        if {"dynamic", judge.source} <= row.cells.keys() and row.cells["dynamic"].value is not None
+    ]
+    unseen = [r for r in rows if _said(r)[1] is None or (r.metric == KEPT_SCORES and (r.stage, r.module) in lacking)]
+    blind = {(r.stage, r.invocation, r.module) for r in unseen}
+    differing = [
+        row
+        for row in rows
+        if _said(row)[0] != _said(row)[1]
+        if (row.stage, row.invocation, row.module) not in blind and (row.stage, row.module) not in lacking
+    ]
+    return differing, [row for row in unseen if row.metric == KEPT_SCORES]
 
 
 def _alone(name: str, calls: Sequence[UnknownOp]) -> str:
@@ -340,9 +371,10 @@ def _judge_finding(row: AlignedRow, pattern: str, count: int) -> Finding:
     mine, other = row.cells["dynamic"], row.cells["dispatcher"]
     delta = None if mine.value is None or other.value is None else mine.value - other.value
     said = ", ".join(f"{kind} {value:,}" for kind, value in other.kinds if value is not None) or "nothing"
+    who = "the masks of the run leave" if row.metric in KEPT else "torch's own formulas count"
     cause = Cause(
         "judge_difference", delta or 0, (*mine.ids[:3], *other.ids[:3]), accepted=False,
-        note=f"torch's own formulas count {said} in the same calls",
+        note=f"{who} {said} in the same calls",
     )  # fmt: skip
     made = finding(row, Diagnosis("unexplained", delta, "dispatcher", (cause,), delta), pattern, count)
     return replace(made, id=f"judge/{made.id}", level="judge")

@@ -40,6 +40,8 @@ _AT_ONCE: Final = 2**22
 Run = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], Any]
 _runs: Final[dict[int, Run]] = {}
 """Number of a call in the open context -> what the operator computes."""
+_masks: Final[dict[int, Callable[..., Any]]] = {}
+"""The same -> its mask function, for a count of its own in a run."""
 
 
 @contextmanager
@@ -51,6 +53,22 @@ def whole_flex_attention() -> Iterator[None]:
             yield
     finally:
         _runs.clear()
+        _masks.clear()
+
+
+def mask_of_call(number: int) -> Callable[..., Any] | None:
+    """Return the mask function of a call, by its number, on the values of its tensors; ``None`` without one.
+
+    Raises:
+        Exception: a tensor has no values.
+    """
+    mask = _masks.get(number)
+    if mask is None:
+        return None
+    if _made_up:
+        raise _NoValues
+    real: Callable[..., Any] = _replaced(mask, _real)
+    return real
 
 
 @cache
@@ -109,6 +127,8 @@ def _whole(original: Any) -> Callable[..., Any]:
             return found[0], *(t if t.shape == s else q.new_zeros(s) for t, s in zip(found[1:], shapes, strict=True))
 
         _runs[number] = run
+        if mask is not flex.noop_mask:
+            _masks[number] = mask
         return _operator()(query, key, value, number, kept, own)
 
     return call

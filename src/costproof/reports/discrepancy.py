@@ -10,7 +10,7 @@ from costproof.compare.align import order
 from costproof.compare.findings import Cause, Discrepancy, Finding
 from costproof.compare.verdict import next_step
 from costproof.ledger.capture import Capture
-from costproof.ledger.metrics import METRICS
+from costproof.ledger.metrics import KEPT, METRICS
 from costproof.ledger.node import at_most
 from costproof.ledger.plural import plural, verb
 from costproof.reports.counters import section as counters_section
@@ -207,7 +207,7 @@ def _judges(found: Discrepancy) -> list[Block]:
     if judges is None:
         return []
     differing = sum(f.count for f in found.findings if f.level == "judge")
-    by_rules = ", ".join(title.title for name, title in METRICS.items() if name not in ("flops", "calls"))
+    by_rules = ", ".join(title.title for name, title in METRICS.items() if name not in ("flops", "calls", *KEPT))
     compared = (
         f"{plural(judges.agreed, 'count')} of operators in the run, {exact(judges.flops)} FLOPs in all, "
         f"{verb(judges.agreed)} the same by torch's own formulas at the dispatcher; "

@@ -31,7 +31,7 @@ from costproof.patches.patch import gc_disabled
 from costproof.patches.torchlens import wrapped_once
 from costproof.tracers.callgraph import call_graph
 from costproof.tracers.cpu_fallback import trace_run
-from costproof.tracers.flop_counter_ledger import Flops, flop_counter_ledger
+from costproof.tracers.flop_counter_ledger import Counts, flop_counter_ledger
 from costproof.tracers.hooks import ROOT, Hooked
 from costproof.tracers.paths import Paths, dtype_name, mask_inputs
 from costproof.tracers.storage import resident_bytes, storage_of_run
@@ -95,7 +95,7 @@ class _TracedRuns:
     forwards: dict[str, tuple[CostNode, ...]] = field(default_factory=dict)
     modules: set[str] = field(default_factory=set)
     edges: set[tuple[str, str]] = field(default_factory=set)
-    judged: list[tuple[int | None, Flops]] = field(default_factory=list)
+    judged: list[tuple[int | None, Counts]] = field(default_factory=list)
     without_formula: list[UnknownOp] = field(default_factory=list)
     read: set[str] = field(default_factory=set)
     """Parameters that an operator reads."""
@@ -113,7 +113,8 @@ class _TracedRuns:
             nodes, missing = self._cost(traced, work, hooks, pairs)
             self.tally.add(work, nodes, missing, run.context)
         self.hooks.append(hooks)
-        self.judged.append((run.context, hooks.judged.placed(hooks.run)))
+        flops: Counts = {(*k, "flops"): n for k, n in hooks.judged.placed(hooks.run).items()}
+        self.judged.append((run.context, flops | hooks.judged.placed_pairs(hooks.run)))
         self.without_formula += hooks.judged.without_formula(hooks.run)
         self.records.append(
             TracedRun(

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final
 
-from costproof.ledger.node import NO_FORMULA, CostNode, Ledger, UnknownOp
+from costproof.ledger.metrics import KEPT, KEPT_FLOPS, KEPT_SCORES, Metric
+from costproof.ledger.node import NO_FORMULA, CostNode, Ledger, UnknownOp, exact_sum
 from costproof.models.specs import Run
 from costproof.opgraph.merge import merge_unknown
 
@@ -17,6 +18,8 @@ CallStack = tuple[tuple[str, int], ...]
 FlopKey = tuple[str, str, str, str]
 """Key of a sum of FLOPs: stage, invocation, path of the module, operator."""
 Flops = Mapping[FlopKey, int]
+Counts = dict[tuple[str, str, str, str, Metric], int | None]
+"""Key of a sum of FLOPs and metric -> count."""
 
 SOURCE: Final = "dispatcher"
 
@@ -35,6 +38,10 @@ class DispatchedFlops:
     """Active calls -> number of conversions of a tensor to NumPy, where operators are no longer seen."""
     by_values: bool = False
     """Whether values of tensors decided a size or a branch."""
+    kept: dict[tuple[CallStack, str], int | None] = field(default_factory=dict)
+    """(active calls, operator) -> query-key pairs that masks leave; ``None`` is unknown."""
+    hidden: dict[tuple[CallStack, str], int | None] = field(default_factory=dict)
+    """(active calls, operator) -> FLOPs for pairs that masks hide; ``None`` is unknown."""
 
     def placed(self, run: Run) -> dict[FlopKey, int]:
         """Return the FLOPs by stage, invocation, module and operator.
@@ -45,6 +52,17 @@ class DispatchedFlops:
         for (where, operator), flops in self.flops.items():
             found[(*_place(run, where, again), operator)] += flops
         return dict(found)
+
+    def placed_pairs(self, run: Run) -> Counts:
+        """Return kept pairs and FLOPs by stage, invocation, module, operator and metric; ``None`` is unknown."""
+        again, found = self._again(), Counts()
+        flops = {key: n - h if (h := self.hidden.get(key, 0)) is not None else None for key, n in self.flops.items()}
+        for metric, counts in ((KEPT_FLOPS, flops), (KEPT_SCORES, self.kept)):
+            for (where, operator), count in counts.items():
+                key = (*_place(run, where, again), operator, metric)
+                before = found.get(key, 0)
+                found[key] = None if before is None or count is None else before + count
+        return found
 
     def without_formula(self, run: Run) -> tuple[UnknownOp, ...]:
         """Return the calls of operators that torch has no formula for."""
@@ -88,30 +106,33 @@ def _place(run: Run, where: CallStack, again: Collection[str]) -> tuple[str, str
 
 
 def flop_counter_ledger(
-    runs: Sequence[tuple[int | None, Flops]], steps: int, stages: tuple[str, ...], alone: Iterable[UnknownOp]
+    runs: Sequence[tuple[int | None, Counts]], steps: int, stages: tuple[str, ...], alone: Iterable[UnknownOp]
 ) -> Ledger:
     """Return the ledger of torch's own FLOP formulas: calls that ran once, and all decode steps.
 
     Args:
-        runs: (tokens in the cache before a decode step or ``None``, FLOPs) of all traced runs. If not all steps were
+        runs: (tokens in the cache before a decode step or ``None``, counts) of all traced runs. If not all steps were
             traced, they must lie on the straight line through the first and the last, or the sum is unknown.
         steps: number of decode steps.
         alone: operators that torch has no formula for; sums with them are unknown.
     """
-    parts: dict[FlopKey, list[int | None]] = {}
-    for context, flops in runs:
+    parts: dict[tuple[str, str, str, str, Metric], list[int | None]] = {}
+    for context, counts in runs:
         if context is None:
-            for quantity, value in flops.items():
+            for quantity, value in counts.items():
                 parts.setdefault(quantity, []).append(value)
-    traced = {context: flops for context, flops in runs if context is not None}
-    for quantity in dict.fromkeys(q for flops in traced.values() for q in flops):
-        each = {context: flops.get(quantity, 0) for context, flops in traced.items()}
-        parts.setdefault(quantity, []).append(sum_steps(each, steps))
-    nodes = (
-        CostNode(*quantity, {"flops": None if None in values else sum(v or 0 for v in values)})
-        for quantity, values in parts.items()
+    traced = {context: counts for context, counts in runs if context is not None}
+    for quantity in dict.fromkeys(q for counts in traced.values() for q in counts):
+        each = {context: counts.get(quantity, 0) for context, counts in traced.items()}
+        known = {context: n for context, n in each.items() if n is not None}
+        parts.setdefault(quantity, []).append(sum_steps(known, steps) if len(known) == len(each) else None)
+    nodes: dict[FlopKey, dict[Metric, int | None]] = {}
+    for (*place, metric), values in parts.items():
+        nodes.setdefault((*place,), {})[metric] = exact_sum(values)  # type: ignore[call-overload]
+    metrics = ("flops", *(m for m in KEPT if any(m in costs for costs in nodes.values())))
+    return Ledger(
+        SOURCE, tuple(CostNode(*k, costs) for k, costs in nodes.items()), metrics, stages, merge_unknown(alone)
     )
-    return Ledger(SOURCE, tuple(nodes), ("flops",), stages, merge_unknown(alone))
 
 
 def sum_steps(costs: Mapping[int, int], count: int) -> int | None:

@@ -18,23 +18,25 @@ import operator
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import pairwise
 from math import prod
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from costproof.ledger.errors import first_line
 from costproof.opgraph.rules.attention import FLEX, NESTED
 from costproof.patches.export import value_dependent_tags
+from costproof.patches.flex_attention import mask_of_call
 from costproof.patches.nested import KIND
 from costproof.patches.patch import patched
 from costproof.patches.tensor import EINSUM, READ_VALUES, TO_NUMPY
 from costproof.tracers.flop_counter_ledger import CallStack, DispatchedFlops
+from costproof.tracers.kept_pairs import PRODUCTS, KeptPairs, RunValues, band, broadcast_pairs, tried_pairs
 
 _ROWS: Final = ("_addmm_activation", "_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm")
 _NO_FORMULA: Final = ("_trilinear", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_sparse_addmm", "_cdist_forward")
@@ -48,8 +50,6 @@ _BRANCHES: Final = (
 """Operators without a tag of torch whose result has a size, or decides a branch, that depends on values."""
 _VALUE_DEPENDENT: Final = value_dependent_tags()
 _PAD: Final = "aten.constant_pad_nd"
-_MOST_FOLLOWED: Final = 2**16
-"""Maximum number of elements of an integer tensor whose values are computed next to a run on meta."""
 _OWN: Final = ("aten", "prims", "prim", "profiler", "_c10d_functional", "c10d", "_dtensor")
 """Namespaces in which an operator that torch's FLOP counter has no formula for multiplies no matrices."""
 
@@ -71,8 +71,9 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._padded: dict[int, tuple[Any, int]] = {}
         """``id`` of a tensor with zeros after its last dimension -> a weak reference, and the size before."""
         self._in_einsum = False
-        self.values = IntegerValues()
-        """Values of integer tensors without memory, such as the lengths of sequences on meta."""
+        self.values = RunValues()
+        """Values of tensors without memory: masks, and the lengths of sequences."""
+        self.pairs = KeptPairs(self.values, self.seen.kept, self.seen.hidden)
 
     def where(self) -> CallStack:
         """Return the calls of modules that are running, as (path, number of the call), outermost first."""
@@ -88,7 +89,6 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func.decompose(*args, **kwargs)
         self.seen.by_values = self.seen.by_values or _reads_values(func, name, args)
         result = func(*args, **kwargs)
-        self.values.follow(func, args, kwargs, result)
         if self._in_einsum and name == "aten.mul":
             formula, name = _multiplied, "aten.einsum"
         if name == _PAD and isinstance(result, torch.Tensor) and args[1][0] == 0 and not any(args[2:]):
@@ -97,13 +97,21 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.seen.unjudged[self.where(), name] += 1
         elif formula is not None:
             self._count(func, name, formula, args, kwargs, result)
+        if not isinstance(func, torch._ops.HigherOrderOperator):
+            product, plain = formula not in (None, False), name.removeprefix("aten.")
+            if not isinstance(formula, _Attention):
+                flops = 2 * result.numel() * int(args[-1].shape[-2]) if plain in PRODUCTS else 0
+                self.pairs.follow((self.where(), name), func, plain, args, kwargs, result, flops)
+            self.values.follow(func, plain, args, kwargs, result, product=product)
         return result
 
     def _count(self, func: Any, name: str, formula: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Add the FLOPs of a call, or record why its formula failed; formulas may come from other packages."""
         try:
             if isinstance(formula, _Attention):
-                flops = formula.flops(self.values.of(_arguments(func, args, kwargs)), self._width)
+                given = self.values.of(_arguments(func, args, kwargs))
+                flops = formula.flops(given, self._width)
+                self.pairs.fused((self.where(), name), flops, *fused_pairs(name, given, self.values))
             else:
                 flops = operator.index(formula(*args, **kwargs, out_val=result))
             if flops < 0:
@@ -150,48 +158,6 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._in_einsum = inside
 
 
-class IntegerValues:
-    """Values of integer tensors on meta, computed by torch itself next to a run from those of its inputs."""
-
-    def __init__(self, *, made: bool = False) -> None:
-        """``made``: whether to compute integers that the model itself makes, also if no input has values."""
-        self._known: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
-        self._made = made
-
-    def add(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Note that a tensor on meta has the elements of ``value``, which must not be changed by others."""
-        self._known[id(tensor)] = weakref.ref(tensor), value
-
-    def get(self, value: Any) -> Any:
-        """Return a tensor with values in place of one whose values are known; return anything else unchanged."""
-        ref, real = self._known.get(id(value), (None, None))
-        return real if ref is not None and ref() is value else value
-
-    def of(self, given: Mapping[str, Any]) -> Arguments:
-        """Return arguments with the values that are known."""
-        return {name: self.get(value) for name, value in given.items()} if self._known else given
-
-    def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Compute a call of an operator again where the values of all its tensors are known and few."""
-        if not (self._known or self._made) or isinstance(func, torch._ops.HigherOrderOperator):
-            return
-        made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        plain = all(t.is_meta and not t.is_floating_point() and t.numel() <= _MOST_FOLLOWED for t in made)
-        if made and plain and all(not self.get(t).is_meta for t in given):
-            known_args, known_kwargs = tree_map(self.get, (args, dict(kwargs)))
-            if known_kwargs.get("device") is not None:
-                known_kwargs["device"] = torch.device("cpu")
-            with suppress(Exception):  # of an operator that the CPU lacks
-                found = func(*known_args, **known_kwargs)
-                values = [t for t in tree_leaves(found) if isinstance(t, torch.Tensor)]
-                for one, value in zip(made, values, strict=True):
-                    self.add(one, value)
-                return
-        if getattr(getattr(func, "_schema", None), "is_mutable", True):
-            self._known.clear()  # the tensor that was overwritten may be a view of any of them
-
-
 class CountingMode(FlopCounterJudge):  # type: ignore[no-untyped-call]
     """Counting mode that also counts, by module, the elements of all floating-point results."""
 
@@ -211,10 +177,6 @@ class LocalJudge(FlopCounterJudge):  # type: ignore[no-untyped-call]
 
     Operators on distributed and nested tensors run others, and those on fake tensors only find out a layout.
     """
-
-    def __init__(self, calls: Sequence[tuple[str, int, Any]], root: str) -> None:
-        super().__init__(calls, root)
-        self.values = IntegerValues(made=True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kinds = {kind.__name__ for kind in types}
@@ -352,6 +314,13 @@ _USED: Final = ("seqused_k", "seqlen_k")
 _LAYERS: Final = ("aten._native_multi_head_attention", "aten._triton_multi_head_attention")
 
 
+def _stem(name: str) -> str:
+    """Return the name of an operator without the suffixes of its variants."""
+    for _ in _SUFFIXES:
+        name = next((name.removesuffix(s) for s in _SUFFIXES if name.endswith(s)), name)
+    return name
+
+
 class Uncounted(Exception):
     """Raised for a call whose FLOPs depend on values that are not known."""
 
@@ -366,9 +335,7 @@ def attention_formula(name: str) -> Callable[[Arguments, Width], int] | None:
         return _layer
     if name == "aten._transformer_encoder_layer_fwd":
         return _encoder_layer
-    stem = name
-    for _ in _SUFFIXES:
-        stem = next((stem.removesuffix(s) for s in _SUFFIXES if stem.endswith(s)), stem)
+    stem = _stem(name)
     if stem not in (*_HEADS_FIRST, *_SEQUENCE_FIRST):
         return None
     backward = "_backward" in name
@@ -383,7 +350,13 @@ def attention_formula(name: str) -> Callable[[Arguments, Width], int] | None:
 
 
 def _scores(given: Arguments, stem: str) -> int:
-    """Return the number of query-key pairs over all query heads; those that a causal flag hides count too.
+    """Return the number of query-key pairs over all query heads; those that a causal flag hides count too."""
+    grids, sequences = _grids(given, stem)
+    return grids * sum(queries * keys for queries, keys in sequences)
+
+
+def _grids(given: Arguments, stem: str) -> tuple[int, list[tuple[int, int]]]:
+    """Return the number of grids of scores of each sequence, and (queries, keys) of the sequences.
 
     Args:
         stem: the operator without its suffixes.
@@ -398,12 +371,55 @@ def _scores(given: Arguments, stem: str) -> int:
     if query.is_nested or (partly and (used is None or starts is None)):
         raise Uncounted("the lengths are in a tensor's values")
     if starts is None or (query.dim() == 4 and stem != "aten._efficient_attention"):
-        return prod(query.shape[:-1]) * int(key.shape[-2 if stem in _HEADS_FIRST else -3])
+        axis = -2 if stem in _HEADS_FIRST else -3
+        grids = prod(query.shape[:-1]) // max(1, int(query.shape[axis]))
+        return grids, [(int(query.shape[axis]), int(key.shape[axis]))]
     longest = next(((given.get(q), given.get(k)) for q, k in _LONGEST if q in given), (None, None))
     queries = _lengths(starts[0], int(query.shape[-3]), longest[0])
     key_starts = starts[0] if starts[1] is None else starts[1]
     keys = _lengths(key_starts, int(key.shape[-3]), longest[1]) if used is None else _numbers(used)
-    return int(query.shape[-2]) * sum(q * k for q, k in zip(queries, keys, strict=True))
+    return int(query.shape[-2]), list(zip(queries, keys, strict=True))
+
+
+_AT_START: Final = tuple(name for name in (*_HEADS_FIRST, NESTED) if name not in ("flex_attention", FLEX))
+"""Operators whose causal flag aligns the first query with the first key; that of others aligns the last ones."""
+
+
+def fused_pairs(name: str, given: Arguments, values: RunValues) -> tuple[int, int | None]:
+    """Return the query-key pairs of a fused attention call, and those that its mask leaves; ``None`` is unknown."""
+    stem = _stem(name)
+    if stem not in (*_HEADS_FIRST, *_SEQUENCE_FIRST):
+        return 0, None
+    grids, sequences = _grids(given, stem)
+    pairs = grids * sum(q * k for q, k in sequences)
+    if stem == FLEX:
+        return pairs, _flexible(given, pairs)
+    flag = any(given.get(n) not in (None, False, 0) for n in ("is_causal", "causal"))
+    kind, size = given.get("custom_mask_type") or 0, given.get("window_size")
+    mask = next((m for n in ("attn_mask", "attn_bias", "bias", "mask") if (m := given.get(n)) is not None), None)
+    both = size if isinstance(size, list | tuple) and len(size) == 2 else (-1, -1)
+    left, right = (given.get(f"window_size_{n}", w) for n, w in zip(("left", "right"), both, strict=True))
+    left, right = (None if n is None or n < 0 else int(n) for n in (left, right))
+    at_start = stem in _AT_START or kind == 1
+    right = 0 if flag or kind else right
+    if mask is not None:
+        known = values.known(mask)
+        plain = known is not None and len(sequences) == 1 and right is None and left is None and not kind
+        return pairs, broadcast_pairs(known, pairs) if plain and known is not None else None
+    open_end = stem == "aten._efficient_attention" and flag and not kind and any(q != k for q, k in sequences)
+    if open_end or (size is not None and not isinstance(size, list | tuple)):
+        return pairs, None
+    kept = (band(q, k, left, right, 0 if at_start else k - q) for q, k in sequences)
+    return pairs, pairs if left is None and right is None else grids * sum(kept)
+
+
+def _flexible(given: Arguments, pairs: int) -> int | None:
+    """Return the pairs that the mask function of a call of flex_attention leaves."""
+    mask, query, key = mask_of_call(given["call"]), given["query"], given["key"]
+    if mask is None:
+        return pairs
+    batch, heads, queries = map(int, query.shape[:-1])
+    return tried_pairs(mask, (batch, heads, queries, int(key.shape[-2])))
 
 
 def _tensor(given: Arguments, name: str) -> torch.Tensor:

@@ -127,6 +127,7 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
         all_calls: record inputs and outputs of every call, not only of each module's first.
     """
     from costproof.tracers.flop_counter_mode import FlopCounterJudge, LocalJudge
+    from costproof.tracers.kept_pairs import PLAIN, causal_mask
 
     kwargs = run.inputs()
     paths = Paths(run.model)
@@ -140,6 +141,11 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
     hooks = hooked(paths.modules.values(), seen.enter, seen.leave, with_kwargs=True)
     judge = (LocalJudge if run.dispatched else FlopCounterJudge)(seen.stack, ROOT)
     seen.judged = judge.seen
+    for parameter in run.model.parameters():
+        judge.values.add(parameter, PLAIN, weight=True)
+    for place, content in run.masks.items():
+        if (tensor := dict(tensors_by_place(kwargs)).get(place)) is not None and tensor.is_meta:
+            judge.values.add(tensor, causal_mask(tensor, content.window))
     known = dict(tensors_by_place(run.known))
     buffers = {f"{BUFFER}{name}": buffer for name, buffer in run.model.named_buffers()}
     for place, tensor in (*tensors_by_place(kwargs), *buffers.items()):
