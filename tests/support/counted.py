@@ -6,7 +6,7 @@ from costproof.ledger.capture import Capture
 
 
 def agreed_totals(capture: Capture) -> tuple[int, int, int]:
-    """Return the FLOPs, kept scores and kept FLOPs on which graph and run agree, and torch's formulas in FLOPs."""
+    """Return the FLOPs, kept scores and kept FLOPs on which graph and run agree, and what the judge counts."""
     found = set()
     for source in ("static", "dynamic"):
         ledger = capture.ledger(source)
@@ -15,7 +15,7 @@ def agreed_totals(capture: Capture) -> tuple[int, int, int]:
         found.add(tuple(ledger.total(metric) for metric in ("flops", "kept_scores", "kept_flops")))
     ((flops, scores, kept),) = found
     assert capture.judge is not None
-    assert capture.judge.total("flops") == flops
+    assert [capture.judge.total(metric) for metric in ("flops", "kept_scores", "kept_flops")] == [flops, scores, kept]
     assert flops is not None
     assert scores is not None
     assert kept is not None

@@ -1,0 +1,258 @@
+"""Pairs that masks leave, counted once more in the run: by torch's own masks, whatever rules both graphs share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import costproof
+from costproof.models.specs import Run
+from costproof.opgraph import kept, mask_bands, mask_rows
+from costproof.patches import flex_attention
+from costproof.tracers.hooks import trace_hooks
+from costproof.tracers.kept_pairs import band, causal_mask
+
+HEADS, WIDTH = 2, 8
+Change = tuple[Any, str, Any]
+"""Owner, name and value of an attribute that is replaced."""
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Own(nn.Module):
+    """Attention of its own between projections: [B, S, 16] -> [B, H, S_q, 8]."""
+
+    def __init__(self, attend: Attend) -> None:
+        super().__init__()
+        self.attend, self.qkv = attend, nn.Linear(HEADS * WIDTH, 3 * HEADS * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, HEADS, WIDTH).permute(2, 0, 3, 1, 4)
+        return self.attend(q, k, v)
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def fewer_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return causal(q[:, :, :3], k, v)
+
+
+def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k[:, :1], v[:, :1], is_causal=True, enable_gqa=True)
+
+
+def positions(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(k.shape[2], device=q.device)[None]
+
+
+def flags(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    i, j = positions(q, k)
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=i >= j)
+
+
+def window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    i, j = positions(q, k)
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=(i >= j) & (i - j < 3))
+
+
+def added(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    i, j = positions(q, k)
+    mask = torch.zeros(q.shape[2], k.shape[2], device=q.device).masked_fill(i < j, -torch.inf)
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.transpose(-1, -2) / WIDTH**0.5
+    mask = torch.full((q.shape[2], k.shape[2]), torch.finfo(scores.dtype).min, device=q.device)
+    return (scores + torch.triu(mask, diagonal=1)).softmax(-1) @ v
+
+
+def without_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.tril(q @ k.transpose(-1, -2)) @ v
+
+
+def own_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    i, j = positions(q, k)
+    scores = (q @ k.transpose(-1, -2)).masked_fill(i < j, -torch.inf)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    return (weights / weights.sum(-1, keepdim=True)) @ v
+
+
+def triangle(n: int) -> int:
+    return sum(1 for i in range(n) for j in range(n) if j <= i)
+
+
+def near(n: int) -> int:
+    return sum(1 for i in range(n) for j in range(n) if 0 <= i - j < 3)
+
+
+CASES: list[tuple[Attend, Callable[[int], int]]] = [
+    (causal, triangle), (grouped, triangle), (flags, triangle), (added, triangle), (by_hand, triangle),
+    (without_softmax, triangle), (own_softmax, triangle), (window, near), (fewer_queries, lambda n: 1 + 2 + 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+@pytest.mark.parametrize("length", [7, 530])
+@pytest.mark.parametrize(("attend", "pairs"), CASES)
+def test_pairs_of_a_run(attend: Attend, pairs: Callable[[int], int], length: int, device: str) -> None:
+    """530 x 530 pairs are more than are stored at once. Each pair costs 2 x (8 + 8) FLOPs."""
+    with torch.device(device):
+        model, x = Own(attend), torch.ones(2, length, HEADS * WIDTH)
+    judged = trace_hooks(Run("r", model, {"x": x}, lambda path, call: ("all", "once"))).judged
+    queries = 3 if attend is fewer_queries else length
+    assert sum(n or 0 for n in judged.kept.values()) == 2 * HEADS * pairs(length)
+    hidden = 2 * HEADS * (queries * length - pairs(length)) * 2 * (WIDTH + WIDTH)
+    assert sum(n or 0 for n in judged.hidden.values()) == hidden
+
+
+def test_bands_pair_by_pair() -> None:
+    rng = random.Random(11)
+    for _ in range(200):
+        queries, keys = rng.randint(1, 12), rng.randint(1, 12)
+        left, right = (rng.choice([None, *range(7)]) for _ in range(2))
+        shift = rng.choice([0, keys - queries])
+        exact = sum(
+            (left is None or i + shift - j <= left) and (right is None or j - i - shift <= right)
+            for i, j in product(range(queries), range(keys))
+        )
+        assert band(queries, keys, left, right, shift) == exact
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_declared_masks_pair_by_pair(dtype: torch.dtype) -> None:
+    rng = random.Random(12)
+    for _ in range(100):
+        queries, window = rng.randint(1, 9), rng.randint(0, 5)
+        keys = queries + rng.randint(0, 5)
+        found = causal_mask(torch.empty(1, 1, queries, keys, dtype=dtype, device="meta"), window)
+        shown = [[0 <= i + keys - queries - j < (window or keys) for j in range(keys)] for i in range(queries)]
+        rows = found.rows(0, queries)[0, 0]
+        assert (rows if dtype == torch.bool else rows == 0).tolist() == shown
+
+
+class Flexible(Own):
+    """flex_attention with a causal mask function."""
+
+    def __init__(self) -> None:
+        super().__init__(self.flexible)
+
+    def flexible(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        flex: Any = torch.nn.attention.flex_attention
+        n = q.shape[2]
+        mask = flex.create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, device=q.device)
+        found: Tensor = flex.flex_attention(q, k, v, block_mask=mask)
+        return found
+
+
+def _wrong_band(change: Callable[..., Any]) -> list[Change]:
+    """Return the changes of both counters of bands, which static and dynamic source call."""
+    usual = mask_rows.QueryRowMasks.in_band, mask_bands.BandMasks.in_band
+
+    def rows(self: Any, queries: Any, keys: Any, left: Any, right: Any, *, at_end: bool) -> Any:
+        return change(usual[0], self, queries, keys, left, right, at_end)
+
+    def bands(self: Any, queries: Any, keys: Any, left: Any, right: Any, *, at_end: bool) -> Any:
+        return change(usual[1], self, queries, keys, left, right, at_end)
+
+    return [(mask_rows.QueryRowMasks, "in_band", rows), (mask_bands.BandMasks, "in_band", bands)]
+
+
+def _short_triangle(usual: Any, self: Any, queries: Any, keys: Any, left: Any, right: Any, at_end: bool) -> Any:
+    found = usual(self, queries, keys, left, right, at_end=at_end)
+    return None if found is None else found - queries  # n (n - 1) / 2
+
+
+def _other_end(usual: Any, self: Any, queries: Any, keys: Any, left: Any, right: Any, at_end: bool) -> Any:
+    return usual(self, queries, keys, left, right, at_end=not at_end)
+
+
+def _wider(usual: Any, self: Any, queries: Any, keys: Any, left: Any, right: Any, at_end: bool) -> Any:
+    return usual(self, queries, keys, left + 1 if isinstance(left, int) else left, right, at_end=at_end)
+
+
+def _grids(factor: int) -> list[Change]:
+    """Divide the number of grids by a factor where pairs are counted: a head count of keys, or a lost batch."""
+    usual = kept._fused
+
+    def fewer(op: Any, grid: Any, count: Any) -> Any:
+        found = usual(op, grid, count)
+        return replace(found, scores=None if found.scores is None else found.scores // factor)
+
+    return [(kept, "_fused", fewer)]
+
+
+def _mask_counts(wrong: Callable[[int], int]) -> list[Change]:
+    changes = []
+    for owner in (mask_rows.QueryRowMasks, mask_bands.BandMasks):
+        usual = owner.under_masks
+
+        def under(self: Any, masks: Any, grids: Any, queries: Any, keys: Any, usual: Any = usual) -> Any:
+            found = usual(self, masks, grids, queries, keys)
+            return None if found is None else wrong(found)
+
+        changes.append((owner, "under_masks", under))
+    return changes
+
+
+def _wrong_flex() -> list[Change]:
+    usual = flex_attention.kept_pairs
+    return [(flex_attention, "kept_pairs", lambda *given: usual(*given) - 1)]
+
+
+def _wrong_lengths() -> list[Change]:
+    usual = kept._packed
+    return [(kept, "_packed", lambda grid, count: usual(grid, count) + 1)]
+
+
+X = torch.ones(2, 7, HEADS * WIDTH)
+Counted = tuple[nn.Module, Tensor] | str
+
+
+def packed(name: str) -> str:
+    return f"tests.tracers.packed_models:{name}"
+
+
+PLANTED: dict[str, tuple[Callable[[], Counted], list[Change]]] = {
+    "n(n-1)/2 of a causal flag": (lambda: (Own(causal), X), _wrong_band(_short_triangle)),
+    "the other end of a causal flag": (lambda: (Own(fewer_queries), X), _wrong_band(_other_end)),
+    "heads of keys": (lambda: (Own(grouped), X), _grids(2)),
+    "a lost batch": (lambda: (Own(causal), X), _grids(2)),
+    "flags": (lambda: (Own(flags), X), _mask_counts(lambda n: n - 1)),
+    "an added mask": (lambda: (Own(added), X), _mask_counts(lambda n: n - 7)),
+    "a mask filled in by hand": (lambda: (Own(own_softmax), X), _mask_counts(lambda n: n // 2)),
+    "a window of one more": (lambda: (Own(window), X), _mask_counts(lambda n: n + 4)),
+    "flex": (lambda: (Flexible(), X), _wrong_flex()),
+    "flex with documents": (lambda: packed("documents"), _wrong_flex()),
+    "a window of packed rows": (lambda: packed("window"), _wrong_band(_wider)),
+    "packed rows": (lambda: packed("causal"), _wrong_lengths()),
+    "nested rows": (lambda: "tests.tracers.nested_models:causal", _wrong_lengths()),
+    "n(n-1)/2 of nested rows": (lambda: "tests.tracers.nested_models:causal", _wrong_band(_short_triangle)),
+}  # fmt: skip
+
+
+def counted(of: Counted) -> Any:
+    return costproof.report(of) if isinstance(of, str) else costproof.count(*of)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_errors_that_both_graphs_share_are_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, changes = PLANTED[name]
+    right = counted(make())
+    assert right.verdict == "exact", right.sentence
+    for owner, what, wrong in changes:
+        monkeypatch.setattr(owner, what, wrong)
+    found = counted(make())
+    assert (found.verdict, found.exit_code) == ("unexplained", 1)
+    named = {f.metric for f in found.discrepancy.findings if f.level == "judge"}
+    assert "kept_scores" in named
+    assert named <= {"kept_scores", "kept_flops"}
