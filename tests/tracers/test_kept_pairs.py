@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import costproof
+from costproof.ledger.progress import silent
 from costproof.models.specs import Run
 from costproof.opgraph import kept, mask_bands, mask_rows
 from costproof.patches import flex_attention
+from costproof.run import capture
 from costproof.tracers.hooks import trace_hooks
 from costproof.tracers.kept_pairs import band, causal_mask
 
@@ -246,6 +248,10 @@ def counted(of: Counted) -> Any:
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_errors_that_both_graphs_share_are_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_one_process(run: Any, phases: Any) -> dict[str, Any]:
+        return {source: capture._count_with(run, source, silent) for source in ("static", "dynamic")}
+
+    monkeypatch.setattr(capture, "_static_and_dynamic", in_one_process)  # where both have what is planted
     make, changes = PLANTED[name]
     right = counted(make())
     assert right.verdict == "exact", right.sentence

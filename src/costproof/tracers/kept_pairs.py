@@ -322,6 +322,7 @@ class _Product:
     before: int | None = None
     """Pairs that the masks before a softmax leave."""
     softmax: bool = False
+    widened: bool = False
     done: bool = False
 
 
@@ -358,20 +359,24 @@ class KeptPairs:
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         seen = [s for t in given if (s := self._of(t)) is not None]
         made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
-        if not seen or len(made) != 1:
+        if not seen or not made:
             return
         first = seen[0]
+        pointwise = torch.Tag.pointwise in func.tags
+        if len(made) > 1 or not (pointwise or name in _MOVED or "softmax" in name):
+            for tensor in made:
+                if tensor.shape[-1:] == (1,) and tensor.is_meta:  # a sum or maximum of each row
+                    self.values.add(tensor, PLAIN)
+            return
         if "softmax" in name:
             left = None if first.known is None else visible(first.known)
-            before = None if left is None else self._count(left)
             if not first.product.softmax:
-                first.product.before, first.product.softmax = before, True
+                first.product.softmax = True
+                # Of scores with further columns, such as sinks, the pairs are counted once these are cut off.
+                first.product.widened = made[0].numel() != first.product.pairs
+                if left is not None and not first.product.widened:
+                    first.product.before = self._count(left)
             self._note(made[0], first.product, left, masked=True)
-            return
-        pointwise = torch.Tag.pointwise in func.tags
-        if not pointwise and name not in _MOVED:
-            if made[0].shape[-1:] == (1,) and made[0].is_meta:  # a sum or maximum of each row
-                self.values.add(made[0], PLAIN)
             return
         others = [t for t in given if self._of(t) is None]
         varying = [t for t in others if any(size != 1 for size in t.shape[-2:])]
@@ -422,7 +427,7 @@ class KeptPairs:
         first.done = True
         whole = factor.numel() == first.pairs
         after = self._count(visible(scores.known)) if scores.known is not None and whole else None
-        before = first.before if first.softmax else after
+        before = first.before if first.softmax and not first.widened else after
         _add(self.kept, first.key, before)
         for place, cost, left in ((first.key, first.flops, before), (key, flops, after)):
             _add(self.hidden, place, None if left is None else cost - cost * left // first.pairs)
