@@ -19,8 +19,8 @@ from costproof.models.specs import Run
 from costproof.opgraph import kept, mask_bands, mask_rows
 from costproof.patches import flex_attention
 from costproof.run import capture
-from costproof.tracers.hooks import trace_hooks
-from costproof.tracers.kept_pairs import band, causal_mask
+from costproof.tracers.hooks import causal_mask, trace_hooks
+from costproof.tracers.kept_pairs import band
 
 HEADS, WIDTH = 2, 8
 Change = tuple[Any, str, Any]
@@ -75,7 +75,8 @@ def added(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = q @ k.transpose(-1, -2) / WIDTH**0.5
     mask = torch.full((q.shape[2], k.shape[2]), torch.finfo(scores.dtype).min, device=q.device)
-    return (scores + torch.triu(mask, diagonal=1)).softmax(-1) @ v
+    found: Tensor = (scores + torch.triu(mask, diagonal=1)).softmax(-1) @ v
+    return found
 
 
 def without_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -86,7 +87,8 @@ def own_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     i, j = positions(q, k)
     scores = (q @ k.transpose(-1, -2)).masked_fill(i < j, -torch.inf)
     weights = (scores - scores.amax(-1, keepdim=True)).exp()
-    return (weights / weights.sum(-1, keepdim=True)) @ v
+    found: Tensor = (weights / weights.sum(-1, keepdim=True)) @ v
+    return found
 
 
 def triangle(n: int) -> int:
@@ -213,7 +215,8 @@ def _wrong_flex() -> list[Change]:
 
 def _wrong_lengths() -> list[Change]:
     usual = kept._packed
-    return [(kept, "_packed", lambda grid, count: usual(grid, count) + 1)]
+    changed: Callable[..., Any] = lambda *given: usual(*given) + 1  # type: ignore[operator]  # noqa: E731
+    return [(kept, "_packed", changed)]
 
 
 X = torch.ones(2, 7, HEADS * WIDTH)

@@ -10,7 +10,7 @@ from costproof.compare.align import order
 from costproof.compare.findings import Cause, Discrepancy, Finding
 from costproof.compare.verdict import next_step
 from costproof.ledger.capture import Capture
-from costproof.ledger.metrics import KEPT, METRICS
+from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import at_most
 from costproof.ledger.plural import plural, verb
 from costproof.reports.counters import section as counters_section
@@ -64,7 +64,7 @@ def document(report: Results, form: Form) -> Document:
         *_modules(found),
         *_coverage(found),
         *_tracers(capture),
-        *_judges(found),
+        *_judges(capture, found),
     ]
     body += [counters_section(found.counters)] if found.counters is not None else []
     foot = conventions_foot(found.conventions, found.environment, before=[_MEANING])
@@ -202,12 +202,13 @@ def _tracers(capture: Capture) -> list[Block]:
     return [Details("The two dynamic tracers", body)]
 
 
-def _judges(found: Discrepancy) -> list[Block]:
+def _judges(capture: Capture, found: Discrepancy) -> list[Block]:
     judges = found.judges
     if judges is None:
         return []
     differing = sum(f.count for f in found.findings if f.level == "judge")
-    by_rules = ", ".join(title.title for name, title in METRICS.items() if name not in ("flops", "calls", *KEPT))
+    judged = ("flops",) if capture.judge is None else capture.judge.metrics
+    by_rules = ", ".join(title.title for name, title in METRICS.items() if name not in ("calls", *judged))
     compared = (
         f"{plural(judges.agreed, 'count')} of operators in the run, {exact(judges.flops)} FLOPs in all, "
         f"{verb(judges.agreed)} the same by torch's own formulas at the dispatcher; "

@@ -127,8 +127,8 @@ def flop_counter_ledger(
         known = {context: n for context, n in each.items() if n is not None}
         parts.setdefault(quantity, []).append(sum_steps(known, steps) if len(known) == len(each) else None)
     nodes: dict[FlopKey, dict[Metric, int | None]] = {}
-    for (*place, metric), values in parts.items():
-        nodes.setdefault((*place,), {})[metric] = exact_sum(values)  # type: ignore[call-overload]
+    for (stage, call, module, name, metric), values in parts.items():
+        nodes.setdefault((stage, call, module, name), {})[metric] = exact_sum(values)
     metrics = ("flops", *(m for m in KEPT if any(m in costs for costs in nodes.values())))
     return Ledger(
         SOURCE, tuple(CostNode(*k, costs) for k, costs in nodes.items()), metrics, stages, merge_unknown(alone)

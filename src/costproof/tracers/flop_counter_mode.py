@@ -18,7 +18,7 @@ import operator
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from math import prod
 from typing import Any, Final, NamedTuple
@@ -36,7 +36,7 @@ from costproof.patches.nested import KIND
 from costproof.patches.patch import patched
 from costproof.patches.tensor import EINSUM, READ_VALUES, TO_NUMPY
 from costproof.tracers.flop_counter_ledger import CallStack, DispatchedFlops
-from costproof.tracers.kept_pairs import PRODUCTS, KeptPairs, RunValues, band, broadcast_pairs, tried_pairs
+from costproof.tracers.kept_pairs import PRODUCTS, KeptPairs, RunValues, band, broadcast_pairs
 
 _ROWS: Final = ("_addmm_activation", "_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm")
 _NO_FORMULA: Final = ("_trilinear", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_sparse_addmm", "_cdist_forward")
@@ -49,6 +49,9 @@ _BRANCHES: Final = (
 )  # fmt: skip
 """Operators without a tag of torch whose result has a size, or decides a branch, that depends on values."""
 _VALUE_DEPENDENT: Final = value_dependent_tags()
+_AT_ONCE: Final = 2**20
+_MOST_TRIED: Final = 2**28
+"""Maximum number of pairs for which a mask function of flex_attention is called, and for which at once."""
 _PAD: Final = "aten.constant_pad_nd"
 _OWN: Final = ("aten", "prims", "prim", "profiler", "_c10d_functional", "c10d", "_dtensor")
 """Namespaces in which an operator that torch's FLOP counter has no formula for multiplies no matrices."""
@@ -70,7 +73,7 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known: dict[Any, tuple[_Attention | Callable[..., Any] | bool | None, str]] = {}
         self._padded: dict[int, tuple[Any, int]] = {}
         """``id`` of a tensor with zeros after its last dimension -> a weak reference, and the size before."""
-        self._in_einsum = False
+        self._in_einsum = self._reading = False
         self.values = RunValues()
         """Values of tensors without memory: masks, and the lengths of sequences."""
         self.pairs = KeptPairs(self.values, self.seen.kept, self.seen.hidden)
@@ -93,6 +96,15 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
             formula, name = _multiplied, "aten.einsum"
         if name == _PAD and isinstance(result, torch.Tensor) and args[1][0] == 0 and not any(args[2:]):
             self._padded[id(result)] = weakref.ref(result), int(args[0].shape[-1])
+        self._reading = True  # values, for masks: not a read of the model
+        try:
+            self._judged(func, name, formula, args, kwargs, result)
+        finally:
+            self._reading = False
+        return result
+
+    def _judged(self, func: Any, name: str, formula: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Count a call, and follow the values and scores in its tensors."""
         if formula is False:
             self.seen.unjudged[self.where(), name] += 1
         elif formula is not None:
@@ -103,13 +115,12 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 flops = 2 * result.numel() * int(args[-1].shape[-2]) if plain in PRODUCTS else 0
                 self.pairs.follow((self.where(), name), func, plain, args, kwargs, result, flops)
             self.values.follow(func, plain, args, kwargs, result, product=product)
-        return result
 
     def _count(self, func: Any, name: str, formula: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Add the FLOPs of a call, or record why its formula failed; formulas may come from other packages."""
         try:
             if isinstance(formula, _Attention):
-                given = self.values.of(_arguments(func, args, kwargs))
+                given = {n: self.values.get(value) for n, value in _arguments(func, args, kwargs).items()}
                 flops = formula.flops(given, self._width)
                 self.pairs.fused((self.where(), name), flops, *fused_pairs(name, given, self.values))
             else:
@@ -147,9 +158,11 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
 
     def _note_read(self, tensor: torch.Tensor) -> None:
-        self.seen.by_values = True
+        self.seen.by_values = self.seen.by_values or not self._reading
 
     def _note_numpy(self, tensor: torch.Tensor) -> None:
+        if self._reading:
+            return
         self.seen.by_values = True
         if tensor.numel() > 1 and (tensor.is_floating_point() or tensor.is_complex()):
             self.seen.left[self.where()] += 1
@@ -414,12 +427,23 @@ def fused_pairs(name: str, given: Arguments, values: RunValues) -> tuple[int, in
 
 
 def _flexible(given: Arguments, pairs: int) -> int | None:
-    """Return the pairs that the mask function of a call of flex_attention leaves."""
+    """Return the pairs that the mask function of a call of flex_attention leaves, tried on all of them."""
     mask, query, key = mask_of_call(given["call"]), given["query"], given["key"]
     if mask is None:
         return pairs
     batch, heads, queries = map(int, query.shape[:-1])
-    return tried_pairs(mask, (batch, heads, queries, int(key.shape[-2])))
+    keys, found = int(key.shape[-2]), 0
+    step = max(1, _AT_ONCE // max(1, batch * heads * keys))
+    if pairs > _MOST_TRIED:
+        return None
+    with suppress(Exception), torch.no_grad():
+        for first in range(0, queries, step):
+            each = [range(batch), range(heads), range(first, min(first + step, queries)), range(keys)]
+            index = [torch.tensor(list(n)).view([-1 if i == at else 1 for i in range(4)]) for at, n in enumerate(each)]
+            left = mask(*index)
+            found += int(left.count_nonzero()) * (prod(map(len, each)) // left.numel())
+        return found
+    return None
 
 
 def _tensor(given: Arguments, name: str) -> torch.Tensor:

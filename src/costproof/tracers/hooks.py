@@ -28,7 +28,10 @@ from costproof.tracers.flop_counter_ledger import DispatchedFlops
 from costproof.tracers.paths import Paths, dtype_name, tensors_by_place
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
+
+    from costproof.tracers.kept_pairs import Known
 
 ROOT: Final = "(root)"
 MAX_EVENTS: Final = 20_000
@@ -127,7 +130,7 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
         all_calls: record inputs and outputs of every call, not only of each module's first.
     """
     from costproof.tracers.flop_counter_mode import FlopCounterJudge, LocalJudge
-    from costproof.tracers.kept_pairs import PLAIN, causal_mask
+    from costproof.tracers.kept_pairs import PLAIN
 
     kwargs = run.inputs()
     paths = Paths(run.model)
@@ -171,6 +174,24 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
     if seen.left_out:
         seen.events.append(Event(len(seen.events), "mark", "left_out", {"events": seen.left_out}))
     return seen
+
+
+def causal_mask(tensor: torch.Tensor, window: int) -> Known:
+    """Return a mask input whose last query is aligned with the last key; ``window``: of how many keys, 0 for all."""
+    import torch
+
+    from costproof.tracers.kept_pairs import Known
+
+    shape = tuple(tensor.shape)
+    queries, keys = shape[-2:]
+
+    def rows(first: int, end: int) -> torch.Tensor:
+        own, key = torch.arange(first, end).unsqueeze(1) + (keys - queries), torch.arange(keys)
+        left = (key <= own) & (key > own - (window or keys))
+        left = left.view((1,) * (len(shape) - 2) + (end - first, keys))
+        return left if tensor.dtype == torch.bool else torch.where(left, 0.0, -torch.inf)
+
+    return Known(shape, rows, None, ("causal", shape, window, tensor.dtype))
 
 
 MAX_VALUES: Final = 1_000

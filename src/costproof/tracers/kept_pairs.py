@@ -10,7 +10,7 @@ Large masks are computed some rows at a time: a mask of 131,072 x 131,072 pairs 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -136,10 +136,6 @@ class RunValues:
         known = self.known(value) if isinstance(value, torch.Tensor) else None
         return value if known is None or known.whole is None or known is PLAIN else known.whole
 
-    def of(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return arguments with the values that are known."""
-        return {name: self.get(value) for name, value in given.items()}
-
     def follow(self, func: Any, name: str, args: Any, kwargs: Any, result: Any, *, product: bool) -> None:
         """Compute the result of an operator on meta where the values of its tensors are known.
 
@@ -188,9 +184,9 @@ class RunValues:
             if entry.storage == storage and entry.known is not PLAIN:
                 del self._entries[key]
 
-    def _made(self, func: Any, name: str, args: Any, kwargs: Any, made: Sequence[torch.Tensor]) -> list[Known] | None:
+    def _made(self, func: Any, name: str, *call: Any) -> list[Known] | None:
         with suppress(Exception):  # of an operator that the CPU lacks, or of other arguments
-            return computed(func, name, args, kwargs, made, self.known)
+            return computed(func, name, call[0], call[1], call[2], self.known)
         return None
 
 
@@ -249,7 +245,7 @@ def computed(
         return None
     args, kwargs = tree_map(_held, (args, kwargs), is_leaf=_is_known)
     rows = _by_rows(func, stem, args, kwargs, shape)
-    key = (str(func), *map(_keyed, tree_leaves((args, kwargs), is_leaf=_is_known)), shape)
+    key = (str(func), *map(_keyed, tree_leaves((args, kwargs), is_leaf=_is_known)), *kwargs, shape)
     return None if rows is None else [Known(shape, rows, None, key)]
 
 
@@ -262,7 +258,7 @@ def _held(value: Any) -> Any:
     if not _is_known(value) or value.whole is None or value.key is not None:
         return value
     own = value.whole.clone() if value.whole.numel() <= _STORED else value.whole
-    alike = hash(own.numpy().tobytes()) if own is not value.whole and own.dtype != torch.bfloat16 else id(own)
+    alike = hash(own.numpy().tobytes()) if own is not value.whole and own.dtype != torch.bfloat16 else object()
     return stored(own, value.shape)._replace(key=(value.shape, tuple(own.shape), str(own.dtype), alike))
 
 
@@ -295,15 +291,15 @@ def _by_rows(func: Any, name: str, args: Any, kwargs: Any, shape: tuple[int, ...
         start, step = (*args[2:3], 0)[0] or 0, args[4] if len(args) > 4 else 1
         return (lambda a, b: _rows(first, a + start, b + start)) if start >= 0 and step == 1 else None
     if name in ("slice", "select") and (name == "slice" or axis < -2):
-        size = first.shape[axis]
-        return lambda a, b: func(
-            (x := _rows(first, a, b)).expand(
-                *(size if i == axis % len(first.shape) else n for i, n in enumerate(x.shape))
-            ),
-            *args[1:],
-            **kwargs,
-        )
+        return lambda a, b: func(_grown(_rows(first, a, b), axis, first.shape[axis]), *args[1:], **kwargs)
     return None
+
+
+def _grown(values: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+    """Return values with all of one dimension, over which they may be equal."""
+    shape = list(values.shape)
+    shape[axis] = size
+    return values.expand(shape)
 
 
 def _joined(parts: Sequence[tuple[torch.Tensor, int]], rows: int) -> torch.Tensor:
@@ -381,27 +377,20 @@ class KeptPairs:
         others = [t for t in given if self._of(t) is None]
         varying = [t for t in others if any(size != 1 for size in t.shape[-2:])]
         masked = first.masked or (bool(varying) and name != "cat") or name in ("tril", "triu")
-        if all(s.known is None for s in seen) or any(self._blind(t) for t in varying):
+        if all(s.known is None for s in seen) or None in map(self.values.known, varying):
             self._note(made[0], first.product, None, masked=masked)
             return
 
         def known(tensor: Any) -> Known | None:
-            found = self._of(tensor)
-            if found is not None:
+            if (found := self._of(tensor)) is not None:
                 return found.known
             value = self.values.known(tensor)
             return _constant(tuple(tensor.shape)) if value is None or value is PLAIN else value
 
+        values: list[Known] | None = None
         with suppress(Exception):
             values = computed(func, name, args, kwargs, made, known)
-            if values is not None:
-                self._note(made[0], first.product, values[0], masked=masked)
-                return
-        self._note(made[0], first.product, None, masked=masked)
-
-    def _blind(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor may hide scores, and what it contains is not known."""
-        return self.values.known(tensor) is None
+        self._note(made[0], first.product, values[0] if values else None, masked=masked)
 
     def _product(self, key: Any, name: str, args: Any, result: Any, flops: int) -> None:
         added = args[0] if name in ("baddbmm", "addmm") else None
@@ -416,7 +405,7 @@ class KeptPairs:
         if added is None or added.numel() == 1 or self.values.known(added) is PLAIN:
             known = _constant(shape)
         elif (mask := self.values.known(added)) is not None:
-            known = Known(shape, lambda a, b: _SCORE + _rows(mask, a, b), None, _keyed(_held(mask)))
+            known = Known(shape, lambda a, b: _SCORE + _rows(mask, a, b), None, ("added", shape, _keyed(_held(mask))))
         self._note(result, _Product(key, flops, prod(shape)), known, masked=added is not None and added.numel() > 1)
 
     def _weights(self, key: Any, scores: _Scores, factor: torch.Tensor, flops: int) -> None:
@@ -502,27 +491,6 @@ def band(queries: int, keys: int, left: int | None, right: int | None, shift: in
     return found
 
 
-def causal_mask(tensor: torch.Tensor, window: int) -> Known:
-    """Return a mask input whose last query is aligned with the last key; ``window``: of how many keys, 0 for all."""
-    shape = tuple(tensor.shape)
-    queries, keys = shape[-2:]
-
-    def rows(first: int, end: int) -> torch.Tensor:
-        own = torch.arange(first, end).unsqueeze(1) + (keys - queries)
-        key = torch.arange(keys)
-        left = (key <= own) & ((key > own - window) if window else torch.ones((), dtype=torch.bool))
-        return left if tensor.dtype == torch.bool else torch.where(left, 0.0, -torch.inf)
-
-    few = queries * keys <= _STORED
-    whole = rows(0, queries).view((1,) * (len(shape) - 2) + (queries, keys)) if few else None
-    return Known(
-        shape,
-        (lambda a, b: _in_shape(rows(a, b), shape)) if whole is None else partial(_rows_of, whole),
-        whole,
-        ("causal", shape[-2:], window, str(tensor.dtype)),
-    )
-
-
 def broadcast_pairs(mask: Known, pairs: int) -> int | None:
     """Return the pairs that a mask of flags, or one that is added, leaves in all grids."""
     if mask.whole is not None:
@@ -530,23 +498,3 @@ def broadcast_pairs(mask: Known, pairs: int) -> int | None:
     one = _number(Known(mask.shape, lambda a, b: _unhidden(mask.rows(a, b)), mask.whole))
     size = prod(mask.shape)
     return None if one is None or not size or pairs % size else one * (pairs // size)
-
-
-def tried_pairs(mask: Callable[..., Any], sizes: tuple[int, int, int, int]) -> int | None:
-    """Return the pairs that a mask function of indices leaves, tried on all of them.
-
-    Args:
-        sizes: batch, query heads, queries, keys.
-    """
-    batch, heads, queries, keys = sizes
-    step, found = max(1, _STORED // max(1, batch * heads * keys)), 0
-    if queries * keys > _MOST:
-        return None
-    with suppress(Exception), torch.no_grad():
-        for first in range(0, queries, step):
-            each = (batch, heads, range(first, min(first + step, queries)), keys)
-            index = [torch.arange(n) if isinstance(n, int) else torch.tensor(list(n)) for n in each]
-            left = mask(*(n.view([-1 if i == at else 1 for i in range(4)]) for at, n in enumerate(index)))
-            found += int(left.expand([len(n) for n in index]).count_nonzero())
-        return found
-    return None
