@@ -6,7 +6,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from costproof.compare.align import AlignedRow, Spot, align, bound_metrics
+from costproof.compare.align import AlignedCell, AlignedRow, Spot, align, bound_metrics
 from costproof.compare.causes import Context, context
 from costproof.compare.counters import compare_counters
 from costproof.compare.diagnose import Diagnosis, finding, module_findings
@@ -256,7 +256,9 @@ def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
     alone = [_alone(name, [o for o in judge.unknown_ops if o.op == name]) for name in names]
     alone += [_left_open(*each) for each in _merged(left)]
     alone += [_without_rule(*each) for each in _merged(ruleless)]
-    open_, unseen = _kept_pairs(dynamic, judge, {(r.stage, r.module) for r in (*differing, *left, *ruleless)})
+    # Where the run's own trace does not tell what masks leave, the graph may.
+    of = dynamic if KEPT_SCORES in dynamic.metrics else capture.by_source.get("static", dynamic)
+    open_, unseen = _kept_pairs(of, judge, {(r.stage, r.module) for r in (*differing, *left, *ruleless)})
     alone += [
         f"kept scores in {pattern or '(root)'}, {row.stage}: the run does not show what its masks contain"
         for row, pattern, _ in _merged(unseen)
@@ -267,18 +269,18 @@ def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
 
 
 def _kept_pairs(
-    dynamic: Ledger, judge: Ledger, apart: Collection[tuple[str, str]]
+    ledger: Ledger, judge: Ledger, apart: Collection[tuple[str, str]]
 ) -> tuple[list[AlignedRow], list[AlignedRow]]:
     """Return the rows of kept scores and FLOPs that the run refutes, and those that it does not show.
 
     Args:
         apart: (stage, module) whose FLOPs differ already, or where either side lacks an operator.
     """
-    lacking = {(o.stage, o.module) for ledger in (dynamic, judge) for o in ledger.unknown_ops} | {*apart}
+    lacking = {(o.stage, o.module) for side in (ledger, judge) for o in side.unknown_ops} | {*apart}
     rows = [
         row
-        for row in align([dynamic, judge], KEPT)
-        if {"dynamic", judge.source} <= row.cells.keys() and row.cells["dynamic"].value is not None
+        for row in align([ledger, judge], KEPT)
+        if {ledger.source, judge.source} == row.cells.keys() and _said(row)[0] is not None
     ]
     unseen = [r for r in rows if _said(r)[1] is None or (r.metric == KEPT_SCORES and (r.stage, r.module) in lacking)]
     blind = {(r.stage, r.invocation, r.module) for r in unseen}
@@ -364,11 +366,16 @@ def _beyond(row: AlignedRow) -> bool:
 
 
 def _said(row: AlignedRow) -> tuple[int | None, int | None]:
-    return row.cells["dynamic"].value, row.cells["dispatcher"].value
+    return _counted(row).value, row.cells["dispatcher"].value
+
+
+def _counted(row: AlignedRow) -> AlignedCell:
+    """Return what the rules count in a row that is compared with the second judge."""
+    return next(cell for source, cell in row.cells.items() if source != "dispatcher")
 
 
 def _judge_finding(row: AlignedRow, pattern: str, count: int) -> Finding:
-    mine, other = row.cells["dynamic"], row.cells["dispatcher"]
+    mine, other = _counted(row), row.cells["dispatcher"]
     delta = None if mine.value is None or other.value is None else mine.value - other.value
     said = ", ".join(f"{kind} {value:,}" for kind, value in other.kinds if value is not None) or "nothing"
     who = "the masks of the run leave" if row.metric in KEPT else "torch's own formulas count"

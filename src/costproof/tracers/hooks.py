@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from costproof.tracers.kept_pairs import Known
+    from costproof.tracers.kept_pairs import Elements
 
 ROOT: Final = "(root)"
 MAX_EVENTS: Final = 20_000
@@ -176,11 +176,11 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
     return seen
 
 
-def causal_mask(tensor: torch.Tensor, window: int) -> Known:
+def causal_mask(tensor: torch.Tensor, window: int) -> Elements:
     """Return a mask input whose last query is aligned with the last key; ``window``: of how many keys, 0 for all."""
     import torch
 
-    from costproof.tracers.kept_pairs import Known
+    from costproof.tracers.kept_pairs import Elements
 
     shape = tuple(tensor.shape)
     queries, keys = shape[-2:]
@@ -191,7 +191,7 @@ def causal_mask(tensor: torch.Tensor, window: int) -> Known:
         left = left.view((1,) * (len(shape) - 2) + (end - first, keys))
         return left if tensor.dtype == torch.bool else torch.where(left, 0.0, -torch.inf)
 
-    return Known(shape, rows, None, ("causal", shape, window, tensor.dtype))
+    return Elements(shape, rows, None, ("causal", shape, window, tensor.dtype))
 
 
 MAX_VALUES: Final = 1_000

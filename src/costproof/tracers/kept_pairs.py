@@ -32,16 +32,8 @@ _SCORE: Final = 0.7390851
 """Stands for a number that is neither 0 nor hides a score."""
 _FILLED: Final = {"zeros": 0, "ones": 1}
 _FACTORIES: Final = (
-    "arange",
-    "scalar_tensor",
-    "full",
-    "zeros",
-    "ones",
-    "eye",
-    "tril_indices",
-    "triu_indices",
-    "tensor",
-)
+    "arange", "scalar_tensor", "full", "zeros", "ones", "eye", "tril_indices", "triu_indices", "tensor",
+)  # fmt: skip
 _SAME: Final = ("_to_copy", "clone", "detach", "alias", "contiguous", "lift_fresh", "lift_fresh_copy", "dropout")
 _LOOKUPS: Final = ("embedding", "index", "index_select", "gather")
 _SHAPED: Final = ("view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "unsqueeze", "squeeze")
@@ -49,7 +41,7 @@ _MOVED: Final = (*_SAME, *_SHAPED, "slice", "select", "transpose", "permute", "t
 PRODUCTS: Final = ("bmm", "baddbmm", "mm", "addmm")
 
 
-class Known(NamedTuple):
+class Elements(NamedTuple):
     """Values of a tensor: stored, or computed for some rows (the dimension before the last one).
 
     Dimensions over which the values are equal may have the size 1.
@@ -62,9 +54,9 @@ class Known(NamedTuple):
     """Equal for values that are computed alike from equal ones."""
 
 
-def stored(tensor: torch.Tensor, shape: tuple[int, ...] | None = None) -> Known:
+def stored(tensor: torch.Tensor, shape: tuple[int, ...] | None = None) -> Elements:
     """Return the values of a tensor that has them; ``shape``: in which it is used."""
-    return Known(tuple(tensor.shape) if shape is None else shape, partial(_rows_of, tensor), tensor)
+    return Elements(tuple(tensor.shape) if shape is None else shape, partial(_rows_of, tensor), tensor)
 
 
 def _rows_of(tensor: torch.Tensor, first: int, end: int) -> torch.Tensor:
@@ -73,12 +65,12 @@ def _rows_of(tensor: torch.Tensor, first: int, end: int) -> torch.Tensor:
 
 def _rows(value: Any, first: int, end: int) -> Any:
     """Return some rows of known values; those of a single row for all, and anything else unchanged."""
-    if not isinstance(value, Known):
+    if not isinstance(value, Elements):
         return value
     return value.rows(0, 1) if len(value.shape) > 1 and value.shape[-2] == 1 else value.rows(first, end)
 
 
-def _constant(shape: tuple[int, ...], number: float = _SCORE, dtype: torch.dtype = torch.float32) -> Known:
+def _constant(shape: tuple[int, ...], number: float = _SCORE, dtype: torch.dtype = torch.float32) -> Elements:
     return stored(torch.full((1,) * len(shape), number, dtype=dtype), shape)
 
 
@@ -97,7 +89,7 @@ PLAIN: Final = _constant(())
 
 class _Entry(NamedTuple):
     ref: weakref.ref[torch.Tensor]
-    known: Known
+    known: Elements
     storage: int
     weight: bool = False
 
@@ -108,9 +100,9 @@ class RunValues:
     def __init__(self) -> None:
         self._entries: dict[int, _Entry] = {}
 
-    def add(self, tensor: torch.Tensor, value: torch.Tensor | Known, *, weight: bool = False) -> None:
+    def add(self, tensor: torch.Tensor, value: torch.Tensor | Elements, *, weight: bool = False) -> None:
         """Note the elements of a tensor without values, or that it is a weight; others must not change them."""
-        known = value if isinstance(value, Known) else stored(value)
+        known = value if isinstance(value, Elements) else stored(value)
         ref = weakref.ref(tensor, partial(self._forget, id(tensor)))
         self._entries[id(tensor)] = _Entry(ref, known, _storage(tensor), weight)
 
@@ -118,7 +110,7 @@ class RunValues:
         if (entry := self._entries.get(key)) is not None and entry.ref is dead:
             del self._entries[key]
 
-    def known(self, tensor: Any) -> Known | None:
+    def known(self, tensor: Any) -> Elements | None:
         """Return the values of a tensor, or ``None`` if they are not known."""
         entry = self._entries.get(id(tensor))
         if entry is not None and entry.ref() is tensor:
@@ -184,7 +176,7 @@ class RunValues:
             if entry.storage == storage and entry.known is not PLAIN:
                 del self._entries[key]
 
-    def _made(self, func: Any, name: str, *call: Any) -> list[Known] | None:
+    def _made(self, func: Any, name: str, *call: Any) -> list[Elements] | None:
         with suppress(Exception):  # of an operator that the CPU lacks, or of other arguments
             return computed(func, name, call[0], call[1], call[2], self.known)
         return None
@@ -195,7 +187,7 @@ def _is_dense(whole: torch.Tensor) -> bool:
     return all(stride or size < 2 for stride, size in zip(whole.stride(), whole.shape, strict=True))
 
 
-def _hide(values: Sequence[Known | None]) -> bool:
+def _hide(values: Sequence[Elements | None]) -> bool:
     """Return whether a tensor of numbers hides scores to which it is added, or flags select them."""
     for one in values:
         if one is None or one is PLAIN:
@@ -213,8 +205,13 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def computed(
-    func: Any, name: str, args: Any, kwargs: Any, made: Sequence[torch.Tensor], known: Callable[[Any], Known | None]
-) -> list[Known] | None:
+    func: Any,
+    name: str,
+    args: Any,
+    kwargs: Any,
+    made: Sequence[torch.Tensor],
+    known: Callable[[Any], Elements | None],
+) -> list[Elements] | None:
     """Return the values of an operator's results, by torch itself on values of its tensors; ``None`` if unknown."""
     shape = tuple(made[0].shape)
     stem = name.removesuffix("_") if func._schema.is_mutable else name
@@ -246,11 +243,11 @@ def computed(
     args, kwargs = tree_map(_held, (args, kwargs), is_leaf=_is_known)
     rows = _by_rows(func, stem, args, kwargs, shape)
     key = (str(func), *map(_keyed, tree_leaves((args, kwargs), is_leaf=_is_known)), *kwargs, shape)
-    return None if rows is None else [Known(shape, rows, None, key)]
+    return None if rows is None else [Elements(shape, rows, None, key)]
 
 
 def _is_known(value: Any) -> bool:
-    return isinstance(value, Known)
+    return isinstance(value, Elements)
 
 
 def _held(value: Any) -> Any:
@@ -322,10 +319,10 @@ class _Product:
     done: bool = False
 
 
-class _Scores(NamedTuple):
+class _Followed(NamedTuple):
     ref: weakref.ref[torch.Tensor]
     product: _Product
-    known: Known | None
+    known: Elements | None
     """Scores with a constant in place of each number that is computed; ``None`` after a mask that is not known."""
     masked: bool
 
@@ -339,7 +336,7 @@ class KeptPairs:
     """(active calls, operator) -> query-key pairs; ``None`` is unknown."""
     hidden: dict[Any, int | None]
     """(active calls, operator) -> FLOPs for pairs that masks hide; ``None`` is unknown."""
-    _scores: dict[int, _Scores] = field(default_factory=dict)
+    _scores: dict[int, _Followed] = field(default_factory=dict)
     _counts: dict[Hashable, int | None] = field(default_factory=dict)
 
     def fused(self, key: Any, flops: int, pairs: int, kept: int | None) -> None:
@@ -381,13 +378,13 @@ class KeptPairs:
             self._note(made[0], first.product, None, masked=masked)
             return
 
-        def known(tensor: Any) -> Known | None:
+        def known(tensor: Any) -> Elements | None:
             if (found := self._of(tensor)) is not None:
                 return found.known
             value = self.values.known(tensor)
             return _constant(tuple(tensor.shape)) if value is None or value is PLAIN else value
 
-        values: list[Known] | None = None
+        values: list[Elements] | None = None
         with suppress(Exception):
             values = computed(func, name, args, kwargs, made, known)
         self._note(made[0], first.product, values[0] if values else None, masked=masked)
@@ -405,10 +402,12 @@ class KeptPairs:
         if added is None or added.numel() == 1 or self.values.known(added) is PLAIN:
             known = _constant(shape)
         elif (mask := self.values.known(added)) is not None:
-            known = Known(shape, lambda a, b: _SCORE + _rows(mask, a, b), None, ("added", shape, _keyed(_held(mask))))
+            known = Elements(
+                shape, lambda a, b: _SCORE + _rows(mask, a, b), None, ("added", shape, _keyed(_held(mask)))
+            )
         self._note(result, _Product(key, flops, prod(shape)), known, masked=added is not None and added.numel() > 1)
 
-    def _weights(self, key: Any, scores: _Scores, factor: torch.Tensor, flops: int) -> None:
+    def _weights(self, key: Any, scores: _Followed, factor: torch.Tensor, flops: int) -> None:
         """Add an attention whose scores weight values in this product."""
         first = scores.product
         if first.done or not (scores.masked or first.softmax):
@@ -421,19 +420,19 @@ class KeptPairs:
         for place, cost, left in ((first.key, first.flops, before), (key, flops, after)):
             _add(self.hidden, place, None if left is None else cost - cost * left // first.pairs)
 
-    def _count(self, flags: Known) -> int | None:
+    def _count(self, flags: Elements) -> int | None:
         """Return how many flags are true; ``None`` for too many."""
         if flags.key is None or flags.key not in self._counts or flags.whole is not None:
             self._counts[flags.key] = _number(flags)
         return self._counts[flags.key]
 
-    def _of(self, tensor: Any) -> _Scores | None:
+    def _of(self, tensor: Any) -> _Followed | None:
         found = self._scores.get(id(tensor))
         return found if found is not None and found.ref() is tensor else None
 
-    def _note(self, tensor: torch.Tensor, product: _Product, known: Known | None, *, masked: bool) -> None:
+    def _note(self, tensor: torch.Tensor, product: _Product, known: Elements | None, *, masked: bool) -> None:
         ref = weakref.ref(tensor, partial(self._forget, id(tensor)))
-        self._scores[id(tensor)] = _Scores(ref, product, known, masked)
+        self._scores[id(tensor)] = _Followed(ref, product, known, masked)
 
     def _forget(self, key: int, dead: Any) -> None:
         if (found := self._scores.get(key)) is not None and found.ref is dead:
@@ -445,10 +444,10 @@ def _add(sums: dict[Any, int | None], key: Any, amount: int | None) -> None:
     sums[key] = None if before is None or amount is None else before + amount
 
 
-def visible(known: Known) -> Known:
+def visible(known: Elements) -> Elements:
     """Return whether each score is shown: neither hidden before a softmax nor set to 0."""
     whole = None if known.whole is None else _shown(known.whole)
-    return Known(known.shape, lambda a, b: _shown(known.rows(a, b)), whole, ("visible", known.key))
+    return Elements(known.shape, lambda a, b: _shown(known.rows(a, b)), whole, ("visible", known.key))
 
 
 def _shown(values: torch.Tensor) -> torch.Tensor:
@@ -459,7 +458,7 @@ def _unhidden(values: torch.Tensor) -> torch.Tensor:
     return values if values.dtype == torch.bool else values > _HIDDEN
 
 
-def _number(flags: Known) -> int | None:
+def _number(flags: Elements) -> int | None:
     if flags.whole is not None:
         return int(flags.whole.count_nonzero()) * (prod(flags.shape) // flags.whole.numel()) if prod(flags.shape) else 0
     rows, columns = flags.shape[-2:]
@@ -491,10 +490,10 @@ def band(queries: int, keys: int, left: int | None, right: int | None, shift: in
     return found
 
 
-def broadcast_pairs(mask: Known, pairs: int) -> int | None:
+def broadcast_pairs(mask: Elements, pairs: int) -> int | None:
     """Return the pairs that a mask of flags, or one that is added, leaves in all grids."""
     if mask.whole is not None:
         mask = stored(_unhidden(mask.whole), mask.shape)
-    one = _number(Known(mask.shape, lambda a, b: _unhidden(mask.rows(a, b)), mask.whole))
+    one = _number(Elements(mask.shape, lambda a, b: _unhidden(mask.rows(a, b)), mask.whole))
     size = prod(mask.shape)
     return None if one is None or not size or pairs % size else one * (pairs // size)
