@@ -11,7 +11,7 @@ from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput
 from costproof.snapshots.copies import held_bytes
 from costproof.storage import gguf
-from costproof.storage.formats import Format, LinearShape
+from costproof.storage.formats import Format, LinearShape, cache_tensors
 from costproof.storage.headers import HeaderTensor
 from costproof.storage.mismatches import ModelNames
 from costproof.storage.scheme import LinearModule, Rule, Scheme, UnknownFormat, in_numbered_layer
@@ -244,7 +244,9 @@ def stored_modules(model: nn.Module, scheme: Scheme, dtypes: Mapping[str, str] =
                 wide = name in in_float32 and buffer.is_floating_point()
                 plain.append(replace(stored, dtype="F32") if wide else stored)
         if path.rpartition(".")[2] == "self_attn":
-            quantised += _named(scheme.cache_scales, names.module(path))
+            one = next(module.parameters(), None)
+            dtype = as_stored(_dtype(one)) if one is not None else "BF16"
+            quantised += _named(cache_tensors(scheme.cache, dtype), names.module(path))
         if quantised or plain:
             undetermined = any(of.undetermined() for of in formats)
             yield StoredModule(path, tuple(quantised), tuple(plain), replaced, undetermined)

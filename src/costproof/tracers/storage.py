@@ -157,7 +157,7 @@ def built_quantised(model: nn.Module, stored: Stored, scheme: Scheme) -> BuiltQu
     build = _BUILDERS.get(scheme.method)
     if build is None or not isinstance(own, dict) or not hasattr(model, "get_input_embeddings"):
         raise NotBuilt(scheme.method, "no class for it can be built here")
-    if scheme.cache_scales:
+    if scheme.cache:
         raise NotBuilt(scheme.method, "transformers has no scales of the cache")
     made: Any = on_meta(model)
     before = {name: dtype_name(t.dtype) for name, t in made.named_parameters()}
