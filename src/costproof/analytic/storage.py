@@ -236,13 +236,13 @@ def _formats(path: str, matrix: Matrix, storage: Storage, *, is_head: bool) -> I
     if not scheme.rules:
         return
     outside = layout.path(path)
-    kind = layout.linear_class if matrix.kind == "Linear" and not is_head else matrix.kind
+    kinds = layout.classes(path) if matrix.kind == "Linear" and not is_head else (matrix.kind,)
     rows, columns = (_number(size, storage.sizes) for size in (matrix.rows, matrix.columns))
     if any(rule.format.in_numbers for rule in scheme.rules):
         matrix = replace(matrix, rows=rows, columns=columns)
     if matrix.kind != "Expert":
         place = LinearModule(
-            outside, kind, columns, is_head, in_numbered_layer(path), path, (kind,), rows,
+            outside, kinds[0], columns, is_head, in_numbered_layer(path), path, kinds, rows,
             layout.loads_in_float32(path),
         )  # fmt: skip
         yield scheme.format_of(place), matrix

@@ -64,8 +64,14 @@ class CheckpointLayout:
     """Parts of module paths -> parts of the paths in the checkpoint, the first that matches."""
     linear_class: str = "Linear"
     """Class of the linear layers, except the output projection."""
+    inherited: tuple[tuple[str, str], ...] = ()
+    """End of the path of a module -> its class, where that inherits from the linear one."""
     in_float32: tuple[str, ...] = ()
     """Parts of the paths of modules that the class loads in float32 whatever the dtype."""
+
+    def classes(self, module: str) -> tuple[str, ...]:
+        """Return the class of a linear layer, and the one that it inherits from."""
+        return (*(name for end, name in self.inherited if module.endswith(end)), self.linear_class)
 
     def loads_in_float32(self, module: str) -> bool:
         """Return whether transformers loads a module in float32 whatever the model's dtype."""
