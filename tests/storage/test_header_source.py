@@ -17,14 +17,15 @@ from costproof.storage.headers import HeaderTensor
 from costproof.storage.mismatches import ModelNames, mismatches
 from costproof.storage.tensors import DTYPE_BITS, StoredTensor
 from costproof.tracers.headers import headers_ledger
-from tests.storage.test_metrics import counted, small
+from tests.storage.test_metrics import counted
+from tests.storage.test_metrics import small as small_llama
 from tests.support.running import costproof
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 LAYER = "model.layers.0."
 ROWS = {"self_attn.q_proj": (96, 96), "self_attn.k_proj": (32, 96), "self_attn.v_proj": (32, 96),
-        "self_attn.o_proj": (96, 96), "mlp.gate_proj": (200, 96), "mlp.up_proj": (200, 96),
-        "mlp.down_proj": (96, 200)}  # fmt: skip
+        "self_attn.o_proj": (96, 96), "mlp.gate_proj": (224, 96), "mlp.up_proj": (224, 96),
+        "mlp.down_proj": (96, 224)}  # fmt: skip
 PLAIN: Tensors = {
     "model.embed_tokens.weight": ("BF16", (50, 96)), "lm_head.weight": ("BF16", (50, 96)),
     "model.norm.weight": ("BF16", (96,)), f"{LAYER}input_layernorm.weight": ("BF16", (96,)),
@@ -35,12 +36,9 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 
 
 def packed(*, bias: bool = True, index: bool = True) -> Tensors:
-    """Tensors of AutoGPTQ with groups of 128: 96 columns are one group, 200 are two, 200 rows fill no words."""
+    """Tensors of AutoGPTQ with groups of 128: 96 columns are one group, 224 are two."""
     found: Tensors = {}
     for name, (rows, columns) in ROWS.items():
-        if rows % 32:
-            found[f"{LAYER}{name}.weight"] = ("BF16", (rows, columns))
-            continue
         groups = -(-columns // 128)
         found |= {
             f"{LAYER}{name}.qweight": ("I32", (columns // 8, rows)), f"{LAYER}{name}.scales": ("F16", (groups, rows)),
@@ -62,6 +60,11 @@ def write(folder: Path, tensors: Tensors, name: str = "model.safetensors") -> No
         head[tensor] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end := end + size]}
     text = json.dumps(head).encode()
     (folder / name).write_bytes(len(text).to_bytes(8, "little") + text)
+
+
+def small(folder: Path, described: Mapping[str, Any] | None = None, **changes: Any) -> Any:
+    """Return the target of a small Llama whose MLP has 224 rows: whole words, and groups of 128 that are cut."""
+    return small_llama(folder, described, **{"intermediate_size": 224, **changes})
 
 
 def bytes_of(ledger: Ledger) -> dict[str, int | None]:
@@ -87,9 +90,9 @@ def test_headers_are_a_source_of_a_report(tmp_path: Path) -> None:
     write(tmp_path, {**PLAIN, **LINEAR})
     report = counted(small(tmp_path), "analytic", "static")
     ledger = report.capture.ledger("headers")
-    params = 2 * 50 * 96 + 3 * 96 + 2 * 96 * 96 + 2 * 32 * 96 + 3 * 200 * 96
+    params = 2 * 50 * 96 + 3 * 96 + 2 * 96 * 96 + 2 * 32 * 96 + 3 * 224 * 96
     assert (ledger.total("stored_bytes"), ledger.total("stored_elements")) == (2 * params, params)
-    assert bytes_of(ledger)["model.layers.0.mlp.down_proj"] == 2 * 96 * 200
+    assert bytes_of(ledger)["model.layers.0.mlp.down_proj"] == 2 * 96 * 224
     assert ledger.notes == ("headers of 1 file: 12 tensors",)
     found = [f for f in report.discrepancy.findings if f.metric in ("stored_bytes", "stored_elements")]
     assert {f.status for f in found} == {"exact"}
@@ -103,7 +106,7 @@ def test_files_of_gptq_without_zero_biases_and_with_more(tmp_path: Path) -> None
     write(tmp_path, {**PLAIN, **packed(bias=False), **more})
     report = counted(small(tmp_path, GPTQ), "analytic", "static")
     ledgers = {x.source: x for x in report.capture.ledgers}
-    rows = 96 + 32 + 32 + 96 + 96
+    rows = 96 + 32 + 32 + 96 + 224 + 224 + 96
     expected = {
         (naming.NO_ZERO_BIAS, "stored_bytes"): -2 * rows, (naming.NO_ZERO_BIAS, "stored_elements"): -rows,
         (naming.ROTARY, "stored_bytes"): 16 * 4, (naming.ROTARY, "stored_elements"): 16,
@@ -156,13 +159,13 @@ def test_scales_in_another_dtype_and_a_tied_copy(tmp_path: Path) -> None:
 def test_more_of_autogptq_than_the_layout_of_gptqmodel(tmp_path: Path) -> None:
     described = GPTQ | {"meta": {"quantizer": ["gptqmodel:2.0"]}}
     ledger = by_headers(tmp_path, {**PLAIN, **packed()}, described)
-    rows = 96 + 32 + 32 + 96 + 96
+    rows = 96 + 32 + 32 + 96 + 224 + 224 + 96
     assert causes(ledger) == {(naming.ZERO_BIAS, "stored_bytes"): 2 * rows, (naming.ZERO_BIAS, "stored_elements"): rows}
 
 
 def test_a_missing_bias_of_the_model_has_no_cause(tmp_path: Path) -> None:
     ledger = by_headers(tmp_path, {**PLAIN, **packed(bias=False)}, GPTQ, attention_bias=True, mlp_bias=False)
-    assert causes(ledger)[naming.NO_ZERO_BIAS, "stored_elements"] == -96, "of the projection down"
+    assert causes(ledger)[naming.NO_ZERO_BIAS, "stored_elements"] == -(2 * 224 + 96), "of the MLP"
 
 
 def test_a_method_without_a_layout_is_counted_by_headers(tmp_path: Path) -> None:
@@ -170,9 +173,9 @@ def test_a_method_without_a_layout_is_counted_by_headers(tmp_path: Path) -> None
     report = counted(small(tmp_path, {"quant_method": "quark"}), "analytic", "static")
     ledgers = {x.source: x for x in report.capture.ledgers}
     assert [ledgers[s].total("stored_bytes") for s in ("analytic", "static")] == [None, None]
-    linear = 2 * 2 * 200 * 96 + sum(
+    linear = sum(
         rows * columns // 2 + -(-columns // 128) * (2 * rows + rows // 2) + 2 * rows + 4 * columns
-        for rows, columns in ROWS.values() if rows != 200
+        for rows, columns in ROWS.values()
     )  # fmt: skip
     assert ledgers["headers"].total("stored_bytes") == 2 * 2 * 50 * 96 + 2 * 3 * 96 + linear
     assert {f.status for f in report.discrepancy.findings if f.metric == "stored_bytes"} == {"headers-only"}

@@ -14,12 +14,12 @@ from costproof.algebra.symbols import parse, sym, text
 from costproof.analytic.compose import HeldNode
 from costproof.analytic.costs import Layer, Matrix, Size, costs_of
 from costproof.analytic.linear import LmHead
+from costproof.analytic.quantised import MatrixShape, Sizes, cache_scales, parts_of
 from costproof.ledger.metrics import EVERY_METRIC, STORAGE, UNPACKED, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import FLOAT_BYTES, Dtype
-from costproof.storage.formats import Format, LinearShape
+from costproof.storage.formats import Format
 from costproof.storage.scheme import CheckpointLayout, LinearModule, Scheme, UnknownFormat, in_numbered_layer
-from costproof.storage.tensors import STORED_AS, StoredTensor
 
 _ITEM: Final = sym("b")
 _RUNS_CACHE: Final = ".self_attn"
@@ -46,13 +46,14 @@ class _Sum:
     stored_elements: Size | None = 0
     resident_bytes: Size | None = 0
 
-    def plus(self, *tensors: StoredTensor) -> _Sum:
-        """Return the sums with the tensors of one quantised matrix added."""
-        resident = [t.bytes for t in tensors if t.is_held]
+    def plus(self, parts: Sizes, count: Size = 1) -> _Sum:
+        """Return the sums with the parts of ``count`` quantised matrices added."""
         return _Sum(
-            _added(self.stored_bytes, sum(t.bytes for t in tensors)),
-            _added(self.stored_elements, sum(t.elements for t in tensors)),
-            _added(self.resident_bytes, sum(resident)),
+            _added(self.stored_bytes, count * sum(size for _, size in parts.values())),
+            _added(self.stored_elements, count * sum(elements for elements, _ in parts.values())),
+            _added(
+                self.resident_bytes, count * sum(size for part, (_, size) in parts.items() if part != "description")
+            ),
         )
 
 
@@ -158,9 +159,11 @@ def _of_read(read: str, less: sympy.Expr, of: sympy.Expr) -> str:
 
 def _held_bytes(matrix: Matrix, of: Format, dtype: Dtype) -> Size:
     """Return the bytes that a loaded matrix occupies in its stored format."""
-    linear = LinearShape(matrix.rows, matrix.columns, matrix.bias, STORED_AS[dtype])
-    found: Size = matrix.count * sum(t.bytes for t in of.tensors(linear) if t.is_held)
-    return found
+    return _Sum(resident_bytes=0).plus(_parts(matrix, of, dtype), matrix.count).resident_bytes
+
+
+def _parts(matrix: Matrix, of: Format, dtype: Dtype) -> Sizes:
+    return parts_of(of, MatrixShape(matrix.rows, matrix.columns, matrix.bias, dtype))
 
 
 def _undetermined(scheme: Scheme) -> tuple[str, ...]:
@@ -173,16 +176,26 @@ def _plain_node(node: CostNode) -> CostNode:
 
 def _costed(node: HeldNode, quantised: _Quantised, storage: Storage) -> CostNode:
     """Return a module's node with its storage metrics; an unknown metric is ``None``."""
-    scales = storage.scheme.cache_scales if node.module.endswith(_RUNS_CACHE) else ()
+    cache = storage.scheme.cache if node.module.endswith(_RUNS_CACHE) else ""
     in_float32 = storage.scheme.float32 and storage.layout.loads_in_float32(node.module)
-    found = _texts(node.layers, quantised, scales, "float32" if in_float32 else storage.dtype)
+    found = _texts(node.layers, quantised, cache, "float32" if in_float32 else storage.dtype)
     known: dict[Metric, str] = {m: size for m, size in found if size is not None and size != "0"}
     unknown: dict[Metric, int | None] = {m: None for m, size in found if size is None}
     return node.with_costs({**node.costs, **unknown}, {**node.exprs, **known})
 
 
 def _quantised(node: HeldNode, storage: Storage) -> _Quantised:
-    """Return (matrix, format) of the quantised matrices of a module."""
+    """Return (matrix, format) of the quantised matrices of a module.
+
+    Raises:
+        UnknownFormat: a tied output projection would be quantised apart from the table.
+    """
+    for head in node.layers:
+        if isinstance(head, LmHead) and head.tied and storage.scheme.rules:
+            columns, rows = (_number(size, storage.sizes) for size in (head.hidden, head.vocabulary))
+            path = storage.layout.path(node.module)
+            tied = LinearModule(path, "Linear", columns, True, False, node.module, rows=rows, is_tied=True)
+            storage.scheme.format_of(tied)
     return tuple(
         (part, of)
         for layer in node.layers
@@ -196,19 +209,18 @@ def _quantised(node: HeldNode, storage: Storage) -> _Quantised:
 def _texts(
     layers: tuple[Layer, ...],
     quantised: _Quantised,
-    scales: tuple[StoredTensor, ...],
+    cache: str,
     dtype: Dtype,
 ) -> tuple[tuple[Metric, str | None], ...]:
     """Return the storage metrics of a module as canonical formula text, memoized for equal modules.
 
     Args:
         quantised: its matrices that are quantised.
-        scales: tensors that it stores for its cache.
+        cache: kind of the scales that it stores for its cache.
     """
-    sums = _Sum().plus(*scales)
+    sums = _Sum().plus({"scale": cache_scales(cache, dtype)})
     for matrix, of in quantised:
-        linear = LinearShape(matrix.rows, matrix.columns, matrix.bias, STORED_AS[dtype])
-        sums = sums.plus(*(replace(t, count=matrix.count) for t in of.tensors(linear)))
+        sums = sums.plus(_parts(matrix, of, dtype), matrix.count)
         if of.undetermined():
             sums = replace(sums, stored_bytes=None, stored_elements=None)
     costs = [costs_of(layer) for layer in layers]
@@ -234,13 +246,13 @@ def _formats(path: str, matrix: Matrix, storage: Storage, *, is_head: bool) -> I
     if not scheme.rules:
         return
     outside = layout.path(path)
-    kind = layout.linear_class if matrix.kind == "Linear" and not is_head else matrix.kind
+    kinds = layout.classes(path) if matrix.kind == "Linear" and not is_head else (matrix.kind,)
     rows, columns = (_number(size, storage.sizes) for size in (matrix.rows, matrix.columns))
     if any(rule.format.in_numbers for rule in scheme.rules):
         matrix = replace(matrix, rows=rows, columns=columns)
     if matrix.kind != "Expert":
         place = LinearModule(
-            outside, kind, columns, is_head, in_numbered_layer(path), path, (kind,), rows,
+            outside, kinds[0], columns, is_head, in_numbered_layer(path), path, kinds, rows,
             layout.loads_in_float32(path),
         )  # fmt: skip
         yield scheme.format_of(place), matrix

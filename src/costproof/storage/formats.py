@@ -1,4 +1,8 @@
-"""Describe formats of stored weights: the tensors that each stores for a linear layer [rows, columns]."""
+"""Describe formats of stored weights: the tensors that each stores for a linear layer [rows, columns].
+
+A format holds what a configuration says. What none says (dtypes of scales, blocks, tables, sizes of groups by default)
+stands in its tensors here, and once more in the closed forms of :mod:`costproof.analytic.quantised`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,6 @@ class LinearShape:
 class Format(ABC):
     """Protocol of formats that store a linear layer."""
 
-    title: ClassVar[str]
     source: ClassVar[str]
     """Source that defines the layout."""
 
@@ -44,9 +47,19 @@ class Format(ABC):
     """Whether a size depends on the digits of the shape, so that it has no formula."""
 
     @property
+    @abstractmethod
+    def title(self) -> str:
+        """Return the name of the format."""
+
+    @property
     def products(self) -> str:
         """Return the dtype of products, a key of ``ARITHMETIC``; empty: weights are unpacked to the run's dtype."""
         return ""
+
+    @property
+    def unit(self) -> tuple[int, int]:
+        """Return the numbers that rows and columns must be multiples of, since the format's library refuses others."""
+        return 1, 1
 
     @abstractmethod
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
@@ -62,125 +75,77 @@ class Format(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Blocks(Format):
-    """Format with W in E4M3 and a scale for each block of W (``weight_scale_inv``, a factor despite its name)."""
+class Fp8(Format):
+    """Format of transformers: W in E4M3 and a scale for each block of W, or for W.
 
-    title: ClassVar[str] = "fp8, scales for blocks"
+    The scale has the name ``weight_scale_inv``, though it is a factor. Qwen3's checkpoints have scales of blocks in
+    bfloat16, those of DeepSeek and of models made from it in float32.
+    """
+
     source: ClassVar[str] = "DeepSeek-V3 technical report, section 3.3; transformers FP8Linear"
 
-    block: tuple[int, int] = (128, 128)
-    scale_dtype: str = "F32"
-    scale: str = "weight_scale_inv"
-    weight_only: bool = False
-    """Whether inputs stay in the run's dtype."""
+    block: tuple[int, int] | None
+    """Rows and columns with one scale; ``None``: all."""
+    static: bool = False
+    """Whether the scale of the input is stored."""
+    powers: bool = False
+    """Whether scales are powers of two in E8M0 (``scale_fmt``)."""
+    model_type: str = ""
+
+    @property
+    def title(self) -> str:
+        """Return the format, with the unit that has a scale."""
+        return "fp8, one scale" if self.block is None else "fp8, scales for blocks"
 
     @property
     def products(self) -> str:
-        """Return float8 if inputs are quantised too, else an empty text."""
-        return "" if self.weight_only else "float8"
+        """Return float8, since inputs are quantised too."""
+        return "float8" if self.title else ""
+
+    @property
+    def scale_dtype(self) -> str:
+        """Return the dtype of scales."""
+        if self.block is None:
+            return "BF16"
+        if self.powers:
+            return "F8_E8M0"
+        return "BF16" if self.model_type.startswith("qwen3") else "F32"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
-        """Return weight [rows, columns] and scales [⌈rows / block⌉, ⌈columns / block⌉]."""
-        blocks = (ceil_div(of.rows, self.block[0]), ceil_div(of.columns, self.block[1]))
+        """Return weight [rows, columns], scales [⌈rows / block⌉, ⌈columns / block⌉] or [], and that of the input []."""
+        shape = () if self.block is None else tuple(map(ceil_div, (of.rows, of.columns), self.block))
+        inputs = StoredTensor("activation_scale", "BF16" if self.block is None else "F32", (), "scale")
         return (
             StoredTensor("weight", "F8_E4M3", (of.rows, of.columns)),
-            StoredTensor(self.scale, self.scale_dtype, blocks, "scale"),
+            StoredTensor("weight_scale_inv", self.scale_dtype, shape, "scale"),
+            *((inputs,) if self.static else ()),
             *of.plain_bias,
         )
 
     def assumed(self) -> tuple[str, ...]:
         """Return the assumption on the dtype of the scales."""
-        return (f"scales of blocks are {self.scale_dtype}, which no key says",)
+        if self.powers and self.block is not None:
+            return ()
+        return (f"scales{' of blocks' if self.block else ''} are {self.scale_dtype}, which no key says",)
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Tensor(Format):
-    """Format with W in E4M3, one scale for W, and one for the input if that is static."""
+class ModelOptFp8(Format):
+    """Format of ModelOpt: W in E4M3, a float32 scale for W and one for its input."""
 
-    title: ClassVar[str] = "fp8, one scale"
-    source: ClassVar[str] = "compressed-tensors float-quantized, strategy tensor; ModelOpt FP8; transformers FP8Linear"
-
-    static: bool
-    """Whether the scale of the input is stored."""
-    scale: str = "weight_scale"
-    input_scale: str = "input_scale"
-    scale_dtype: str = "F32"
-    scale_shape: tuple[int, ...] = ()
-    weight_only: bool = False
-    """Whether inputs stay in the run's dtype."""
+    title: ClassVar[str] = "ModelOpt FP8"
+    source: ClassVar[str] = "NVIDIA ModelOpt, export of FP8"
 
     @property
     def products(self) -> str:
-        """Return float8 if inputs are quantised too, else an empty text."""
-        return "" if self.weight_only else "float8"
+        """Return float8, since inputs are quantised too."""
+        return "float8" if self.title else ""
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
-        """Return weight [rows, columns], its scale, and that of the input."""
-        scales = (self.scale, self.input_scale) if self.static else (self.scale,)
+        """Return weight [rows, columns], its scale [], and that of the input []."""
         return (
             StoredTensor("weight", "F8_E4M3", (of.rows, of.columns)),
-            *(StoredTensor(name, self.scale_dtype, self.scale_shape, "scale") for name in scales),
-            *of.plain_bias,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Fp8Rows(Format):
-    """Format with W in E4M3 and one scale for each row; inputs are scaled dynamically."""
-
-    title: ClassVar[str] = "fp8, scales for rows"
-    source: ClassVar[str] = "compressed-tensors float-quantized, strategy channel"
-    weight_only: bool = False
-    """Whether inputs stay in the run's dtype."""
-
-    @property
-    def products(self) -> str:
-        """Return float8 if inputs are quantised too, else an empty text."""
-        return "" if self.weight_only else "float8"
-
-    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
-        """Return weight [rows, columns] and scales [rows, 1]."""
-        return (
-            StoredTensor("weight", "F8_E4M3", (of.rows, of.columns)),
-            StoredTensor("weight_scale", of.dtype, (of.rows, 1), "scale"),
-            *of.plain_bias,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Int8(Format):
-    """Format with W in int8 and scales: one, one for each row, or one for each group of columns."""
-
-    title: ClassVar[str] = "int8"
-    source: ClassVar[str] = "compressed-tensors int-quantized"
-
-    group: int | None
-    """Columns with one scale; ``None``: the whole row."""
-    whole: bool = False
-    """Whether one scale is for the matrix."""
-    symmetric: bool = True
-    static: bool = False
-    """Whether the scale of the input is stored."""
-    static_zero: bool = False
-    """Whether its zero point is."""
-    weight_only: bool = False
-    """Whether inputs stay in the run's dtype."""
-
-    @property
-    def products(self) -> str:
-        """Return the integer dtype of products if inputs are integers too, else an empty text."""
-        return "" if self.weight_only else "other"
-
-    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
-        """Return weight [rows, columns], scales and, if not symmetric, zero points of the same shape."""
-        groups = 1 if self.group is None else ceil_div(of.columns, self.group)
-        shape = (1,) if self.whole else (of.rows, groups)
-        return (
-            StoredTensor("weight", "I8", (of.rows, of.columns)),
-            StoredTensor("weight_scale", of.dtype, shape, "scale"),
-            *(() if self.symmetric else (StoredTensor("weight_zero_point", "I8", shape, "zero point"),)),
-            *((StoredTensor("input_scale", of.dtype, (1,), "scale"),) if self.static else ()),
-            *((StoredTensor("input_zero_point", "I8", (1,), "zero point"),) if self.static_zero else ()),
+            *(StoredTensor(name, "F32", (), "scale") for name in ("weight_scale", "input_scale")),
             *of.plain_bias,
         )
 
@@ -207,70 +172,114 @@ class LlmInt8(Format):
         )
 
 
+_UNITS: Final = {"tensor": "one scale", "channel": "scales for rows", "block": "scales for blocks"}
+
+
 @dataclass(frozen=True, slots=True)
-class PackedIntegers(Format):
-    """Format that packs the integers of each row into 32-bit words, and stores the unpacked shape."""
+class CompressedTensors(Format):
+    """Formats of compressed-tensors: a layout of numbers, and scales and zero points by a strategy."""
 
-    title: ClassVar[str] = "compressed-tensors, packed integers"
-    source: ClassVar[str] = "compressed-tensors pack-quantized (PackedQuantizationCompressor)"
+    source: ClassVar[str] = "compressed-tensors, compressors and initialize_qparams"
 
+    layout: str
+    """``pack-quantized``, ``int-quantized``, ``float-quantized``, ``naive-quantized``, ``mxfp8-quantized``,
+    ``nvfp4-pack-quantized`` or ``mxfp4-pack-quantized``."""
     bits: int
-    group: int | None
-    """Columns with one scale; ``None``: the whole row."""
+    is_float: bool
+    strategy: str
+    """Unit with one scale: ``tensor``, ``channel``, ``group``, ``tensor_group`` or ``block``."""
+    group: int = 0
+    """Columns with one scale; 0: no groups."""
+    block: tuple[int, int] = (0, 0)
+    """Rows and columns with one scale; 0: no blocks."""
     symmetric: bool = True
     ordered: bool = False
     """Whether columns were quantised in the order of their activations, so that each has the number of its group."""
-    shape_dtype: str = "I64"
+    inputs: str = ""
+    """``dynamic`` or ``static`` scales of inputs; empty: inputs stay in the run's dtype."""
+    input_levels: bool = False
+    """Whether inputs have a global scale, beside those of groups."""
+    input_zero: bool = False
+    """Whether inputs have a stored zero point."""
 
-    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
-        """Return weight_packed [rows, ⌈columns bits / 32⌉], scales [rows, groups], the shape, and optional zero points.
-
-        Zero points are packed along the rows.
-        """
-        groups = 1 if self.group is None else ceil_div(of.columns, self.group)
-        zeros = StoredTensor("weight_zero_point", "I32", (ceil_div(of.rows * self.bits, 32), groups), "zero point")
-        return (
-            StoredTensor("weight_packed", "I32", (of.rows, ceil_div(of.columns * self.bits, 32))),
-            StoredTensor("weight_scale", of.dtype, (of.rows, groups), "scale"),
-            StoredTensor("weight_shape", self.shape_dtype, (2,), "table"),
-            *(() if self.symmetric else (zeros,)),
-            *((StoredTensor("weight_g_idx", "I32", (of.columns,), "index"),) if self.ordered else ()),
-            *of.plain_bias,
-        )
-
-    def assumed(self) -> tuple[str, ...]:
-        """Return the assumption on the dtype of the shapes."""
-        return (f"shapes of packed matrices are {self.shape_dtype}, which no key says",)
-
-
-@dataclass(frozen=True, slots=True)
-class PackedFloats(Format):
-    """Format with two four-bit floats per byte and a scale for each group of columns: MXFP4 or NVFP4."""
-
-    title: ClassVar[str] = "compressed-tensors, packed 4-bit floating point"
-    source: ClassVar[str] = "compressed-tensors nvfp4-pack-quantized and mxfp4-pack-quantized"
-
-    group: int
-    scale_dtype: str
-    two_levels: bool
-    """Whether a float32 scale of the matrix is stored too."""
-    inputs: bool
-    """Whether inputs are quantised with a stored scale."""
+    @property
+    def title(self) -> str:
+        """Return the kind of numbers, and the unit with a scale of those in fp8."""
+        if self.layout == "pack-quantized" or self.bits == 4:
+            return f"compressed-tensors, packed {'4-bit floating point' if self.is_float else 'integers'}"
+        return f"fp8, {_UNITS.get(self.strategy, 'scales for groups')}" if self.is_float else "int8"
 
     @property
     def products(self) -> str:
-        """Return the four-bit dtype of products if inputs have four bits too, else an empty text."""
-        return "" if not (self.inputs and self.two_levels) else "other"
+        """Return the dtype of products if inputs are quantised to the format of the weights, else an empty text."""
+        if not self.inputs or self.layout in ("pack-quantized", "mxfp4-pack-quantized"):
+            return ""
+        return "float8" if self.is_float and self.bits == 8 else "other"
+
+    @property
+    def unit(self) -> tuple[int, int]:
+        """Return the size of a group of columns; blocks may be cut."""
+        return 1, max(self.group, 1)
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
-        """Return weight_packed [rows, columns / 2], scales [rows, columns / group] and global scales of the matrix."""
+        """Return the numbers, scales and zero points of W, and scales of its input.
+
+        Integers of a row are packed into words, which have a table with the shape; their zero points are packed along
+        the rows, except the single one of a matrix.
+        """
+        units = self._units(of)
         return (
-            StoredTensor("weight_packed", "U8", (of.rows, ceil_div(of.columns, 2))),
-            StoredTensor("weight_scale", self.scale_dtype, (of.rows, ceil_div(of.columns, self.group)), "scale"),
-            *((StoredTensor("weight_global_scale", "F32", (1,), "scale"),) if self.two_levels else ()),
-            *((StoredTensor("input_global_scale", "F32", (1,), "scale"),) if self.inputs else ()),
+            *self._numbers(of),
+            StoredTensor("weight_scale", self._scale_dtype(of), units, "scale"),
+            *(() if self.symmetric else (self._zeros(of, units),)),
+            *((StoredTensor("weight_g_idx", "I32", (of.columns,), "index"),) if self.ordered else ()),
+            *self._of_inputs(of),
             *of.plain_bias,
         )
+
+    def _units(self, of: LinearShape) -> tuple[Size, ...]:
+        if self.strategy == "tensor":
+            return (1,)
+        if self.strategy == "channel":
+            return of.rows, 1
+        if self.strategy == "block":
+            return ceil_div(of.rows, self.block[0]), ceil_div(of.columns, self.block[1])
+        return of.rows, ceil_div(of.columns, self.group)
+
+    def _numbers(self, of: LinearShape) -> tuple[StoredTensor, ...]:
+        if self.layout == "pack-quantized":
+            return (
+                StoredTensor("weight_packed", "I32", (of.rows, ceil_div(of.columns * self.bits, 32))),
+                StoredTensor("weight_shape", "I64", (2,), "table"),
+            )
+        if self.bits == 4 and self.is_float:
+            return (StoredTensor("weight_packed", "U8", (of.rows, ceil_div(of.columns, 2))),)
+        return (StoredTensor("weight", "F8_E4M3" if self.is_float else "I8", (of.rows, of.columns)),)
+
+    def _scale_dtype(self, of: LinearShape) -> str:
+        own = {"nvfp4-pack-quantized": "F8_E4M3", "mxfp4-pack-quantized": "U8", "mxfp8-quantized": "U8"}
+        return own.get(self.layout, of.dtype)
+
+    def _zeros(self, of: LinearShape, units: tuple[Size, ...]) -> StoredTensor:
+        if self.layout == "pack-quantized" and self.strategy != "tensor":
+            units, dtype = (ceil_div(of.rows * self.bits, 32), units[1]), "I32"
+        else:
+            dtype = "F8_E4M3" if self.is_float else "I8"
+        return StoredTensor("weight_zero_point", dtype, units, "zero point")
+
+    def _of_inputs(self, of: LinearShape) -> tuple[StoredTensor, ...]:
+        static = self.inputs == "static" and not self.input_levels
+        return (
+            *((StoredTensor("weight_global_scale", "F32", (1,), "scale"),) if self.strategy == "tensor_group" else ()),
+            *((StoredTensor("input_global_scale", "F32", (1,), "scale"),) if self.input_levels else ()),
+            *((StoredTensor("input_scale", of.dtype, (1,), "scale"),) if static else ()),
+            *((StoredTensor("input_zero_point", "F8_E4M3" if self.is_float else "I8", (1,), "zero point"),)
+              if static and self.input_zero else ()),
+        )  # fmt: skip
+
+    def assumed(self) -> tuple[str, ...]:
+        """Return the assumption on the dtype of the shapes."""
+        return ("shapes of packed matrices are I64, which no key says",) if self.layout == "pack-quantized" else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +298,11 @@ class Gptq(Format):
     """Columns with one scale; ``None``: all of them."""
     zero_bias: bool = True
     """Whether a bias is written for layers without one."""
+
+    @property
+    def unit(self) -> tuple[int, int]:
+        """Return 32 rows and columns, which are whole words in any number of bits; AutoGPTQ drops what is beyond."""
+        return 32, 32
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return qweight [⌈columns bits / 32⌉, rows], qzeros, scales [groups, rows], g_idx [columns] and bias."""
@@ -314,12 +328,16 @@ class Awq(Format):
     source: ClassVar[str] = "AutoAWQ WQLinear_GEMM; Lin et al. 2023, AWQ"
 
     bits: int
-    group: int | None
+    group: int
+
+    @property
+    def unit(self) -> tuple[int, int]:
+        """Return the rows in a word, and the columns of a group."""
+        return 32 // self.bits, self.group
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return qweight [columns, rows bits / 32], qzeros, scales [groups, rows] and bias."""
-        groups = 1 if self.group is None else ceil_div(of.columns, self.group)
-        packed = ceil_div(of.rows * self.bits, 32)
+        groups, packed = ceil_div(of.columns, self.group), ceil_div(of.rows * self.bits, 32)
         return (
             StoredTensor("qweight", "I32", (of.columns, packed)),
             StoredTensor("qzeros", "I32", (groups, packed), "zero point"),
@@ -434,21 +452,26 @@ class Nvfp4(Format):
     title: ClassVar[str] = "NVFP4"
     source: ClassVar[str] = "NVIDIA ModelOpt, export of NVFP4"
 
-    group: int = 16
-    inputs: bool = True
+    group: int | None
+    """Columns with one scale, as stated; ``None``: 16."""
 
     @property
     def products(self) -> str:
-        """Return the four-bit dtype of products if inputs have four bits too, else an empty text."""
-        return "" if not self.inputs else "other"
+        """Return the four-bit dtype of products, since inputs have four bits too."""
+        return "other" if self.title else ""
+
+    @property
+    def unit(self) -> tuple[int, int]:
+        """Return the columns of a group."""
+        return 1, self.group or 16
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight [rows, columns / 2], weight_scale [rows, columns / group], weight_scale_2 and input_scale."""
         return (
             StoredTensor("weight", "U8", (of.rows, ceil_div(of.columns, 2))),
-            StoredTensor("weight_scale", "F8_E4M3", (of.rows, ceil_div(of.columns, self.group)), "scale"),
+            StoredTensor("weight_scale", "F8_E4M3", (of.rows, ceil_div(of.columns, self.unit[1])), "scale"),
             StoredTensor("weight_scale_2", "F32", (), "scale"),
-            *((StoredTensor("input_scale", "F32", (), "scale"),) if self.inputs else ()),
+            StoredTensor("input_scale", "F32", (), "scale"),
             *of.plain_bias,
         )
 
@@ -471,6 +494,11 @@ class TorchaoEightBit(Format):
     """Whether one scale is for the matrix."""
     dynamic: bool = False
     """Whether inputs are quantised too, as they come."""
+
+    @property
+    def unit(self) -> tuple[int, int]:
+        """Return the columns of a group."""
+        return 1, self.group or 1
 
     @property
     def products(self) -> str:
@@ -524,3 +552,15 @@ class TorchaoInt4(Format):
             ),
             *of.plain_bias,
         )
+
+
+def cache_tensors(kind: str, dtype: str) -> tuple[StoredTensor, ...]:
+    """Return the scales that attention stores for a quantised cache, one of keys and one of values.
+
+    Args:
+        kind: ``modelopt``, ``compressed-tensors``, or empty: there are none.
+        dtype: dtype of what is not quantised, as in a header.
+    """
+    if kind == "modelopt":
+        return tuple(StoredTensor(f"{name}_proj.{name}_scale", "F32", (), "scale") for name in "kv")
+    return tuple(StoredTensor(f"{name}_scale", dtype, (1,), "scale") for name in "kv") if kind else ()

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from costproof.storage import formats
 from costproof.storage.formats import Format
-from costproof.storage.tensors import StoredTensor
 
 Data = Mapping[str, Any]
 _REGULAR: Final = "re:"
@@ -39,6 +38,8 @@ class LinearModule:
     """Output features."""
     in_float32: bool = False
     """Whether its class loads it in float32 whatever its dtype."""
+    is_tied: bool = False
+    """Whether it is an output projection without weights of its own."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -65,8 +66,14 @@ class CheckpointLayout:
     """Parts of module paths -> parts of the paths in the checkpoint, the first that matches."""
     linear_class: str = "Linear"
     """Class of the linear layers, except the output projection."""
+    inherited: tuple[tuple[str, str], ...] = ()
+    """End of the path of a module -> its class, where that inherits from the linear one."""
     in_float32: tuple[str, ...] = ()
     """Parts of the paths of modules that the class loads in float32 whatever the dtype."""
+
+    def classes(self, module: str) -> tuple[str, ...]:
+        """Return the class of a linear layer, and the one that it inherits from."""
+        return (*(name for end, name in self.inherited if module.endswith(end)), self.linear_class)
 
     def loads_in_float32(self, module: str) -> bool:
         """Return whether transformers loads a module in float32 whatever the model's dtype."""
@@ -88,6 +95,14 @@ class Rule:
     applies: Callable[[LinearModule], bool]
 
 
+class UnknownFormat(Exception):
+    """Raised for quantised weights whose layout is not known; states the format and the reason."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(name, why)
+        self.name, self.why = name, why
+
+
 @dataclass(frozen=True, slots=True)
 class Scheme:
     """Quantisation scheme of a checkpoint: the format of each module, and what the formats depend on."""
@@ -105,24 +120,30 @@ class Scheme:
     """Paths of modules with settings of their own; one that the model does not have leaves the layout unknown."""
     names_experts: bool = False
     """Whether a list or a pattern may name single experts of a stack."""
-    cache_scales: tuple[StoredTensor, ...] = ()
-    """Tensors that every attention stores for its quantised cache."""
+    cache: str = ""
+    """Kind of scales that every attention stores for its quantised cache, as of
+    :func:`~costproof.storage.formats.cache_tensors`; empty: none."""
     assumed: tuple[str, ...] = field(default=())
     """Assumptions about properties that no key of the configuration states."""
 
     def format_of(self, module: LinearModule) -> Format | None:
-        """Return the format of a linear layer or table; ``None`` if it is not quantised."""
+        """Return the format of a linear layer or table; ``None`` if it is not quantised.
+
+        Raises:
+            UnknownFormat: the library of the format refuses the shape, or the weights are those of the table.
+        """
         if set(self.classes).isdisjoint(module.classes):
             return None
-        return next((rule.format for rule in self.rules if rule.applies(module)), None)
-
-
-class UnknownFormat(Exception):
-    """Raised for quantised weights whose layout is not known; states the format and the reason."""
-
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(name, why)
-        self.name, self.why = name, why
+        of = next((rule.format for rule in self.rules if rule.applies(module)), None)
+        if of is not None and module.is_tied and self.method != "mlx":  # which computes logits with the quantised table
+            why = f"{module.path[:60]} is tied and not left out: libraries quantise a copy, which files may lack"
+            raise UnknownFormat(self.method, why)
+        if of is not None:
+            for what, size, unit in zip(("rows", "columns"), (module.rows, module.columns), of.unit, strict=True):
+                if size % unit:
+                    why = f"{module.path[:60]} has {size} {what}, and the library takes multiples of {unit}"
+                    raise UnknownFormat(self.method, why)
+        return of
 
 
 PLAIN: Final = Scheme("")
@@ -243,36 +264,44 @@ def _compiled(pattern: str, method: str) -> re.Pattern[str]:
         raise UnknownFormat(method, f"{pattern[:60]} is not a regular expression: {error}") from error
 
 
-def _kept_by_transformers(described: Data, keys: tuple[str, ...]) -> Callable[[LinearModule], bool]:
+def _kept_by_transformers(described: Data, keys: tuple[str, ...], end: str = "") -> Callable[[LinearModule], bool]:
     """Return a predicate: whether transformers leaves a module unquantised.
 
-    A name matches from the start up to the end of a part of the path, also as a regular expression, or as a suffix.
-    Without a list the head is kept, and what shares its weights with the embedding. What the class of the model loads
-    in float32 is kept in any case.
+    A name matches from the start up to the end of a part of the path, also as a regular expression, or as a suffix of
+    the path with ``end``. Without a list the head is kept, and what shares its weights with the embedding. What the
+    class of the model loads in float32 is kept in any case.
     """
     names = _names(described, *keys)
     if names is None:
         return lambda module: module.is_head or module.in_float32
     patterns = [(_compiled(rf"(?:{name})(?:(?<=\.)|(?=\.|$))", _method(described)), name) for name in names]
     return lambda module: (
-        module.in_float32 or any(p.match(path) or path.endswith(name) for path in module.paths for p, name in patterns)
+        module.in_float32
+        or any(p.match(path) or f"{path}{end}".endswith(name) for path in module.paths for p, name in patterns)
     )
+
+
+def _is_pair(value: object) -> bool:
+    """Return whether a value is a list of two positive integers."""
+    return isinstance(value, list) and len(value) == 2 and all(type(n) is int and n > 0 for n in value)
 
 
 def _fp8(described: Data, model_type: str) -> Scheme:
     kept = _kept_by_transformers(described, ("modules_to_not_convert", "ignored_layers"))
-    block = described.get("weight_block_size")
-    if block is None:
-        static = described.get("activation_scheme") == "static"
-        of: Format = formats.Fp8Tensor(static, "weight_scale_inv", "activation_scale", "BF16")
-        assumed: tuple[str, ...] = ("scales are BF16, which no key says",)
-    elif isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block):
-        # Qwen3's checkpoints have scales in bfloat16, those of DeepSeek and of models made from it in float32.
-        of = formats.Fp8Blocks((block[0], block[1]), "BF16" if model_type.startswith("qwen3") else "F32")
-        assumed = of.assumed()
-    else:
+    block, scales = described.get("weight_block_size"), described.get("scale_fmt")
+    if block is not None and not _is_pair(block):
         raise UnknownFormat("fp8", f"weight_block_size is {block!r}"[:80])
-    return Scheme("fp8", (Rule(of, lambda m: not kept(m)),), assumed=assumed)
+    if scales not in (None, "float", "ue8m0"):
+        raise UnknownFormat("fp8", f"scale_fmt is {scales!r}"[:80])
+    static = described.get("activation_scheme") == "static"
+    of = formats.Fp8(None if block is None else tuple(block), static, scales == "ue8m0", model_type)
+
+    def quantised(module: LinearModule) -> bool:
+        # What inherits from a linear layer stays, but for grouped ones (replace_with_fp8_linear).
+        usual = module.kind in ("Linear", "Expert") or "GroupedLinear" in module.kind
+        return usual and not kept(module)
+
+    return Scheme("fp8", (Rule(of, quantised),), assumed=of.assumed())
 
 
 def _bitsandbytes(described: Data, model_type: str) -> Scheme:
@@ -287,28 +316,34 @@ def _bitsandbytes(described: Data, model_type: str) -> Scheme:
         of = formats.LlmInt8()
     else:
         raise UnknownFormat("bitsandbytes", "neither load_in_4bit nor load_in_8bit is true")
-    return Scheme("bitsandbytes", (Rule(of, lambda m: not kept(m)),), classes=("Linear", "Conv1D"), float32=True)
+
+    def quantised(module: LinearModule) -> bool:
+        return module.kind in ("Linear", "Expert", "Conv1D") and not kept(module)  # replace_with_bnb_linear
+
+    return Scheme("bitsandbytes", (Rule(of, quantised),), classes=("Linear", "Conv1D"), float32=True)
 
 
-def _is_packable(module: LinearModule, rows: int) -> bool:
-    """Return whether AutoGPTQ and AutoAWQ quantise a module.
+def _is_packable(module: LinearModule) -> bool:
+    """Return whether AutoGPTQ and AutoAWQ quantise a module: one inside a layer, but for the gate of a shared expert.
 
-    It must be inside a layer, and its number of output rows a multiple of the ``rows`` that one word packs. The gate
-    of a shared expert has one row, and stays in 16 bits.
+    The gate has one row, and stays in 16 bits.
     """
-    return module.in_layers and module.rows % rows == 0
+    return module.in_layers and module.rows != 1
 
 
 def _awq(described: Data, model_type: str) -> Scheme:
     version = str(described.get("version") or "gemm").lower()
-    bits = _bits(described, "awq", (2, 4, 8), "bits", "w_bit")
+    bits = _bits(described, "awq", (4,), "bits", "w_bit")
     if version != "gemm":
         raise UnknownFormat("awq", f"version {version!r} with {bits} bits")
-    of = formats.Awq(bits, _number(described, "group_size", "q_group_size"))
+    group = _number(described, "group_size", "q_group_size")
+    if group is None:  # AutoAWQ fails at -1; without the key transformers assumes another size than AutoAWQ
+        raise UnknownFormat("awq", "group_size is missing, or is -1, which AutoAWQ cannot pack")
+    of = formats.Awq(bits, group)
     names = _names(described, "modules_to_not_convert") or ()
     return Scheme(
         "awq",
-        (Rule(of, lambda m: _is_packable(m, 32 // bits) and not any(n in path for path in m.paths for n in names)),),
+        (Rule(of, lambda m: _is_packable(m) and not any(n in path for path in m.paths for n in names)),),
     )
 
 
@@ -318,6 +353,8 @@ _MLX_BITS: Final = (2, 3, 4, 5, 6, 8)
 
 def _gptq(described: Data, model_type: str) -> Scheme:
     bits, group = _bits(described, "gptq", _GPTQ_BITS, "bits"), _number(described, "group_size")
+    if "group_size" not in described:  # AutoGPTQ then takes all columns, transformers 128
+        raise UnknownFormat("gptq", "group_size is missing")
     if str(described.get("checkpoint_format") or "gptq") not in ("gptq", "gptq_v2"):
         raise UnknownFormat("gptq", f"{bits} bits, checkpoint_format {described.get('checkpoint_format')!r}")
     meta = described.get("meta")
@@ -345,7 +382,7 @@ def _gptq(described: Data, model_type: str) -> Scheme:
     with_head = described.get("lm_head") is True
 
     def quantised(module: LinearModule) -> bool:
-        inside = _is_packable(module, 32) or (with_head and module.is_head)
+        inside = _is_packable(module) or (with_head and module.is_head)
         return inside and not any(p.match(path) for path in module.paths for p in left)
 
     every = [Rule(r.format, lambda m, r=r: quantised(m) and r.applies(m)) for r in rules]  # type: ignore[misc]
@@ -393,20 +430,16 @@ def _modelopt(described: Data, model_type: str) -> Scheme:
     stated = inner if isinstance(inner, Mapping) else described
     algorithm = str(stated.get("quant_algo") or "").upper()
     if algorithm == "FP8":
-        of: Format = formats.Fp8Tensor(static=True)
+        of: Format = formats.ModelOptFp8()
     elif algorithm == "NVFP4":
-        of = formats.Nvfp4(_number(stated, "group_size") or 16)
+        of = formats.Nvfp4(_number(stated, "group_size"))
     else:
         raise UnknownFormat("modelopt", f"quant_algo {algorithm or 'is not named'}")
     names = _names(stated, "exclude_modules", "ignore") or ()
-    scales: tuple[StoredTensor, ...] = ()
     cache = stated.get("kv_cache_quant_algo") or (stated.get("kv_cache_scheme") and "FP8")
     if cache and str(cache).upper() not in ("FP8", "NVFP4"):
         raise UnknownFormat("modelopt", f"kv_cache_quant_algo {cache!r}")
-    if cache:
-        scales = (
-            StoredTensor("k_proj.k_scale", "F32", (), "scale"), StoredTensor("v_proj.v_scale", "F32", (), "scale"),
-        )  # fmt: skip
+    kind = "modelopt" if cache else ""
 
     def kept(module: LinearModule) -> bool:
         return any(
@@ -416,8 +449,8 @@ def _modelopt(described: Data, model_type: str) -> Scheme:
         )
 
     if not names:
-        return Scheme("modelopt", (Rule(of, lambda m: not m.is_head),), cache_scales=scales)
-    return Scheme("modelopt", (Rule(of, lambda m: not kept(m)),), cache_scales=scales)
+        return Scheme("modelopt", (Rule(of, lambda m: not m.is_head),), cache=kind)
+    return Scheme("modelopt", (Rule(of, lambda m: not kept(m)),), cache=kind)
 
 
 def _compressed(described: Data, model_type: str) -> Scheme:
@@ -450,7 +483,7 @@ def _compressed(described: Data, model_type: str) -> Scheme:
         for one in (matches[rank],)
     ]
     return Scheme(
-        "compressed-tensors", tuple(rules), cache_scales=_compressed_cache(described), assumed=tuple(assumed),
+        "compressed-tensors", tuple(rules), cache=_compressed_cache(described), assumed=tuple(assumed),
         classes=("Linear", "Embedding"),
     )  # fmt: skip
 
@@ -459,14 +492,15 @@ def _target_order(name: str) -> tuple[bool, str]:
     return name.startswith(_REGULAR), name
 
 
-def _compressed_cache(described: Data) -> tuple[StoredTensor, ...]:
-    """Return the scales of a quantised cache, one for keys and one for values."""
+def _compressed_cache(described: Data) -> str:
+    """Return the kind of scales of a quantised cache; empty without stored scales."""
     scheme = described.get("kv_cache_scheme")
     if scheme is None or (isinstance(scheme, Mapping) and scheme.get("dynamic") is True):
-        return ()
-    if not isinstance(scheme, Mapping) or scheme.get("num_bits") != 8 or scheme.get("strategy", "tensor") != "tensor":
-        raise UnknownFormat("compressed-tensors", "kv_cache_scheme is not of 8 bits with one scale")
-    return tuple(StoredTensor(name, "BF16", (1,), "scale") for name in ("k_scale", "v_scale"))
+        return ""
+    one = isinstance(scheme, Mapping) and (scheme.get("strategy") or "tensor") == "tensor"
+    if not one or scheme.get("num_bits", 8) != 8 or scheme.get("symmetric") is False:
+        raise UnknownFormat("compressed-tensors", "kv_cache_scheme is not of 8 bits with one scale and no zero point")
+    return "compressed-tensors"
 
 
 def _ranks(names: Iterable[str], method: str) -> tuple[Callable[[LinearModule], bool], ...]:
@@ -483,38 +517,52 @@ def _ranks(names: Iterable[str], method: str) -> tuple[Callable[[LinearModule], 
     )
 
 
+_COMPRESSED: Final[dict[str, Callable[[int, bool, str], bool]]] = {
+    "pack-quantized": lambda bits, is_float, by: not is_float and by in ("group", "channel", "tensor"),
+    "int-quantized": lambda bits, is_float, by: not is_float and by in ("group", "channel", "tensor"),
+    "float-quantized": lambda bits, is_float, by: is_float and bits == 8 and by != "tensor_group",
+    "mxfp8-quantized": lambda bits, is_float, by: is_float and bits == 8 and by == "group",
+    "nvfp4-pack-quantized": lambda bits, is_float, by: is_float and bits == 4 and by == "tensor_group",
+    "mxfp4-pack-quantized": lambda bits, is_float, by: is_float and bits == 4 and by == "group",
+}
+"""Layout -> whether it takes numbers of these bits, integers or floats, with scales of this strategy."""
+_SCALES: Final = {"mxfp8-quantized": "torch.uint8", "nvfp4-pack-quantized": "torch.float8_e4m3fn",
+                  "mxfp4-pack-quantized": "torch.uint8"}  # fmt: skip
+"""Layout -> the only dtype of scales that is known; others have none of their own."""
+
+
 def _compressed_format(group: Data, layout: str) -> Format:
     """Return the storage format of a config group of compressed-tensors."""
-    weights, inputs = group["weights"], group.get("input_activations")
-    bits, kind = weights.get("num_bits"), weights.get("type", "int")
-    strategy = weights.get("strategy") or ("channel" if weights.get("group_size") is None else "group")
-    symmetric = weights.get("symmetric") is not False
-    static = isinstance(inputs, Mapping) and not inputs.get("dynamic")
-    columns = _number({"group_size": weights.get("group_size"), "quant_method": "compressed-tensors"}, "group_size")
-    ordered = weights.get("actorder") in ("group", True)
-    unknown = UnknownFormat("compressed-tensors", f"{layout or 'no format'}: {kind} of {bits} bits by {strategy}")
-    if layout == "pack-quantized" and kind == "int" and bits in (2, 3, 4, 8) and strategy in ("group", "channel"):
-        return formats.PackedIntegers(bits, columns if strategy == "group" else None, symmetric, ordered)
-    if layout == "nvfp4-pack-quantized":
-        dynamic = isinstance(inputs, Mapping)
-        return formats.PackedFloats(columns or 16, "F8_E4M3", two_levels=True, inputs=dynamic)
-    if layout == "mxfp4-pack-quantized":
-        return formats.PackedFloats(columns or 32, "U8", two_levels=False, inputs=False)
-    if layout == "float-quantized" and kind == "float" and bits == 8 and symmetric:
-        if strategy == "channel":
-            if static:
-                raise unknown
-            return formats.Fp8Rows(weight_only=inputs is None)
-        if strategy == "tensor":
-            return formats.Fp8Tensor(static, scale_dtype="BF16", scale_shape=(1,), weight_only=inputs is None)
-        block = weights.get("block_structure")
-        if strategy == "block" and isinstance(block, list) and len(block) == 2 and not static:
-            return formats.Fp8Blocks((block[0], block[1]), "BF16", "weight_scale", inputs is None)
-    eight = layout in ("int-quantized", "naive-quantized") and kind == "int" and bits == 8
-    if eight and strategy in ("channel", "tensor", "group"):
-        zero = static and isinstance(inputs, Mapping) and inputs.get("symmetric") is False
-        return formats.Int8(columns if strategy == "group" else None, strategy == "tensor", symmetric, static, zero)
-    raise unknown
+    weights, inputs = group["weights"], group.get("input_activations") or {}
+    bits, is_float = weights.get("num_bits", 8), weights.get("type", "int") == "float"
+    size = weights.get("group_size")
+    strategy = str(weights.get("strategy") or ("tensor" if size is None else "channel" if size == -1 else "group"))
+    unknown = UnknownFormat(
+        "compressed-tensors",
+        f"{layout or 'no format'}: {'float' if is_float else 'int'} of {bits} bits by {strategy}"[:160],
+    )
+    named = "float-quantized" if layout == "naive-quantized" and is_float else layout
+    named = "int-quantized" if named == "naive-quantized" else named
+    fits = _COMPRESSED.get(named)
+    columns = _number({"group_size": size, "quant_method": "compressed-tensors"}, "group_size") or 0
+    if type(bits) is not int or not 1 <= bits <= 8 or fits is None or not fits(bits, is_float, strategy):
+        raise unknown
+    block, grouped = weights.get("block_structure"), strategy in ("group", "tensor_group")
+    if grouped != bool(columns) or (strategy == "block") != _is_pair(block):
+        raise unknown
+    zeros = "torch.float8_e4m3fn" if is_float else "torch.int8"
+    if weights.get("scale_dtype") not in (None, _SCALES.get(named)) or weights.get("zp_dtype") not in (None, zeros):
+        raise unknown
+    levels = inputs.get("strategy") == "tensor_group" and inputs.get("dynamic") is not True
+    static = bool(inputs) and not inputs.get("dynamic")
+    if not isinstance(inputs, Mapping) or (static and inputs.get("strategy", "tensor") != "tensor"):
+        raise unknown
+    return formats.CompressedTensors(
+        named, bits, is_float, strategy, columns, tuple(block) if strategy == "block" else (0, 0),
+        symmetric=weights.get("symmetric") is not False, ordered=weights.get("actorder") in ("group", "dynamic", True),
+        inputs="static" if static else "dynamic" if inputs else "", input_levels=levels,
+        input_zero=inputs.get("symmetric") is False,
+    )  # fmt: skip
 
 
 def _torchao(described: Data, model_type: str) -> Scheme:
@@ -527,7 +575,7 @@ def _torchao(described: Data, model_type: str) -> Scheme:
     if not isinstance(stated, Mapping) or described.get("include_input_output_embeddings"):
         raise UnknownFormat("torchao", f"quant_type {stated!r}"[:80] if stated else "embeddings are quantised too")
     of, rows, columns = _torchao_format(stated)
-    left = _kept_by_transformers(described, ("modules_to_not_convert",))
+    left = _kept_by_transformers(described, ("modules_to_not_convert",), ".weight")
 
     def quantised(module: LinearModule) -> bool:
         if module.kind == "Expert":
@@ -573,7 +621,7 @@ def _torchao_format(config: Any) -> tuple[Format, int, int]:
         raise UnknownFormat("torchao", f"{kind} with {unit}, {data.get('weight_dtype')}"[:80])
     of = formats.TorchaoEightBit(dtype, group, unit == "PerTensor", dynamic)
     # Products in fp8 take multiples of 16 on both sides; other matrices stay as they are.
-    return (of, 16, 16) if dynamic and dtype != "I8" else (of, 1, group or 1)
+    return (of, 16, 16) if dynamic and dtype != "I8" else (of, 1, 1)
 
 
 def _torchao_value(stated: Any, default: str) -> Any:

@@ -23,6 +23,7 @@ from costproof.models.encoding.formulas import (
     vision_encoder,
 )
 from costproof.models.encoding.images import VisionTarget
+from costproof.storage.scheme import CheckpointLayout
 
 if TYPE_CHECKING:
     from costproof.analytic.layer_memory import LayerTape
@@ -84,6 +85,10 @@ class SiglipVision(VisionTarget[SiglipVisionConfig]):
     config: SiglipVisionConfig = field(default_factory=SiglipVisionConfig)
     name: str = "siglip-vision"
     model_types: ClassVar[tuple[str, ...]] = ("siglip_vision_model",)
+    checkpoint_layout: ClassVar[CheckpointLayout] = CheckpointLayout(
+        inherited=(("head.attention.out_proj", "NonDynamicallyQuantizableLinear"),)
+    )
+    """The projection of ``nn.MultiheadAttention``."""
 
     def style(self) -> VisionStyle:
         """Return how the encoder differs from others, up to the output of the last layer."""

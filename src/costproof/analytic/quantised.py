@@ -1,0 +1,217 @@
+"""State what a quantised matrix [o, i] takes, as a closed form for each part of its format.
+
+These forms are written from the documents of the formats, and share with the layouts of
+:mod:`costproof.storage.formats` only what a configuration says. Each gives (elements, bytes) of the numbers, scales,
+zero points, indices, biases and tables; o are output, i input features, c biases (o or 0), and b the bytes of an
+element that is not quantised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sympy
+
+from costproof.analytic.costs import Size
+from costproof.ledger.workload import FLOAT_BYTES, Dtype
+from costproof.storage import formats
+from costproof.storage.formats import Format
+
+Sizes = dict[str, tuple[Size, Size]]
+"""Part -> (elements, bytes); ``description`` is stored, but no run holds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixShape:
+    """Shape of a matrix of a linear layer, in integers or symbols."""
+
+    o: Size
+    i: Size
+    has_bias: bool
+    dtype: Dtype
+    """Dtype of what is not quantised."""
+
+    @property
+    def c(self) -> Size:
+        """Return the number of biases."""
+        return self.o if self.has_bias else 0
+
+    @property
+    def b(self) -> int:
+        """Return the bytes of an element that is not quantised."""
+        return FLOAT_BYTES[self.dtype]
+
+
+def parts_of(of: Format, m: MatrixShape) -> Sizes:
+    """Return (elements, bytes) of each part of a matrix in a format, without those that are 0."""
+    found = _FORMS[type(of)](of, m)
+    return {part: sizes for part, sizes in found.items() if sizes[0] != 0}
+
+
+def cache_scales(kind: str, dtype: Dtype) -> tuple[int, int]:
+    """Return (elements, bytes) of the scales of a cache: of ModelOpt in four bytes, else like the model's numbers."""
+    return (2, 8 if kind == "modelopt" else 2 * FLOAT_BYTES[dtype]) if kind else (0, 0)
+
+
+def _up(a: Size, b: Size = 1) -> Any:
+    """Return ⌈a / b⌉."""
+    return sympy.ceiling(sympy.sympify(a) / b)
+
+
+def _fp8(of: formats.Fp8, m: MatrixShape) -> Sizes:
+    """o i bytes; a scale a block: 1 byte as a power of two, 2 of Qwen3, else 4; for the matrix 2, static inputs 1 more.
+
+    Source: DeepSeek-V3's report, section 3.3; the headers of DeepSeek-V3, Qwen3-8B-FP8, Ministral-3.
+    """
+    inputs = 1 if of.static else 0
+    if of.block is None:
+        scales = (1 + inputs, 2 * (1 + inputs))
+    else:
+        blocks = _up(m.o, of.block[0]) * _up(m.i, of.block[1])
+        size = 1 if of.powers else 2 if of.model_type.startswith("qwen3") else 4
+        scales = (blocks + inputs, size * blocks + 4 * inputs)
+    return {"weight": (m.o * m.i, m.o * m.i), "scale": scales, "bias": (m.c, m.b * m.c)}
+
+
+def _modelopt_fp8(of: formats.ModelOptFp8, m: MatrixShape) -> Sizes:
+    """o i bytes, and two scales of 4 bytes: of W, of the input. Source: ModelOpt, unified export."""
+    return {"weight": (m.o * m.i, m.o * m.i), "scale": (2, 8), "bias": (m.c, m.b * m.c)}
+
+
+def _nvfp4(of: formats.Nvfp4, m: MatrixShape) -> Sizes:
+    """o i / 2 bytes, o i / 16 scales of 1 byte, two of 4. Source: NVIDIA, Introducing NVFP4; ModelOpt, export."""
+    groups = m.o * _up(m.i, of.group if of.group is not None else 16)
+    packed = m.o * _up(m.i, 2)
+    return {"weight": (packed, packed), "scale": (groups + 2, groups + 8), "bias": (m.c, m.b * m.c)}
+
+
+def _llm_int8(of: formats.LlmInt8, m: MatrixShape) -> Sizes:
+    """o i bytes, o scales of 4, and a byte for the layout. Source: bitsandbytes, Linear8bitLt."""
+    return {"weight": (m.o * m.i, m.o * m.i), "scale": (m.o, 4 * m.o), "table": (1, 1), "bias": (m.c, m.b * m.c)}
+
+
+def _four_bit(of: formats.FourBit, m: MatrixShape) -> Sizes:
+    """o i / 2 bytes, o i / 64 maxima of 4 bytes or of 1 with 1 / 256 of 4 for these, and 16 values (256 more) of 4.
+
+    The JSON object of single maxima has 66 characters, the dtype's name and the digits of o and i.
+    Source: Dettmers et al. 2023, QLoRA, section 3; bitsandbytes, QuantState.
+    """
+    packed, maxima = _up(m.o * m.i, 2), _up(m.o * m.i, 64)
+    found: Sizes = {"weight": (packed, packed), "bias": (m.c, m.b * m.c)}
+    if of.nested:
+        outer = _up(maxima, 256)
+        return found | {"scale": (maxima + outer, maxima + 4 * outer), "table": (16 + 256, 4 * (16 + 256))}
+    text = 66 + len(m.dtype) + len(str(m.o)) + len(str(m.i))
+    return found | {"scale": (maxima, 4 * maxima), "table": (16, 64), "description": (text, text)}
+
+
+def _gptq(of: formats.Gptq, m: MatrixShape) -> Sizes:
+    """Words of 4 bytes: i b / 32 for each row, o b / 32 zero points a group; scales of 2; 4 for a column's group.
+
+    Source: Frantar et al. 2022, GPTQ; AutoGPTQ, QuantLinear.pack.
+    """
+    groups = _up(m.i, of.group) if of.group is not None else 1
+    words, zeros = m.o * _up(of.bits * m.i, 32), groups * _up(of.bits * m.o, 32)
+    biases = m.o if of.zero_bias or m.has_bias else 0
+    return {
+        "weight": (words, 4 * words), "zero point": (zeros, 4 * zeros), "scale": (groups * m.o, 2 * groups * m.o),
+        "index": (m.i, 4 * m.i), "bias": (biases, 2 * biases),
+    }  # fmt: skip
+
+
+def _awq(of: formats.Awq, m: MatrixShape) -> Sizes:
+    """Words of 4 bytes with 32 / b rows, for each column and, as zero points, for each group; scales of 2 bytes.
+
+    Source: Lin et al. 2023, AWQ; AutoAWQ, WQLinear_GEMM.
+    """
+    words, groups = _up(of.bits * m.o, 32), _up(m.i, of.group)
+    return {
+        "weight": (m.i * words, 4 * m.i * words), "zero point": (groups * words, 4 * groups * words),
+        "scale": (groups * m.o, 2 * groups * m.o), "bias": (m.c, 2 * m.c),
+    }  # fmt: skip
+
+
+def _mlx(of: formats.Mlx, m: MatrixShape) -> Sizes:
+    """Words of 4 bytes: i b / 32 a row; for each group a scale and an offset. Source: MLX, mx.quantize."""
+    words, groups = m.o * _up(m.i * of.bits, 32), m.o * _up(m.i, of.group)
+    scales = (groups, m.b * groups)
+    return {"weight": (words, 4 * words), "scale": scales, "zero point": scales, "bias": (m.c, m.b * m.c)}
+
+
+def _mxfp4(of: formats.Mxfp4, m: MatrixShape) -> Sizes:
+    """16 bytes and an exponent of 1 byte for each 32 columns. Source: OCP Microscaling formats 1.0, section 5."""
+    blocks = m.o * _up(m.i, 32)
+    return {"weight": (16 * blocks, 16 * blocks), "scale": (blocks, blocks), "bias": (m.c, m.b * m.c)}
+
+
+def _eight_bit_of_torchao(of: formats.TorchaoEightBit, m: MatrixShape) -> Sizes:
+    """o i bytes, a scale of 4 bytes for the matrix, a row or a group; integers with a zero point of 1 byte each.
+
+    Source: torchao, Int8Tensor and Float8Tensor.
+    """
+    units = 1 if of.whole else m.o * (_up(m.i, of.group) if of.group is not None else 1)
+    zeros = units if of.dtype == "I8" else 0
+    return {
+        "weight": (m.o * m.i, m.o * m.i), "scale": (units, 4 * units), "zero point": (zeros, zeros),
+        "bias": (m.c, m.b * m.c),
+    }  # fmt: skip
+
+
+def _four_bit_of_torchao(of: formats.TorchaoInt4, m: MatrixShape) -> Sizes:
+    """o i / 2 bytes, a scale and a zero point a group; tiles are of [8, 1024] in words, and pairs in 2 bytes.
+
+    Source: torchao, Int4Tensor and Int4TilePackedTo4dTensor; torch, _convert_weight_to_int4pack.
+    """
+    if not of.tiled:
+        packed, groups = m.o * _up(m.i, 2), m.o * _up(m.i, of.group)
+        return {
+            "weight": (packed, packed), "scale": (groups, m.b * groups), "zero point": (groups, m.b * groups),
+            "bias": (m.c, m.b * m.c),
+        }  # fmt: skip
+    rows, columns = 8 * _up(m.o, 8), 1024 * _up(m.i, 1024)
+    pairs = rows * columns / of.group
+    return {
+        "weight": (rows * columns / 8, rows * columns / 2), "scale": (2 * pairs, 4 * pairs), "bias": (m.c, m.b * m.c)
+    }  # fmt: skip
+
+
+def _compressed(of: formats.CompressedTensors, m: MatrixShape) -> Sizes:
+    """o i numbers of 1 byte, half a byte in fp4, or i b / 32 words a row with the shape in two words of 8.
+
+    A scale has the bytes of the model's numbers, in formats of 4 bits and MXFP8 1; a zero point 1, packed like the
+    words along the rows. NVFP4 has a scale of 4 bytes for W, and for inputs.
+    Source: compressed-tensors, README, and the compressors of its formats.
+    """
+    packed, fp4 = of.layout == "pack-quantized", of.layout in ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
+    words = m.o * _up(of.bits * m.i, 32)
+    numbers = m.o * _up(m.i, 2) if fp4 else m.o * m.i
+    by_group = of.group != 0
+    along, across = (m.o, _up(m.i, of.group) if by_group else 1) if by_group or of.strategy == "channel" else (1, 1)
+    if of.strategy == "block":
+        along, across = _up(m.o, of.block[0]), _up(m.i, of.block[1])
+    scales, size = along * across, 1 if fp4 or of.layout == "mxfp8-quantized" else m.b
+    zeros, zero_size = scales, 1
+    if packed and of.strategy != "tensor":
+        zeros, zero_size = across * _up(of.bits * m.o, 32), 4
+    of_input = 1 if of.inputs == "static" else 0
+    levels = (1 if of.layout.startswith("nvfp4") else 0) + (1 if of.input_levels else 0)
+    zeros = 0 if of.symmetric else zeros
+    input_zero = of_input if of.input_zero else 0
+    columns = m.i if of.ordered else 0
+    return {
+        "weight": (words, 4 * words) if packed else (numbers, numbers), "table": (2, 16) if packed else (0, 0),
+        "scale": (scales + of_input + levels, size * scales + m.b * of_input + 4 * levels),
+        "zero point": (zeros + input_zero, zero_size * zeros + input_zero), "index": (columns, 4 * columns),
+        "bias": (m.c, m.b * m.c),
+    }  # fmt: skip
+
+
+_FORMS: Final[dict[type, Callable[[Any, MatrixShape], Sizes]]] = {
+    formats.Fp8: _fp8, formats.ModelOptFp8: _modelopt_fp8, formats.Nvfp4: _nvfp4, formats.LlmInt8: _llm_int8,
+    formats.FourBit: _four_bit, formats.Gptq: _gptq, formats.Awq: _awq, formats.Mlx: _mlx, formats.Mxfp4: _mxfp4,
+    formats.TorchaoEightBit: _eight_bit_of_torchao, formats.TorchaoInt4: _four_bit_of_torchao,
+    formats.CompressedTensors: _compressed,
+}  # fmt: skip
+"""Format -> the closed form of its parts."""
