@@ -195,7 +195,7 @@ def _count_target(text: str, config: str | os.PathLike[str] | None, trusted: boo
     """Return the operand of a target, counted by its formulas or, without formulas, by its exports."""
     target, work = target_with_settings(text, config, trusted=trusted)
     if by_graph or not isinstance(target, WithKeys):
-        return _export_target(target, work)
+        return export_target(target, work)
     return Operand(baseline_by_formulas(target, work), target, counted=True, origin=target)
 
 
@@ -207,7 +207,12 @@ def baseline_by_formulas(target: WithKeys, work: Workload) -> Baseline:
     return fold_capture(Capture(target.conventions(work), info, work, environment(), calls, ledgers))
 
 
-def _export_target(target: Target, work: Workload) -> Operand:
+def export_target(target: Target, work: Workload) -> Operand:
+    """Return the operand of a run that is counted by its exported graphs.
+
+    Raises:
+        Incomplete: torch is missing, or an export failed.
+    """
     from costproof.run.capture import count_sources  # loads the tracers
     from costproof.run.prepare import Prepared
 
