@@ -36,8 +36,8 @@ _PAST: Final = (MetricTerm("kv_read_bytes", lambda node: node.stage == "prefill"
 """The cache before the prefill, which reads all of it."""
 _FAR: Final = 2**40
 """Upper end of the search."""
-_MOST_EXPORTS: Final = 4
-"""Values at which graphs in symbols are exported to find one limit."""
+_MOST_EXPORTS: Final = 20
+"""Number of proposals for a limit."""
 _Sizes = Mapping[tuple[str, str], Mapping[str, int]]
 """(stage, invocation) -> the values of its symbols."""
 
@@ -127,23 +127,30 @@ class GraphRun:
 
         The peaks in symbols propose a value, and graphs with constant sizes below and at it decide. If they disagree,
         the model takes another branch there, and the next proposal comes from graphs in symbols that are exported at
-        that value. As a cache, a peak does not shrink as a run grows.
+        that value, or is halfway between values that were decided. As a cache, a peak does not shrink as a run grows.
 
         Raises:
             _NotKnownError: no such value is found.
             Incomplete: a graph has no peak, or none in symbols.
         """
-        run = replace(self, workload=self._at(setting, max(2, getattr(self.workload, setting))))
+        own = max(2, int(getattr(self.workload, setting)))
+        peaks: dict[int, int] = {}
+        fits, over = 0, _FAR
         for _ in range(_MOST_EXPORTS):
-            found = run._propose(setting, room)
+            found = replace(self, workload=self._at(setting, own))._propose(setting, room)
+            if not fits < found <= over:
+                found = (fits + over + 1) // 2
             last = self._last_accepted(setting, found)
-            at = (last, found) if last == found - 1 and not self._refusal(setting, found) else (last,)
-            points = tuple(MemoryPoint(n, self._graph_peak(setting, n)) for n in at if n)
-            if all((point.bytes > room) == (point.at == found) for point in points):
-                return found, points
-            wrong = next(point.at for point in points if (point.bytes > room) != (point.at == found))
-            run = replace(self, workload=self._at(setting, max(2, wrong)))
-        raise _NotKnownError(f"graphs at {_MOST_EXPORTS} values differ from those in symbols")
+            ends = (last, found) if last == found - 1 and not self._refusal(setting, found) else (last,)
+            for at in ends:
+                if at and at not in peaks:
+                    peaks[at] = self._graph_peak(setting, at)
+            fits = max((at for at, peak in peaks.items() if peak <= room), default=0)
+            over = min((at for at, peak in peaks.items() if peak > room), default=_FAR)
+            if fits == last and over in (found, _FAR):
+                return found, tuple(MemoryPoint(at, peaks[at]) for at in ends if at)
+            own = max(2, over if over <= last else fits)
+        raise _NotKnownError("the peaks of graphs with constant sizes are not those in symbols")
 
     def _propose(self, setting: str, room: int) -> int:
         """Return the first value at which the peaks in symbols exceed the room."""
