@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -469,13 +470,11 @@ def _of_graph(run: GraphRun, certain: int, room: int, unpacked: int, *, cached: 
     Branches: a batch of 1 is a number in a graph, so that the graphs of a batch of 2 give the limits of the batch.
     """
     for setting in SETTINGS:
+        yield from run.live_limit(setting, certain + unpacked, room)
         of = run
-        if setting == "batch" and run.workload.batch == 1:
-            try:
+        if cached and setting == "batch" and run.workload.batch == 1:
+            with suppress(BadInput, Incomplete):  # otherwise the limit is not solved, for this reason
                 of = export_target(run.target, replace(run.workload, batch=2)).exported or run
-            except (BadInput, Incomplete):  # the limit gives the reason
-                of = run
-        yield from of.live_limit(setting, certain + unpacked, room)
         if cached:
             yield from of.limits(setting, certain, room)
 

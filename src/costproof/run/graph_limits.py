@@ -7,7 +7,7 @@ as long as the conditions of the exports hold; beyond them another graph may run
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from costproof.algebra.conditions import Condition
@@ -53,6 +53,8 @@ class GraphRun:
     target: Exportable
     workload: Workload
     ledger: Ledger
+    forms: dict[tuple[int, int], tuple[CallPeaks, ...]] = field(default_factory=dict, compare=False)
+    """(batch, tokens) -> the memoized live peaks in symbols of graphs that are exported there."""
 
     def limits(self, setting: str, held: int, room: int) -> Iterator[MemoryLimit]:
         """Yield the first value of a setting at which the cache no longer fits next to the other bytes.
@@ -133,11 +135,12 @@ class GraphRun:
             _NotKnownError: no such value is found.
             Incomplete: a graph has no peak, or none in symbols.
         """
-        own = max(2, int(getattr(self.workload, setting)))
+        # A size of 1 is a number in a graph.
+        symbolic = self._at("batch", max(2, self.workload.batch))
         peaks: dict[int, int] = {}
         fits, over = 0, _FAR
         for _ in range(_MOST_EXPORTS):
-            found = replace(self, workload=self._at(setting, own))._propose(setting, room)
+            found = self._propose(setting, room, symbolic)
             if not fits < found <= over:
                 found = (fits + over + 1) // 2
             last = self._last_accepted(setting, found)
@@ -149,22 +152,25 @@ class GraphRun:
             over = min((at for at, peak in peaks.items() if peak > room), default=_FAR)
             if fits == last and over in (found, _FAR):
                 return found, tuple(MemoryPoint(at, peaks[at]) for at in ends if at)
-            own = max(2, over if over <= last else fits)
+            symbolic = self._at(setting, max(2, over if over <= last else fits))
         raise _NotKnownError("the peaks of graphs with constant sizes are not those in symbols")
 
-    def _propose(self, setting: str, room: int) -> int:
-        """Return the first value at which the peaks in symbols exceed the room."""
-        require("trace", "the peak of a graph")
-        from costproof.tracers.peaks.calls import released_forms  # imports torch
+    def _propose(self, setting: str, room: int, symbolic: Workload) -> int:
+        """Return the first value at which the peaks in symbols, of graphs of another workload, exceed the room."""
+        key = symbolic.batch, symbolic.text_tokens
+        if key not in self.forms:
+            require("trace", "the peak of a graph")
+            from costproof.tracers.peaks.calls import released_forms  # imports torch
 
-        with count_lock():
-            calls = [(parse(call.form), call) for call in released_forms(self.target, self.workload)]
+            with count_lock():
+                self.forms[key] = released_forms(self.target, symbolic)
+        calls = [(parse(call.form), call) for call in self.forms[key]]
 
         def held(at: int) -> int:
             sizes = self._sizes(setting, at)
             return max(evaluate(form, sizes[call.stage, call.invocation]) for form, call in calls)
 
-        below, above = 0, int(getattr(self.workload, setting))
+        below, above = 0, max(1, int(getattr(self.workload, setting)))
         while held(above) <= room:
             below, above = above, 2 * above
             if above > _FAR:
