@@ -14,7 +14,7 @@ from costproof.ledger.capture import Capture, without_uncalled_stages
 from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput, no_such
 from costproof.ledger.peaks import CallPeaks
-from costproof.ledger.workload import Workload
+from costproof.ledger.workload import ROWS, Workload
 from costproof.models.config import key_named, keys_of
 from costproof.models.generic.address import CONFIGURATION, names_function
 from costproof.models.generic.described import module_kinds
@@ -169,6 +169,9 @@ def target_with_settings(
     keys: dict[str, Any] = {}
     for pair in pairs:
         option, equals, value = pair.partition("=")
+        if not equals and next(reversed(workload), "") == ROWS:  # rows are divided by commas, too
+            workload[ROWS] += f",{pair}"
+            continue
         if not equals:
             raise BadInput("this is not a setting", where=text, expected="NAME=VALUE", got=pair[:80])
         setting = option.replace("-", "_")
