@@ -484,6 +484,13 @@ def test_rows_fit_by_the_formula_of_their_live_peak() -> None:
     assert work.rows == (BatchRow(3, count=2),)
 
 
+def test_rows_with_commas_are_a_setting_of_an_operand() -> None:
+    _, work = target_with_settings("llama-3.1-8b@chat,rows=4, 16x1+80, 3+5/2,layers=1")
+    assert work.rows == (BatchRow(4), BatchRow(1, 80, 16), BatchRow(3, 5, 1, 2))
+    with pytest.raises(BadInput, match="this is not a setting"):
+        target_with_settings("llama-3.1-8b@chat,rows=4,batch=1,16x1+80")
+
+
 def test_the_live_peak_of_rows_of_latent_attention_is_that_by_hand() -> None:
     """A layer of 4 heads of 4 + 4 elements, values of 8, latents of 8 and rotated keys of 4.
 
