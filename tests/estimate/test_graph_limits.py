@@ -15,9 +15,12 @@ from costproof.estimate.memory import MemoryLimit
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Invocation, Workload
 from costproof.models.target import Exportable
 from costproof.run.graph_limits import GraphRun
+from costproof.run.operands import read_operand
+from costproof.tracers.peaks.calls import released_peaks
 
 OLMO2: dict[str, Any] = {
     "model_type": "olmo2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -34,13 +37,64 @@ def test_a_model_without_formulas_has_the_limits_of_its_graphs(tmp_path: Path) -
     assert found.weights_bytes == weights
     held, token = weights + (found.buffers_bytes or 0), 2 * 32 * 2
     assert found.cache_bytes == 2 * 11 * token  # a prompt of ten and a step
-    batch, tokens = found.limits
+    assert found.token_bytes == token
+    batch, tokens = (x for x in found.limits if x.held == "weights and cache")
     first = (60_000 - held) // (11 * token) + 1
     assert (batch.setting, batch.outcome, batch.at) == ("batch", "from", first)
     assert [(p.at, p.bytes) for p in batch.points] == [(n, held + n * 11 * token) for n in (first - 1, first)]
     longest = (60_000 - held) // (2 * token) - 1
     assert (tokens.setting, tokens.outcome, tokens.at) == ("text_tokens", "refused", longest + 1)
     assert "longer than the model's context" in tokens.why
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("own", ["batch=2,seq-len=10", "seq-len=10"])
+def test_a_limit_of_the_live_peak_is_that_of_a_search_by_graphs(tmp_path: Path, own: str) -> None:
+    """Graphs of every batch and of lengths around the limit; a batch of 1 is a number in its own graph."""
+    (tmp_path / "c.json").write_text(json.dumps(OLMO2))
+    found = costproof.fits(f"hf:{tmp_path}/c.json,{own}", memory=60_000)
+    target = read_operand(f"hf:{tmp_path}/c.json,{own}").origin
+    assert isinstance(target, Exportable)
+
+    def fit(**changed: int) -> bool:
+        peaks = released_peaks(target, replace(found.workload, **cast("dict[str, Any]", changed)))
+        return (found.lasting_bytes or 0) + max(peaks.values()) <= 60_000
+
+    batch, tokens = (x for x in found.limits if x.held == "weights and live peak")
+    batches = range(1, 14)
+    assert batch.at == next(n for n in batches if not fit(batch=n))
+    assert tokens.at is not None
+    assert [fit(text_tokens=n) for n in range(tokens.at - 2, tokens.at + 2)] == [True, True, False, False]
+    assert [(p.at, p.bytes <= 60_000) for p in batch.points] == [(batch.at - 1, True), (batch.at, False)]
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_longest_text_of_the_model_is_shown_to_fit(tmp_path: Path) -> None:
+    """The context of 128 positions ends a text of 127 and a step, for which a graph is exported."""
+    (tmp_path / "c.json").write_text(json.dumps(OLMO2))
+    found = costproof.fits(f"hf:{tmp_path}/c.json,batch=2,seq-len=10", memory=240_000)
+    (tokens,) = (x for x in found.limits if x.held == "weights and live peak" and x.setting == "text_tokens")
+    assert tokens.outcome == "refused"
+    assert [(p.at, p.bytes <= 240_000) for p in tokens.points] == [(127, True)]
+
+
+def test_a_graph_that_contradicts_the_peak_in_symbols_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of 500 tokens and more hold 8,000 bytes, which the form of those below does not have."""
+    workload = Workload("custom", text_tokens=10, new_tokens=0, batch=2)
+    run = GraphRun(cast(Exportable, Toy()), workload, Ledger("static", (), (), ()))
+
+    def forms(_: object, at: Workload) -> tuple[CallPeaks, ...]:
+        form = "8*B*S + 8000" if at.text_tokens >= 500 else "8*B*S"
+        return (CallPeaks("prefill", "prompt", "", None, None, form=form),)
+
+    def peaks(_: object, at: Workload) -> dict[str, int]:
+        return {"prefill": 8 * at.batch * at.text_tokens + (8_000 if at.text_tokens >= 500 else 0)}
+
+    monkeypatch.setattr("costproof.tracers.peaks.calls.released_forms", forms)
+    monkeypatch.setattr("costproof.tracers.peaks.calls.released_peaks", peaks)
+    (found,) = run.live_limit("text_tokens", 100, 100 + 16 * 600)
+    assert (found.outcome, found.at) == ("from", 500)
+    assert [(p.at, p.bytes) for p in found.points] == [(499, 100 + 16 * 499), (500, 100 + 16_000)]
 
 
 class Toy:

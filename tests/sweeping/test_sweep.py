@@ -19,6 +19,7 @@ from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.schema import json_schema, load
 from costproof.parametric.evaluator import Evaluator
 from costproof.run import sweep_files, sweep_parts
+from costproof.run.graph_points import graph_evaluator
 from costproof.run.peaks import peaks
 from costproof.run.sweep import Sweep, ValidatedPoint, sweep
 from costproof.views.files import SWEEP
@@ -355,10 +356,31 @@ def test_the_command(tmp_path: Path) -> None:
     assert (wrong.code, "NAME=VALUES" in wrong.stderr) == (2, True)
 
 
-def test_a_model_without_formulas_is_refused_before_anything_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+OLMO2: dict[str, Any] = {
+    "model_type": "olmo2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "vocab_size": 64, "max_position_embeddings": 128, "pad_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_model_without_formulas_is_counted_by_graphs_at_every_point(tmp_path: Path) -> None:
+    """A layer has 4 x 32 x 32 + 3 x 32 x 48 weights in matrices, the head 32 x 64, a cached token 2 x 32 x 2 bytes."""
+    (tmp_path / "c.json").write_text(json.dumps(OLMO2))
+    made = sweep(f"hf:{tmp_path}/c.json", {"batch": [1, 2], "seq_len": [8, 200]}, metrics=["flops", "kv_cache_bytes"])
+    frame, weights = made.frame(), 4 * 32 * 32 + 3 * 32 * 48 + 32 * 64
+    assert list(zip(frame.batch, frame.seq_len, strict=True)) == [(1, 8), (2, 8)]
+    assert list(frame["prefill.flops"]) == [b * (8 * 2 * weights + 4 * 32 * 8 * 8) for b in (1, 2)]
+    assert list(frame["decode.flops"]) == [b * (2 * weights + 4 * 32 * 9) for b in (1, 2)]
+    assert list(frame.kv_cache_bytes) == [b * 9 * 128 for b in (1, 2)]
+    ((reason, one),) = made.count().refused.items()
+    assert (reason[:39], one["count"]) == ("the run is longer than the model's cont", 2)
+
+
+def test_a_sweep_by_graphs_is_checked_before_anything_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("costproof.tracers.static.static_ledger", None)
-    with pytest.raises(BadInput, match="no formulas describe this target") as refused:
-        sweep("hf:opt", {"batch": [1, 2]})
-    assert refused.value.fix == (
-        "costproof derive hf:opt reads closed forms off its graph; costproof report hf:opt counts one run"
-    )
+    with pytest.raises(BadInput, match="too many points"):
+        sweep("hf:opt", {"batch": "1:2000"})
+    with pytest.raises(BadInput, match="no such setting"):
+        sweep("hf:opt", {"hidden_size": [1, 2]})
+    with pytest.raises(BadInput, match="neither formulas nor graphs"):
+        graph_evaluator(object(), "x", ())

@@ -385,33 +385,59 @@ class DecoderTape(LayerTape):
     def _latent(
         self, block: LatentBlock, x: Piece, table: tuple[Piece, ...], old: tuple[Piece, ...], mask: Piece | None
     ) -> Piece:
-        call, rows, keys, nope = self.call, self.call.rows, self._keys(block), block.nope
-        width, queries = nope + block.rope, rows * block.heads * (nope + block.rope)
-        if block.q_rank != 0:
-            low = self._norm("rms", self._make(rows * block.q_rank, x), rows, block.q_rank)
-            q = self._make(queries, low)
+        call, keys = self.call, self._keys(block)
+        q, turned, *new = self._latent_projected(block, x, table)
+        sizes = (call.batch * keys * block.rank, call.batch * keys * block.rope)
+        cache = [self._make(size, *old[i : i + 1], one) for i, (size, one) in enumerate(zip(sizes, new, strict=True))]
+        self.tape.keep(*cache)
+        if block.absorbed:
+            core = self._absorbed(block, q, turned, cache, mask, copied=not self.branches.one_sequence)
         else:
-            q = self._make(queries, x)
+            q = self._make(call.rows * block.heads * (block.nope + block.rope), q, turned)
+            core = self._latent_core(block, q, *self._expanded(block, call.batch * keys, cache), mask)
+        return self._make(call.rows * block.width, core)
+
+    def _latent_projected(self, block: LatentBlock, x: Piece, table: tuple[Piece, ...]) -> tuple[Piece, ...]:
+        """Record the projections; return queries, their rotated part, the new latents and their rotated keys."""
+        rows = self.call.rows
+        low = x if block.q_rank == 0 else self._norm("rms", self._make(rows * block.q_rank, x), rows, block.q_rank)
+        q = self._make(rows * block.heads * (block.nope + block.rope), low)
         down = self._make(rows * (block.rank + block.rope), x)
         latents = self._norm("rms", down, rows, block.rank)
         turned, key = self._rotate_latent(block, q, down, table)
-        sizes = (call.batch * keys * block.rank, call.batch * keys * block.rope)
-        cache = [
-            self._make(size, *old[i : i + 1], one)
-            for i, (size, one) in enumerate(zip(sizes, (latents, key), strict=True))
-        ]
-        self.tape.keep(*cache)
-        if block.absorbed:
-            return self._absorbed(block, q, turned, cache, mask)
-        q = self._make(queries, q, turned)
-        expanded = self._make(call.batch * keys * block.heads * (nope + block.value_dim), cache[0])
-        joined = self._make(call.batch * keys * block.heads * width, expanded, cache[1])
+        return q, turned, latents, key
+
+    def _expanded(self, block: LatentBlock, keys: Size, context: Sequence[Piece]) -> tuple[Piece, Piece]:
+        """Record the expansion of latents and rotated keys; return keys, and what values are a part of."""
+        expanded = self._make(keys * block.heads * (block.nope + block.value_dim), context[0])
+        return self._make(keys * block.heads * (block.nope + block.rope), expanded, context[1]), expanded
+
+    def _latent_core(
+        self,
+        block: LatentBlock,
+        q: Piece,
+        joined: Piece,
+        expanded: Piece,
+        mask: Piece | None,
+        *,
+        packed: tuple[bool, bool] = (False, False),
+    ) -> Piece:
+        """Record scores and weighted sums over expanded keys and values.
+
+        Args:
+            packed: whether queries, and keys, are views of those of several rows, head by head.
+        """
+        call, rows, keys, width = self.call, self.call.rows, self._keys(block), block.nope + block.rope
         values, result = call.batch * keys * block.heads * block.value_dim, rows * block.heads * block.value_dim
+        several = not (self.branches.one_sequence or self.branches.one_head)
         # Values are a part of what is expanded, and not in order.
-        copied = not (self.branches.one_sequence or self.branches.one_head or self.branches.one_key)
+        copied = several and (packed[1] or not self.branches.one_key)
+        packed = (several and packed[0], several and packed[1])
         if block.written_out:
             scores = rows * block.heads * keys
-            weights = self._make(scores, self._make(scores, q, joined))
+            sizes = (rows * block.heads * width, call.batch * keys * block.heads * width)
+            copies = [self._make(n, x) for n, x, yes in zip(sizes, (q, joined), packed, strict=True) if yes]
+            weights = self._make(scores, self._make(scores, q, joined, *copies))
             assert mask is not None
             weights = self._softmax(self._make(scores, weights, mask), scores)
             copy = (self._make(values, weights, expanded),) if copied else ()
@@ -420,9 +446,10 @@ class DecoderTape(LayerTape):
             core = self._fused(result, rows * block.heads, (q, joined, expanded), mask, rows * keys)
         else:
             core = self._unfused(
-                block.heads, keys, (q, joined, expanded), (width, block.value_dim), block.heads, mask, copied=copied
-            )
-        return self._make(rows * block.width, self._in_order(core, result))
+                block.heads, keys, (q, joined, expanded), (width, block.value_dim), block.heads, mask, copied=copied,
+                packed=packed,
+            )  # fmt: skip
+        return self._in_order(core, result)
 
     def _rotate_latent(
         self, block: LatentBlock, q: Piece, down: Piece, table: tuple[Piece, ...]
@@ -448,11 +475,14 @@ class DecoderTape(LayerTape):
         given: Piece | None,
         *,
         copied: bool,
+        packed: tuple[bool, bool] = (False, False),
     ) -> Piece:
         """Record torch's attention as separate float32 operators, used if queries and values differ in width.
 
         Args:
             given: the boolean mask of the call, which is turned into numbers; without one, several tokens make a mask.
+            copied: whether the product copies values.
+            packed: whether it copies queries, and keys.
         """
         tape, call, branches = self.tape, self.call, self.branches
         q, k, v = reads
@@ -471,20 +501,28 @@ class DecoderTape(LayerTape):
             constants = (tape.make(4), tape.make(4))
             mask = (tape.make(4 * tokens, below, *constants),)
         scores = queries * keys
-        weights = tape.make(4 * scores, scaled, tape.make(4 * context * width, held[1]))
+        turned = tape.make(4 * context * width, held[1])
+        sides = ((queries, scaled), (context, turned))
+        copies = [tape.make(4 * n * width, x) for (n, x), yes in zip(sides, packed, strict=True) if yes]
+        weights = tape.make(4 * scores, scaled, turned, *copies)
         if mask:
             weights = tape.make(4 * scores, weights, *mask)
         shares = tape.make(4 * scores, weights)
         narrow = self._narrow(shares, scores)
         copy = (tape.make(4 * context * value, held[2]),) if copied else ()
         result = self._narrow(tape.make(4 * queries * value, shares, *copy), queries * value)
-        tape.read(q, k, v, *held, scaled, *mask, shares, narrow)
+        # The arguments of the operator live until all of its parts have run.
+        tape.read(q, k, v, *held, scaled, *mask, *(() if given is None else (given,)), shares, narrow)
         return result
 
     def _absorbed(
-        self, block: LatentBlock, q: Piece, turned: Piece, cache: Sequence[Piece], mask: Piece | None
+        self, block: LatentBlock, q: Piece, turned: Piece, cache: Sequence[Piece], mask: Piece | None, *, copied: bool
     ) -> Piece:
-        """Record a decode step of absorbed latent attention, in which latents are the keys and values of all heads."""
+        """Record a decode step of absorbed latent attention, in which latents are the keys and values of all heads.
+
+        Args:
+            copied: whether the result is copied, since it lies head by head.
+        """
         call, rows, keys = self.call, self.call.rows, self._keys(block)
         width, heads = block.rank + block.rope, rows * block.heads
         q = self._make(heads * width, self._make(heads * block.rank, q), turned)
@@ -494,9 +532,7 @@ class DecoderTape(LayerTape):
         else:
             core = self._unfused(block.heads, keys, (q, joined, cache[0]), (width, block.rank), 1, None, copied=False)
         core = self._make(heads * block.value_dim, core)
-        if not self.branches.one_sequence:
-            core = self._make(heads * block.value_dim, core)
-        return self._make(rows * block.width, core)
+        return self._make(heads * block.value_dim, core) if copied else core
 
     def _shared_scores(self, block: LatentBlock, q: Piece, k: Piece, v: Piece, mask: Piece | None) -> Piece:
         """Record eager attention over keys and values of all heads; a batched product copies them for each head."""

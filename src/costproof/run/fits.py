@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -40,9 +41,9 @@ from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import SettingCurve, Threshold
 from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.run.count_lock import count_lock
-from costproof.run.graph_limits import CACHE, block_limits, memory_limits, report_order
+from costproof.run.graph_limits import CACHE, GraphRun, block_limits, memory_limits, report_order
 from costproof.run.operand_files import OperandInput, check_whole
-from costproof.run.operands import Operand, check_counted, read_operand
+from costproof.run.operands import Operand, check_counted, export_target, read_operand
 from costproof.run.peaks import graph_peaks
 from costproof.run.stored import stored_checkpoint
 from costproof.storage.checkpoint import StoredCheckpoint
@@ -208,12 +209,15 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
     certain = None if held is None or buffers is None or not counted else held + buffers
     kept = (*activations(element, rows=rows), *unfused_attention(side, sizes)) if along and live is None else None
     limits: tuple[MemoryLimit, ...] = ()
+    exported, cached = read.exported, bool(folded.total("kv_cache_bytes")) and given_cache(side, folded) == 0
     if certain is not None and not side.workload.rows:  # the rows say all lengths
         run, matrix = (along, certain, room), unpacked or 0
         if blocked is not None:
             limits = tuple(block_limits(*run, peak, blocked, varied.workload, matrix))
         else:
-            limits = (*memory_limits(*run, kept, peak, read.peaks, matrix), *_of_graph(read, certain, room))
+            limits = tuple(memory_limits(*run, kept, peak, read.peaks, matrix))
+        if exported is not None:
+            limits += tuple(_of_graph(exported, certain, room, matrix, cached=cached))
     if varied is not side:
         limits = tuple(_of_all_replicas(x, side.workload, read.target) for x in limits)
     answer = Fits(
@@ -229,7 +233,7 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         stages=tuple(stages),
         live_bytes=max(by_stage.values(), default=None),
         last_logits_bytes=None if live is None else live.with_last_logits(),
-        token_bytes=_token_bytes(along, side.workload.own_batch),
+        token_bytes=exported.token_bytes() if exported and cached else _token_bytes(along, side.workload.own_batch),
         reserve_bytes=kept_free,
         limits=limits,
         notes=(
@@ -457,18 +461,22 @@ def _stored_weights(target: Target | None) -> tuple[StoredCheckpoint | None, tup
         return None, (error.line,)
 
 
-def _of_graph(read: Operand, held: int, room: int) -> Iterator[MemoryLimit]:
-    """Yield the limits of settings of a run without formulas, from its exported graphs."""
-    run = read.exported
-    if (
-        run is None
-        or "kv_cache_bytes" not in run.ledger.metrics
-        or given_cache(read.baseline, read.baseline.sources[run.ledger.source]) != 0
-    ):
-        return
-    if read.baseline.sources[run.ledger.source].total("kv_cache_bytes"):
-        for setting in SETTINGS:
-            yield from run.limits(setting, held, room)
+def _of_graph(run: GraphRun, certain: int, room: int, unpacked: int, *, cached: bool) -> Iterator[MemoryLimit]:
+    """Yield the limits of settings of a run without formulas, from its exported graphs.
+
+    Args:
+        cached: whether the run makes a cache.
+
+    Branches: a batch of 1 is a number in a graph, so that the graphs of a batch of 2 give the limits of the batch.
+    """
+    for setting in SETTINGS:
+        yield from run.live_limit(setting, certain + unpacked, room)
+        of = run
+        if cached and setting == "batch" and run.workload.batch == 1:
+            with suppress(BadInput, Incomplete):  # otherwise the limit is not solved, for this reason
+                of = export_target(run.target, replace(run.workload, batch=2)).exported or run
+        if cached:
+            yield from of.limits(setting, certain, room)
 
 
 def given_cache(side: Baseline, folded: Folded) -> int | None:

@@ -7,7 +7,7 @@ as long as the conditions of the exports hold; beyond them another graph may run
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from costproof.algebra.conditions import Condition
@@ -18,6 +18,7 @@ from costproof.algebra.symbols import FUNCTIONS, parse, text
 from costproof.compare.diff.changes import WORKLOAD
 from costproof.estimate.arithmetic import CallTerm, FormulaSum, MetricTerm
 from costproof.estimate.memory import HeldKind, MemoryLimit, MemoryPoint
+from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks
@@ -35,6 +36,8 @@ _PAST: Final = (MetricTerm("kv_read_bytes", lambda node: node.stage == "prefill"
 """The cache before the prefill, which reads all of it."""
 _FAR: Final = 2**40
 """Upper end of the search."""
+_MOST_EXPORTS: Final = 20
+"""Number of proposals for a limit."""
 _Sizes = Mapping[tuple[str, str], Mapping[str, int]]
 """(stage, invocation) -> the values of its symbols."""
 
@@ -50,6 +53,8 @@ class GraphRun:
     target: Exportable
     workload: Workload
     ledger: Ledger
+    forms: dict[tuple[int, int], tuple[CallPeaks, ...]] = field(default_factory=dict, compare=False)
+    """(batch, tokens) -> the memoized live peaks in symbols of graphs that are exported there."""
 
     def limits(self, setting: str, held: int, room: int) -> Iterator[MemoryLimit]:
         """Yield the first value of a setting at which the cache no longer fits next to the other bytes.
@@ -83,15 +88,123 @@ class GraphRun:
             return
         yield MemoryLimit(setting, "weights and cache", "from", at, points)
 
-    def _sizes(self, setting: str, at: int) -> _Sizes:
+    def token_bytes(self) -> int | None:
+        """Return the bytes that one more token of text adds to the cache of a sequence; ``None`` if it is not known."""
+        setting, own = "text_tokens", self.workload.text_tokens
+        try:
+            self._check_graphs(setting, [own, own + 1])
+            more = self._cache(setting, own + 1) - self._cache(setting, own)
+        except (BadInput, _NotKnownError):
+            return None
+        return more // self.workload.batch if more % self.workload.batch == 0 else None
+
+    def live_limit(self, setting: str, lasting: int, room: int) -> Iterator[MemoryLimit]:
+        """Yield the first value of a setting at which the live peak no longer fits next to the other bytes.
+
+        It is solved with the peaks of the graphs in symbols. Graphs that are exported at the limit and at the value
+        below it, with constant sizes, confirm it.
+
+        Args:
+            setting: as for :meth:`limits`, also ``lasting`` and ``room``.
+        """
+        held: HeldKind = "weights and live peak"
+        own: int = getattr(self.workload, setting)
+        try:
+            if self._sizes(setting, own) == self._sizes(setting, own + 1):
+                return
+        except BadInput:
+            return
+        try:
+            found, points = self._first_over(setting, room - lasting)
+        except (_NotKnownError, Incomplete) as error:
+            why = error.line if isinstance(error, Incomplete) else str(error)
+            yield MemoryLimit(setting, held, "not solved", None, (), why)
+            return
+        points = tuple(replace(point, bytes=lasting + point.bytes) for point in points)
+        why = self._refusal(setting, found)
+        yield MemoryLimit(setting, held, "refused" if why else "from", found, points, why)
+
+    def _first_over(self, setting: str, room: int) -> tuple[int, tuple[MemoryPoint, ...]]:
+        """Return the first value of a setting whose live peak exceeds the room, and the peaks below and at it.
+
+        The peaks in symbols propose a value, and graphs with constant sizes below and at it decide. If they disagree,
+        the model takes another branch there, and the next proposal comes from graphs in symbols that are exported at
+        that value, or is halfway between values that were decided. As a cache, a peak does not shrink as a run grows.
+
+        Raises:
+            _NotKnownError: no such value is found.
+            Incomplete: a graph has no peak, or none in symbols.
+        """
+        # A size of 1 is a number in a graph.
+        symbolic = self._at("batch", max(2, self.workload.batch))
+        peaks: dict[int, int] = {}
+        fits, over = 0, _FAR
+        for _ in range(_MOST_EXPORTS):
+            found = self._propose(setting, room, symbolic)
+            if not fits < found <= over:
+                found = (fits + over + 1) // 2
+            last = self._last_accepted(setting, found)
+            ends = (last, found) if last == found - 1 and not self._refusal(setting, found) else (last,)
+            for at in ends:
+                if at and at not in peaks:
+                    peaks[at] = self._graph_peak(setting, at)
+            fits = max((at for at, peak in peaks.items() if peak <= room), default=0)
+            over = min((at for at, peak in peaks.items() if peak > room), default=_FAR)
+            if fits == last and over in (found, _FAR):
+                return found, tuple(MemoryPoint(at, peaks[at]) for at in ends if at)
+            symbolic = self._at(setting, max(2, over if over <= last else fits))
+        raise _NotKnownError("the peaks of graphs with constant sizes are not those in symbols")
+
+    def _propose(self, setting: str, room: int, symbolic: Workload) -> int:
+        """Return the first value at which the peaks in symbols, of graphs of another workload, exceed the room."""
+        key = symbolic.batch, symbolic.text_tokens
+        if key not in self.forms:
+            require("trace", "the peak of a graph")
+            from costproof.tracers.peaks.calls import released_forms  # imports torch
+
+            with count_lock():
+                self.forms[key] = released_forms(self.target, symbolic)
+        calls = [(parse(call.form), call) for call in self.forms[key]]
+
+        def held(at: int) -> int:
+            sizes = self._sizes(setting, at)
+            return max(evaluate(form, sizes[call.stage, call.invocation]) for form, call in calls)
+
+        below, above = 0, max(1, int(getattr(self.workload, setting)))
+        while held(above) <= room:
+            below, above = above, 2 * above
+            if above > _FAR:
+                raise _NotKnownError(f"it fits at every value tried, up to {_FAR:,}; larger ones were not looked at")
+        while above - below > 1:
+            middle = (below + above) // 2
+            below, above = (below, middle) if held(middle) > room else (middle, above)
+        return above
+
+    def _last_accepted(self, setting: str, below: int) -> int:
+        """Return the largest value below a bound that the model accepts: all up to the run's own, or up to a limit."""
+        low, high = min(below - 1, int(getattr(self.workload, setting))), below - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (low, middle - 1) if self._refusal(setting, middle) else (middle, high)
+        return low
+
+    def _graph_peak(self, setting: str, at: int) -> int:
+        from costproof.tracers.peaks.calls import released_peaks  # imports torch
+
+        with count_lock():
+            return max(released_peaks(self.target, self._at(setting, at)).values())
+
+    def _at(self, setting: str, at: int) -> Workload:
         there: dict[str, Any] = {setting: at}
-        return {(c.stage, c.id): c.symbols for c in self.target.invocations(replace(self.workload, **there))}
+        return replace(self.workload, **there)
+
+    def _sizes(self, setting: str, at: int) -> _Sizes:
+        return {(c.stage, c.id): c.symbols for c in self.target.invocations(self._at(setting, at))}
 
     def _refusal(self, setting: str, at: int) -> str:
         """Return the error with which the model rejects a run of this size, as text; empty if it accepts it."""
-        there: dict[str, Any] = {setting: at}
         try:
-            self.target.check(replace(self.workload, **there))
+            self.target.check(self._at(setting, at))
         except BadInput as error:
             return (error.problems[0] if isinstance(error, Problems) else error).line
         return ""

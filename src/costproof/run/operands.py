@@ -14,7 +14,7 @@ from costproof.ledger.capture import Capture, without_uncalled_stages
 from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput, no_such
 from costproof.ledger.peaks import CallPeaks
-from costproof.ledger.workload import Workload
+from costproof.ledger.workload import ROWS, Workload
 from costproof.models.config import key_named, keys_of
 from costproof.models.generic.address import CONFIGURATION, names_function
 from costproof.models.generic.described import module_kinds
@@ -169,6 +169,9 @@ def target_with_settings(
     keys: dict[str, Any] = {}
     for pair in pairs:
         option, equals, value = pair.partition("=")
+        if not equals and next(reversed(workload), "") == ROWS:  # rows are divided by commas, too
+            workload[ROWS] += f",{pair}"
+            continue
         if not equals:
             raise BadInput("this is not a setting", where=text, expected="NAME=VALUE", got=pair[:80])
         setting = option.replace("-", "_")
@@ -195,7 +198,7 @@ def _count_target(text: str, config: str | os.PathLike[str] | None, trusted: boo
     """Return the operand of a target, counted by its formulas or, without formulas, by its exports."""
     target, work = target_with_settings(text, config, trusted=trusted)
     if by_graph or not isinstance(target, WithKeys):
-        return _export_target(target, work)
+        return export_target(target, work)
     return Operand(baseline_by_formulas(target, work), target, counted=True, origin=target)
 
 
@@ -207,7 +210,12 @@ def baseline_by_formulas(target: WithKeys, work: Workload) -> Baseline:
     return fold_capture(Capture(target.conventions(work), info, work, environment(), calls, ledgers))
 
 
-def _export_target(target: Target, work: Workload) -> Operand:
+def export_target(target: Target, work: Workload) -> Operand:
+    """Return the operand of a run that is counted by its exported graphs.
+
+    Raises:
+        Incomplete: torch is missing, or an export failed.
+    """
     from costproof.run.capture import count_sources  # loads the tracers
     from costproof.run.prepare import Prepared
 

@@ -19,6 +19,7 @@ from costproof.ledger.metrics import Metric
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.ledger.writing import write_named
+from costproof.models.registry import load_target
 from costproof.models.settings import option, typed_settings
 from costproof.models.target import WithKeys, lacking
 from costproof.opgraph.rules.files import Files, with_rules_in_force
@@ -27,6 +28,7 @@ from costproof.parametric.exact_arrays import Int128Array
 from costproof.parametric.grid import MOST_POINTS, GridAxis, Over, axes_from_csv, grid_axes, split_blocks
 from costproof.run import sweep_files
 from costproof.run.count_lock import count_lock
+from costproof.run.graph_points import MOST_GRAPH_POINTS, graph_evaluator
 from costproof.run.peaks import measure_peaks
 from costproof.run.prepare import Prepared
 from costproof.run.sweep_parts import (
@@ -135,7 +137,7 @@ def sweep(
     """Prepare a sweep; nothing is computed until its parts, its frame or a file is requested.
 
     Args:
-        target: a target with closed formulas.
+        target: a target. Without closed formulas each point is counted by exported graphs.
         over: name -> values, whose combinations are the points: ``{"batch": [1, 8], "base_size": "512:1280:64"}``.
             Names joined by ``/`` vary in step. Several mappings are swept one after another.
         table: a CSV file whose rows are points, after those of ``over``.
@@ -152,21 +154,23 @@ def sweep(
         BadInput, Problems: all invalid names and values.
         Incomplete: torch is not installed, for peaks.
     """
+    wanted = DEFAULT_METRICS if metrics is None else tuple(dict.fromkeys(metrics))
     with count_lock(rules):  # reports an invalid file before anything is evaluated
-        points = Evaluator.of(target, None if config is None else Path(config), trusted=trust_remote_code)
+        model = load_target(target, None if config is None else Path(config), trusted=trust_remote_code)
+        by_graph = not isinstance(model, WithKeys)
+        points = Evaluator(model) if isinstance(model, WithKeys) else graph_evaluator(model, target, wanted)
         check_configuration_file(points.target)
         products: Iterable[Over] = [over] if isinstance(over, Mapping) else over
     found: list[tuple[GridAxis, ...]] = [grid_axes(points, one) for one in products if one]
     if table is not None:
         found.append(axes_from_csv(points, Path(table)))
     problems: list[CostproofError] = []
-    given = {k: v for k, v in settings.items() if v is not None}
+    given = {k: v for k, v in settings.items() if v is not None and v != ()}
     chosen = typed_settings(points.target.settings(), given, option, problems)
     known = points.target.info().stages
-    wanted = DEFAULT_METRICS if metrics is None else tuple(dict.fromkeys(metrics))
     named = known if stages is None else tuple(dict.fromkeys(stages))
     problems += [error for metric in wanted if (error := metric_error(metric)) is not None]
-    problems += not_symbolic_errors(found) if SWEPT_PEAK in wanted else []
+    problems += not_symbolic_errors(found) if SWEPT_PEAK in wanted and not by_graph else []
     problems += [no_such("stage", s, known, where="--stage") for s in named if s not in known]
     fixed = {f"setting:{name}": name for name in chosen} | ({"preset": "preset"} if preset is not None else {})
     twice = {fixed[n.variable] for grid in found for axis in grid for n in axis.names if n.variable in fixed}
@@ -177,13 +181,13 @@ def sweep(
     if not found:
         problems.append(BadInput("nothing to vary", where="--over", expected="NAME=VALUES"))
     count = sum(prod(map(len, grid)) for grid in found)
-    if count > MOST_POINTS:
-        expected = f"at most {MOST_POINTS:,}"
+    if count > (most := MOST_GRAPH_POINTS if by_graph else MOST_POINTS):
+        expected = f"at most {most:,}" + (", each counted by graphs, as no formulas describe the target" * by_graph)
         problems.append(BadInput("too many points", where="--over", expected=expected, got=f"{count:,}"))
     if problems:
         raise problems[0] if len(problems) == 1 else Problems("invalid sweep", problems)
-    if SWEPT_PEAK in wanted:
-        require("trace", "a peak of a graph")
+    if SWEPT_PEAK in wanted or by_graph:
+        require("trace", "a count by graphs")
     cells = tuple((stage, metric) for metric in wanted for stage in ("", *named))
     files = (rules,) if isinstance(rules, str | os.PathLike) else rules
     return Sweep(points, tuple(found), cells, preset, chosen, size, rules=tuple(os.path.abspath(f) for f in files))

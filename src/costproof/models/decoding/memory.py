@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 import sympy
 
@@ -16,6 +16,7 @@ from costproof.analytic.compose import StackCall, prompt_call
 from costproof.analytic.costs import Size
 from costproof.analytic.decoder_memory import DecoderTape, last_two
 from costproof.analytic.embedding import INT64
+from costproof.analytic.latent_attention import LatentBlock, PackedLatentBlock
 from costproof.analytic.layer_memory import CopyBranches
 from costproof.analytic.memory_tape import MemoryTape, Piece
 from costproof.analytic.transformer import DecoderStack
@@ -77,7 +78,7 @@ class RowsTape(DecoderTape):
         tape, call = self.tape, self.call
         ids, self.given_positions = (tape.give(INT64 * call.rows) for _ in range(2))
         kept = (tape.give(INT64 * logits),) if picked else ()
-        blocks = [self._blocks(layer.attention) for layer in stack.layers]
+        blocks = [_blocks_of(layer.attention) for layer in stack.layers]
         old = [
             [tuple(tape.give(size) for size in self._of_row(row, of[row.kind], new=0)) if row.call.past != 0 else ()
              for row in self.rows]
@@ -112,19 +113,6 @@ class RowsTape(DecoderTape):
         tape.keep(result)
         return tape
 
-    @staticmethod
-    def _blocks(attention: object) -> tuple[AttentionBlock, ...]:
-        """Return the block of each kind of rows.
-
-        Raises:
-            Incomplete: it is latent attention.
-        """
-        if isinstance(attention, PackedBlock):
-            return attention.blocks
-        raise Incomplete(
-            "no formula gives the live peak of rows of latent attention", where="--rows", fix="costproof peaks TARGET"
-        )
-
     def _numbers(self, windows: Sequence[int]) -> dict[tuple[int, int], Piece]:
         """Record the length that a cache with a window holds as a number until it is first extended.
 
@@ -146,7 +134,7 @@ class RowsTape(DecoderTape):
 
     def _attend_rows(
         self,
-        blocks: Sequence[AttentionBlock],
+        blocks: Sequence[AttentionBlock] | Sequence[LatentBlock],
         table: tuple[Piece, ...],
         old: Sequence[tuple[Piece, ...]],
         numbers: Sequence[Piece | None],
@@ -155,6 +143,9 @@ class RowsTape(DecoderTape):
     ) -> Piece:
         """Record attention with its projections: all caches are extended, then each row is attended by itself."""
         block, rows = blocks[0], self.call.rows
+        if isinstance(block, LatentBlock):
+            return self._attend_latents(cast("Sequence[LatentBlock]", blocks), table, old, x)
+        blocks = cast("Sequence[AttentionBlock]", blocks)
         if block.fused:
             q = k = v = self._make(3 * rows * block.width, x)
         else:
@@ -177,7 +168,54 @@ class RowsTape(DecoderTape):
         core = results[0] if len(results) == 1 else self._make(rows * block.heads * block.head_dim, *results)
         return self._make(rows * block.width, core)
 
-    def _of_row(self, row: TapeRow, block: AttentionBlock, new: Size | None = None) -> tuple[Size, Size]:
+    def _attend_latents(
+        self, blocks: Sequence[LatentBlock], table: tuple[Piece, ...], old: Sequence[tuple[Piece, ...]], x: Piece
+    ) -> Piece:
+        """Record latent attention: rows that expand their latents share one projection, others absorb it.
+
+        Branches: if none absorbs, all caches are extended before the projection, else each in its turn.
+
+        Source: :mod:`costproof.models.decoding.absorbed`, :class:`~costproof.models.decoding.modules.RowsCache`.
+        """
+        tape, block, heads = self.tape, blocks[0], blocks[0].heads
+        width, alone = block.nope + block.rope, len(self.rows) == 1
+        q, turned, *new = self._latent_projected(block, x, table)
+        absorbing = any(blocks[row.kind].absorbed for row in self.rows)
+        found: dict[int, Piece] = {}
+        queries: dict[int, Piece] = {}
+        caches = []
+        tapes = [DecoderTape(row.call, row.branches, tape) for row in self.rows]
+        for i, (row, own, past) in enumerate(zip(self.rows, tapes, old, strict=True)):
+            mine, mask = blocks[row.kind], self.masks_of.get((i, False))
+            caches.append([tape.make(n, *past[k : k + 1], new[k]) for k, n in enumerate(self._of_row(row, block))])
+            tape.keep(*caches[-1])
+            if mine.absorbed:
+                copied = alone and not row.branches.one_sequence
+                found[i] = own._absorbed(mine, q, turned, caches[-1], mask, copied=copied)
+            else:
+                queries[i] = own._make(row.call.rows * heads * width, q, turned) if absorbing else q
+        rows = [self.rows[i] for i in queries]
+        if rows:
+            context = [caches[i] for i in queries]
+            if not absorbing and not any(row.call.past != 0 for row in rows):
+                context = [new]
+            elif len(rows) > 1:
+                sizes = zip(*(self._of_row(row, block) for row in rows), strict=True)
+                pieces = zip(*context, strict=True)
+                context = [[tape.make(sympy.Add(*n), *x) for n, x in zip(sizes, pieces, strict=True)]]
+            if not absorbing:
+                queries = dict.fromkeys(queries, self._make(self.call.rows * heads * width, q, turned))
+            keys = sympy.Add(*(row.call.batch * (row.call.past + row.call.tokens) for row in rows))
+            joined, expanded = self._expanded(block, keys, context[0])
+            for i, of_row in queries.items():
+                mask, packed = self.masks_of.get((i, False)), (not absorbing, True)
+                mine = blocks[self.rows[i].kind]
+                found[i] = tapes[i]._latent_core(mine, of_row, joined, expanded, mask, packed=packed)
+        results = [found[i] for i in range(len(found))]
+        core = results[0] if alone else self._make(self.call.rows * heads * block.value_dim, *results)
+        return self._make(self.call.rows * block.width, core)
+
+    def _of_row(self, row: TapeRow, block: AttentionBlock | LatentBlock, new: Size | None = None) -> tuple[Size, Size]:
         """Return the bytes of a row's cached keys and of its values in a layer, after the call or, if new is 0, before.
 
         Args:
@@ -186,8 +224,17 @@ class RowsTape(DecoderTape):
             new: tokens that the call adds (default: its own).
         """
         keys = DecoderTape(row.call, row.branches, self.tape)._keys(block) - (0 if new is None else row.call.tokens)
-        size = row.call.batch * keys * block.kv_heads * block.head_dim * row.call.item_bytes
+        tokens = row.call.batch * keys * row.call.item_bytes
+        if isinstance(block, LatentBlock):
+            return tokens * block.rank, tokens * block.rope
+        size = tokens * block.kv_heads * block.head_dim
         return size, size
+
+
+def _blocks_of(attention: object) -> Sequence[AttentionBlock] | Sequence[LatentBlock]:
+    """Return the block of each kind of rows."""
+    assert isinstance(attention, PackedBlock | PackedLatentBlock)
+    return attention.blocks
 
 
 def decoder_tapes(
@@ -253,7 +300,7 @@ def row_tapes(
     Sizes of the rows are numbers, those of the configuration symbols. Arguments are those of :func:`decoder_tapes`.
 
     Raises:
-        Incomplete: a loop over experts decides by values what it allocates, or attention is latent.
+        Incomplete: a loop over experts decides by values what it allocates.
     """
     _check_experts(workload)
     call, item = prompt_call(past=False), sym("b")

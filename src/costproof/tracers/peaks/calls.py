@@ -119,6 +119,25 @@ def released_peaks(target: Exportable, workload: Workload) -> dict[str, int]:
     return found
 
 
+def released_forms(target: Exportable, workload: Workload) -> tuple[CallPeaks, ...]:
+    """Return every call with its graph peak as a formula, where each input is released after its last reader.
+
+    Raises:
+        Incomplete: a peak is not known as a formula.
+    """
+    made: dict[str, SymbolicPeak] = {}
+    found = []
+    for invocation, job, _ in _calls(target, workload):
+        if job.id not in made:
+            with gc_disabled():
+                made[job.id] = symbolic_peak(job, inputs_held=False)
+        form = made[job.id]
+        if not form.peak:
+            raise Incomplete("the graph peak has no formula", where=job.stage, got=form.why)
+        found.append(CallPeaks(job.stage, invocation, job.id, None, None, form=form.peak, holds=form.holds))
+    return tuple(found)
+
+
 class SymbolicPeak(NamedTuple):
     """A symbolic peak, the part of it that inputs take, and the conditions on sizes; or why there is none."""
 
@@ -128,12 +147,12 @@ class SymbolicPeak(NamedTuple):
     why: str = ""
 
 
-def symbolic_peak(job: ExportJob, *, host_apart: bool = False) -> SymbolicPeak:
+def symbolic_peak(job: ExportJob, *, host_apart: bool = False, inputs_held: bool = True) -> SymbolicPeak:
     """Return the graph peak of a job's last decode step, or its only run, as a formula."""
     try:
         with HostTensors() if host_apart else nullcontext():
             found = exported_memory(on_fake_cpu(job, host_apart=host_apart))
-        peak = peak_form(timeline(found.program).events, found.sizes)
+        peak = peak_form(timeline(found.program, inputs_held=inputs_held).events, found.sizes)
         holds = margins(job, found.guards)
     except Incomplete as error:
         return SymbolicPeak(why=error.line)
