@@ -31,6 +31,7 @@ from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, TargetInfo, Workload, folded_path
 from costproof.models.native import GivesFormulas, stored_formulas
 from costproof.models.target import Sharded, Sharing, WithKeys
+from costproof.parametric.rank_checks import check_recounts, recounts
 
 
 class HasFormulas(GivesFormulas, Protocol):
@@ -81,7 +82,7 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
         counted: analytic ledger of the rank that the workload counts.
 
     Raises:
-        Bug: the ranks do not sum to one device and the named copies.
+        Bug: the ranks do not sum to one device and the named copies, or something that is counted again differs.
     """
     mesh, sharing, config = workload.mesh, target.shares(workload), target.info().symbols
     terms = {(workload.own_batch, mesh.coordinates(workload.rank).pp): _terms(counted)}
@@ -111,6 +112,7 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
     )  # fmt: skip
     for problem in found.problems():
         raise Bug(problem.what, where=problem.where, expected=problem.expected, got=problem.got)
+    check_recounts(recounts(found, workload, counted, one, config, sharing.routed))
     return found
 
 
