@@ -301,6 +301,8 @@ def _mixtures(sizes: RoutedLayers, one: Ledger, symbols: Mapping[str, int]) -> I
     stage = one.stages[-1]
     nodes = [n for n in one.nodes if n.stage == stage and n.role.endswith(".experts") and n.costs.get("params")]
     yield Recount("", "mixtures of experts", "layers", sizes.layers, len(nodes))
+    if not nodes:
+        return
     for name, found in (("text_experts", sizes.experts), ("text_topk", sizes.top_k), ("text_hidden", sizes.hidden)):
         yield Recount("", "mixtures of experts", name, found, symbols[name])
     each, hidden = (nodes[0].costs["params"] or 0) // symbols["text_experts"], symbols["text_hidden"]
