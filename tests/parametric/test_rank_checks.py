@@ -105,9 +105,13 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         _replaced(RoutedLayers, "reached", lambda self, units: Fraction(1, units)),
         "deepseek-v3", {"dp": 4, "ep": 4, "batch": 4},
     ),
-    "collectives counted twice": (
+    "collectives of another axis": (
         _replaced(sharding.Shards, "axis_of", lambda self, role, kind: "dp"),
-        "llama-3.1-8b", {"tp": 2, "dp": 4, "batch": 4},
+        "llama-3.1-8b", {"tp": 2, "dp": 2, "batch": 2},
+    ),
+    "numbers of experts without a dtype": (
+        _replaced(sharding.Shards, "further_dtypes", lambda self, axis, kind: ()),
+        "deepseek-v3", {"dp": 4, "ep": 4, "batch": 4},
     ),
 }  # fmt: skip
 

@@ -153,6 +153,12 @@ def _steps(found: Parallel, workload: Workload) -> Iterator[Recount]:
         where = f"{c.kind} of {c.module}"
         n = len(c.ranks)
         at = c.ranks.index(workload.rank)
+        axis, dtypes = _axis(c, workload.mesh), c.dtype.split(", ")
+        among = c.ranks if not axis or "fsdp" in workload.inputs else workload.mesh.group(axis, workload.rank)
+        if c.ranks != among:
+            yield Recount(c.stage, f"{where}, along {axis}", "ranks", _mask(c.ranks), _mask(among))
+        if axis == "ep/tp" and c.kind == "all_gather" and "int64" not in dtypes:  # numbers of the chosen experts
+            yield Recount(c.stage, where, "dtypes", len(dtypes), len(dtypes) + 1)
         if c.kind in ("all_gather", "reduce_scatter", "all_reduce") and c.bytes % c.count == 0:
             each, mixed = c.bytes // c.count, "," in c.dtype
             if c.kind == "all_gather":  # the full tensor has n equal chunks, with padding
@@ -164,6 +170,15 @@ def _steps(found: Parallel, workload: Workload) -> Iterator[Recount]:
                 yield Recount(c.stage, where, "comm_bytes", c.sent_bytes, c.count * chunk * passed)
         elif c.kind == "send":
             yield Recount(c.stage, where, "comm_bytes", c.sent_bytes, c.bytes)
+
+
+def _axis(c: Collectives, mesh: Mesh) -> str:
+    """Return the group of the mesh in which a collective runs, by its kind and module; empty if both leave it open."""
+    if c.kind in ("send", "all_to_all") or mesh.cp > 1:
+        return ""
+    if c.module.endswith(".experts") and mesh.ep > 1:
+        return "ep" if mesh.batches == 1 else "tp" if c.kind == "all_reduce" else "ep/tp"
+    return "tp"
 
 
 def gathered(ranks: int, rank: int) -> int:
@@ -220,7 +235,7 @@ def _padded_rows(engine: str, vocabulary: int, ranks: int) -> int:
 def _of_engine(workload: Workload, counted: Ledger, one: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
     """Yield the parameters of each module, and the collectives of each stage, as an engine's own classes give them."""
     engine, mesh = str(workload.inputs.get(PLAN, "")), workload.mesh
-    if engine not in ("vllm", "megatron") or mesh.tp == 1:
+    if engine not in ("vllm", "megatron") or mesh.tp == 1 or "fsdp" in workload.inputs:
         return
     whole = {(n.stage, n.module): n.costs["params"] for n in one.nodes if n.costs.get("params")}
     for n in counted.nodes:
