@@ -1,8 +1,10 @@
-"""Ranks of published models: ``python -m benchmarks.ranks [MODEL …] [--layers N] [--plan PLAN]``.
+"""Ranks of published models: ``python -m benchmarks.ranks [MODEL …] [--layers N] [--plan PLAN] [--random N]``.
 
 For each mesh the ranks are summed by the formulas, on all layers; the rest is one device and the named copies. Of each
 group of equal ranks the first and the last are counted by formula, graph and run in every metric and collective, on the
-first layers, in full width. ``--time`` prints instead the CPU seconds of a report on one and on eight devices.
+first layers, in full width. ``--time`` prints instead the CPU seconds of a report on one and on eight devices, and
+``--random N`` compares formulas and graphs of N random small configurations of a family on parts of each mesh, as
+``costproof prove`` draws them, and counts their ranks again.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from costproof.models.registry import load_target
 from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
+from costproof.run.proof_pieces import carry_out_piece
 
 MODELS: Final = ("llama-3.1-70b", "qwen3-235b-a22b", "deepseek-v3", "gpt-oss-120b", "llava-1.5-7b")
 MESHES: Final[tuple[dict[str, int], ...]] = ({}, {"tp": 2}, {"tp": 4}, {"tp": 8}, {"tp": 16}, {"tp": 8, "ep": 8})
@@ -96,6 +99,36 @@ def times(name: str, layers: int, more: dict[str, Any]) -> tuple[object, ...]:
     return name, f"{one:.2f}", f"{eight:.2f}", f"{eight / one:.2f}"
 
 
+FAMILIES: Final = ("mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mixtral", "gpt-oss", "qwen3-moe",
+                   "deepseek-v2", "deepseek-v3", "llama")  # fmt: skip
+SPREADS: Final[tuple[dict[str, int], ...]] = (
+    {"tp": 2}, {"tp": 4}, {"dp": 2}, {"pp": 2}, {"tp": 2, "dp": 2}, {"tp": 2, "pp": 2}, {"tp": 2, "ep": 2},
+    {"tp": 2, "dp": 2, "ep": 4}, {"dp": 4, "ep": 4}, {"tp": 4, "dp": 2, "pp": 2},
+)  # fmt: skip
+
+
+def drawn(family: str, mesh: dict[str, int], draws: int, seed: int) -> tuple[object, ...] | None:
+    """Return the cells of random configurations of a family on parts of a mesh; ``None`` if it has no such mesh."""
+    target: Any = load_target(family)
+    if "ep" in mesh and "text_experts" not in target.info().symbols:
+        return None
+    pieces = [p for p in target.proof(draws, seed, **mesh).pieces if "draw" in p.id]
+    wrong, compared, refused = 0, 0, 0
+    for piece in pieces:
+        try:
+            answer = carry_out_piece(piece)
+        except Incomplete as error:
+            print(f"{family}, {_shown(mesh)}, {piece.id}: {error.line}", file=sys.stderr)
+            refused += 1
+            continue
+        compared += sum(answer.rows.values())
+        wrong += len(answer.counterexamples)
+        for c in answer.counterexamples[:3]:
+            shown = f"{c.stage}/{c.module} {c.metric}: {c.difference}"
+            print(f"{family}, {_shown(mesh)}, {piece.id}, {piece.workload.inputs}: {shown}", file=sys.stderr)
+    return family, _shown(mesh), sum(p.phase == "draws" for p in pieces), f"{compared:,}", wrong, refused
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a table; 1 if a quantity differs."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -103,8 +136,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=2, metavar="N")
     parser.add_argument("--plan", metavar="PLAN")
     parser.add_argument("--time", action="store_true")
+    parser.add_argument("--random", type=int, metavar="N")
+    parser.add_argument("--seed", type=int, default=1, metavar="N")
     given = parser.parse_args(arguments)
     more = {"plan": given.plan} if given.plan else {}
+    if given.random:
+        print("| family | up to | configurations | quantities | differ | refused |\n|---|---|---:|---:|---:|---:|")
+        wrong = 0
+        for mesh in SPREADS:
+            for family in given.models if given.models != MODELS else FAMILIES:
+                if (found := drawn(family, mesh, given.random, given.seed)) is not None:
+                    wrong += found[4] != 0
+                    print("|", " | ".join(map(str, found)), "|", flush=True)
+        return 1 if wrong else 0
     if given.time:
         print("| model | one device, s | tp 8, s | ratio |\n|---|---:|---:|---:|")
         for name in given.models:

@@ -17,7 +17,9 @@ from costproof.run.proof import prepare_repeat
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "certificates"
-MODELS = re.findall(r"\S+", re.findall(r"^CERTIFIED := (.*)$", (ROOT / "Makefile").read_text(), flags=re.M)[0])
+NAMES = re.findall(r"^(?:CERTIFIED|SPREAD) := (.*)$", (ROOT / "Makefile").read_text(), flags=re.M)
+MODELS = " ".join(NAMES).split()
+"""Names of the files: of a model, and of a proof over a mesh with its options behind it."""
 
 
 def stale(certificate: Certificate) -> list[str]:
@@ -43,7 +45,9 @@ def test_every_certificate_that_is_there_is_made_by_the_makefile() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_certificate_is_of_the_formulas_of_today(name: str) -> None:
     found = read_certificate(FOLDER / f"{name}.json")
-    assert (found.target.name, found.verdict) == (name, "proved")
+    model, *mesh = name.split("--")
+    assert (found.target.name, found.verdict) == (model, "proved")
+    assert {f"{axis}={n}" for axis, n in found.settings.chosen.items() if mesh} == {*mesh}
     assert stale(found) == []
     prepare_repeat(found)  # by --verify
     assert (FOLDER / f"{name}.md").read_text(encoding="utf-8") == variants("certificate")["md"].text(found)

@@ -11,6 +11,7 @@ import sympy
 
 from costproof.algebra.evaluation import evaluate
 from costproof.algebra.symbols import parse, sym, text
+from costproof.analytic.collectives import AllReduce, ReduceScatter
 from costproof.analytic.compose import HeldNode
 from costproof.analytic.costs import Layer, Matrix, Size, costs_of
 from costproof.analytic.linear import LmHead
@@ -230,6 +231,9 @@ def _texts(
     if not any({"weight_bytes", "buffer_bytes"} & c.unknown for c in costs):
         gone = sum(matrix.elements for matrix, _ in quantised) * _ITEM
         resident = sum(c.weight_bytes + c.buffer_bytes for c in costs) - gone
+        # The bias of a quantised matrix keeps its stored dtype, also if it is added after a sum over ranks.
+        biases = [layer.bias for layer in layers if quantised and isinstance(layer, AllReduce | ReduceScatter)]
+        resident += sum(biases) * (FLOAT_BYTES[dtype] - _ITEM)
     found: tuple[Size | None, ...] = (
         _added(sums.stored_bytes, plain * FLOAT_BYTES[dtype] + kept[0]),
         _added(sums.stored_elements, plain + kept[1]),

@@ -50,11 +50,12 @@ class Piece(Generic[T]):
 
     id: str
     """Name in the progress file: ``identity: page``."""
-    phase: Literal["identities", "sizes", "workloads", "draws", "runs", "peaks", "rows"]
+    phase: Literal["identities", "sizes", "workloads", "draws", "runs", "peaks", "rows", "ranks"]
     """Kind of the piece. An identity that holds is a claim of the certificate; pieces of other kinds are only counted.
     Workloads are exported without symbols and compared as integers. Runs are not exported: every decode step is run and
     counted by FlopCounterMode. Of peaks, the live peak of each graph is compared. Of rows, formulas are compared with
-    each other, or with pairs of a query and a key that were counted one by one; those of an identity are claims."""
+    each other, or with pairs of a query and a key that were counted one by one; those of an identity are claims. Of
+    ranks, the formulas of all are summed, and what sources have from one place is counted again."""
     target: T
     workload: Workload
     stages: tuple[str, ...] = ()

@@ -7,8 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, Self
 
+import sympy
+
 from costproof.algebra.evaluation import SymbolValues, evaluate, shared_values
+from costproof.algebra.symbols import parse, sym, text, version
 from costproof.compare.diff.changes import SETTINGS, WORKLOAD, settings
+from costproof.compare.proof.certificate import Claim, Counterexample
+from costproof.compare.proof.judge import Answer
 from costproof.estimate.routing import dispatch_rows
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import BadInput, Bug
@@ -17,6 +22,7 @@ from costproof.ledger.mesh import (
     AXES,
     CP_PLAN,
     DISPATCH,
+    ON_ONE_DEVICE,
     PAIRS,
     RANK,
     Collectives,
@@ -31,6 +37,7 @@ from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, TargetInfo, Workload, folded_path
 from costproof.models.native import GivesFormulas, stored_formulas
 from costproof.models.target import Sharded, Sharing, WithKeys
+from costproof.parametric.rank_checks import Recount, check_recounts, recounts
 
 
 class HasFormulas(GivesFormulas, Protocol):
@@ -81,8 +88,17 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
         counted: analytic ledger of the rank that the workload counts.
 
     Raises:
-        Bug: the ranks do not sum to one device and the named copies.
+        Bug: the ranks do not sum to one device and the named copies, or something that is counted again differs.
     """
+    found, again = _count_ranks(target, workload, counted)
+    for problem in found.problems():
+        raise Bug(problem.what, where=problem.where, expected=problem.expected, got=problem.got)
+    check_recounts(again)
+    return found
+
+
+def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[Parallel, Iterator[Recount]]:
+    """Return the costs of every rank, and what is counted again of them."""
     mesh, sharing, config = workload.mesh, target.shares(workload), target.info().symbols
     terms = {(workload.own_batch, mesh.coordinates(workload.rank).pp): _terms(counted)}
     known: dict[object, dict[str, dict[str, int]]] = {}
@@ -109,9 +125,7 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
             for s in one.stages if s in rows[0].stages}},
         tuple(_duplicates(one, workload, sharing)), tuple(_dispatches(target, workload, sharing)),
     )  # fmt: skip
-    for problem in found.problems():
-        raise Bug(problem.what, where=problem.where, expected=problem.expected, got=problem.got)
-    return found
+    return found, recounts(found, workload, counted, one, config, sharing.routed)
 
 
 def _terms(ledger: Ledger) -> _Terms:
@@ -195,6 +209,95 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
         for why, amount in copies.items():
             if amount:
                 yield Duplicate(why, stage, metric, amount, amount if metric.endswith("_bytes") else 0)
+
+
+def compare_ranks(target: Sharded, workload: Workload, *, symbolic: bool) -> Answer:
+    """Compare what ranks have with one device and named copies, and with separate code, as a piece of a proof.
+
+    Args:
+        symbolic: whether the sums over ranks are compared in symbols; then equal numbers are claims.
+    """
+    found, again = _count_ranks(target, workload, evaluate_formulas(target, workload))
+    stage = next(s for s in found.one_device if s)
+    counts: dict[tuple[str, str], list[Recount]] = {}
+    wrong = []
+    for one in (*_as_recounts(found), *again):
+        counts.setdefault((one.stage or stage, one.metric), []).append(one)
+        if one.found != one.again:
+            sides = str(one.found), str(one.again), str(one.found - one.again)
+            wrong.append(_differs(one.stage or stage, one.where, one.metric, sides))
+    claims = []
+    for (of, metric), same in counts.items():
+        total = str(sum(one.again for one in same))
+        claims.append(Claim(of, "", "ranks", "", metric, len(same), (), "recount", (), "", total, total))
+    rows: Counter[str] = Counter()
+    for (of, _), same in counts.items():
+        rows[of] += len(same)
+    for of, metric, left, right in _sums_in_symbols(target, workload) if symbolic else ():
+        rows[of or stage] += 1
+        rest = sympy.expand(left - right)
+        formula = text(sympy.expand(right))
+        if rest != 0:
+            wrong.append(_differs(of or stage, "all ranks", metric, (text(sympy.expand(left)), formula, text(rest))))
+        free = tuple(sorted(s.name for s in right.free_symbols))
+        claims.append(Claim(of or stage, "", "all ranks", "", metric, 1, (), "identity of ranks", free,
+                            version(right), formula, formula))  # fmt: skip
+    return Answer(dict(rows), tuple(claims) if symbolic and not wrong else (), tuple(wrong))
+
+
+def _as_recounts(found: Parallel) -> Iterator[Recount]:
+    """Yield the problems of the result for all ranks."""
+    yield Recount("", "$.parallel", "problems", len(found.problems()), 0)
+
+
+def _differs(stage: str, module: str, metric: str, sides: tuple[str, str, str]) -> Counterexample:
+    left, right, rest = sides
+    return Counterexample("", stage, "", module, "", metric, left, left, right, rest, {}, {})
+
+
+_Sums = dict[tuple[str, Metric], sympy.Expr]
+
+
+def _sums_in_symbols(target: Sharded, workload: Workload) -> Iterator[tuple[str, Metric, sympy.Expr, sympy.Expr]]:
+    """Yield (stage, metric, sum over all ranks, one device with the copies) in the symbols of a run.
+
+    B and S are the batch and the positions of one rank of equal ones, so that one device has dp B sequences of cp S.
+    """
+    mesh, sharing, config = workload.mesh, target.shares(workload), target.info().symbols
+    left: _Sums = {}
+    right: _Sums = {}
+    for rank in range(mesh.world):
+        run = replace(workload, inputs={**workload.inputs, RANK: rank})
+        own = {name: n for call in target.invocations(run) for name, n in call.symbols.items() if name in ON_ONE_DEVICE}
+        for (stage, _, metric, expr), times in _terms(stored_formulas(target, run)).items():
+            if metric in (DONE if stage else HELD):
+                add = times * _put_in(expr, {**config, **own, "b": FLOAT_BYTES[workload.dtype]})
+                left[stage, metric] = left.get((stage, metric), sympy.Integer(0)) + add
+    nodes = stored_formulas(target, replace(workload, inputs=_of_one(workload))).nodes
+    item, whole = FLOAT_BYTES[workload.dtype], {sym("B"): mesh.dp * sym("B"), sym("S"): mesh.cp * sym("S")}
+    for stage, metric in left:
+        every: Counter[tuple[str, int, int, int, int]] = Counter()
+        for node in bearing((n for n in nodes if not stage or n.stage == stage), metric):
+            if metric in node.exprs:
+                times, _ = sharing.held_by(node.role, metric)
+                more, _ = sharing.added(node.role) if metric in ("params", "weight_bytes") else (0, "")
+                groups = mesh.cp * sharing.copies_of_batches(node.role) if not stage else 1
+                _, rows = sharing.padding_of(node.role, metric, 0)
+                pad = sharing.padding_of(node.role, metric, config["text_vocab"])[0] if rows else 0
+                added = more * (item if metric == "weight_bytes" else 1)
+                every[node.exprs[metric], times, added, groups, pad] += 1
+        total = sympy.Integer(0)
+        for (expr, times, added, groups, pad), alike in every.items():
+            cost = _put_in(expr, {**config, "b": item})
+            total += alike * groups * (cost * (times + sympy.Rational(pad, config["text_vocab"])) + added)
+        right[stage, metric] = total.xreplace(whole) if stage else total
+    for key, sums in left.items():
+        yield *key, sums, right[key]
+
+
+def _put_in(expr: str, numbers: Mapping[str, int]) -> sympy.Expr:
+    found = parse(expr)
+    return found.xreplace({s: sympy.Integer(numbers[s.name]) for s in found.free_symbols if s.name in numbers})
 
 
 DATA_COPIES: Final = "copies of data-parallel ranks"

@@ -113,7 +113,7 @@ def with_runs(proof: Proof) -> Proof:
     drawn = (
         p
         for p in proof.pieces
-        if p.phase == "draws" and p.workload.new_tokens and isinstance(p.target, Runnable)
+        if p.phase == "draws" and p.workload.new_tokens and isinstance(p.target, Runnable) and p.workload.mesh.one
         if p.workload.attention != FLASH
     )
     runs = (
@@ -126,10 +126,13 @@ def with_runs(proof: Proof) -> Proof:
 def _peaks(proof: Proof) -> Iterator[Piece[Provable]]:
     """Yield the pieces that compare live peaks by formula with those of graphs.
 
-    There is no formula for a loop over experts, and for views whose side is a symbol.
+    There is no formula for a loop over experts, for views whose side is a symbol, and for ranks of a mesh.
     """
     known = [
-        p for p in proof.pieces if isinstance(p.target, WithMemory) and not p.asked if p.workload.experts != "eager"
+        p
+        for p in proof.pieces
+        if isinstance(p.target, WithMemory) and not p.asked and p.workload.mesh.one
+        if p.workload.experts != "eager"
     ]
     drawn = [p for p in known if p.phase == "draws"][:_PEAK_DRAWS]
     for piece in (*(p for p in known if p.phase == "identities"), *drawn):

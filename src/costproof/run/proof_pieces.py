@@ -37,8 +37,9 @@ from costproof.models.native import Native, stored_formulas
 from costproof.models.proof import Piece, Proof, Provable, RowIdentity, SymbolicRun
 from costproof.models.reader_check import check_reader, written
 from costproof.models.specs import ExportJob
-from costproof.models.target import Runnable, WithFormulas, WithMemory
+from costproof.models.target import Runnable, Sharded, WithFormulas, WithMemory
 from costproof.opgraph.rules.files import versions_in_force
+from costproof.parametric.targets import compare_ranks
 from costproof.processes import Say
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.exporting import with_sizes
@@ -61,6 +62,8 @@ def carry_out_piece(piece: Piece[Provable], say: Say | None = None) -> Answer:
     """
     if piece.phase == "peaks":
         return compare_peaks(piece)
+    if piece.phase == "ranks":
+        return compare_ranks(cast(Sharded, piece.target), piece.workload, symbolic=piece.sizes is None)
     if piece.identity is not None:
         return compare_rows(piece, piece.identity)
     if piece.phase == "draws" and isinstance(piece.target, Native):
@@ -140,7 +143,8 @@ def count_piece(piece: Piece[Provable], graphs: dict[str, Exported]) -> CountedP
     kernels = (workload.dtype, workload.attention, workload.experts)
     names = {s.name for s in target.settings() if s.choices}
     own = tuple((name, value) for name, value in workload.inputs.items() if name in names)
-    model = _built(cast(Hashable, target), *kernels, own) if sizes is None else target.build(workload)
+    once = sizes is None and workload.mesh.one  # a rank has a model of its own
+    model = _built(cast(Hashable, target), *kernels, own) if once else target.build(workload)
 
     def export(job: ExportJob) -> Exported:
         if job.id not in graphs:
@@ -398,7 +402,7 @@ def assemble_certificate(
         bounds=tuple(
             bound(s, degrees(formulas[s], proof.independent), proof.ranges, samples)
             for s in info.stages
-            if s in formulas and samples
+            if s in formulas and samples and proof.ranges  # sizes that a mesh must divide are not independent
         ),
         claims=tuple(_claim(found, proof.sized) for found in right.values()),
         counterexamples=tuple(sorted(wrong, key=_size)),

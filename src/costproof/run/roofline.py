@@ -44,6 +44,7 @@ from costproof.ledger.plural import plural
 from costproof.ledger.workload import Workload
 from costproof.models.target import Sharded, sharded
 from costproof.opgraph.rules.files import Files
+from costproof.parametric.rank_checks import check_recounts, link_recounts
 from costproof.parametric.run_family import SettingCurve
 from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.run.operand_files import OperandInput, check_whole
@@ -140,6 +141,9 @@ def roofline(
         if rates is not None and sent is not None:
             bounded = _Ranks(read, of, arithmetic, rates, routed=kind != "bound")
             links = bounded.links(folded, run, stages)
+            if name == "analytic" and (of_ranks := sharded(read.target)) is not None:
+                counted = count_ranks(of_ranks, side.workload, evaluate_formulas(of_ranks, side.workload))
+                check_recounts(link_recounts(links, counted.collectives, devices))
     solved: Iterable[BottleneckThreshold] = ()
     # The rows say all lengths, and under ep the formulas have the rows of all ranks.
     if batch is not None and read.target is not None and not side.workload.rows and mesh.ep == 1:

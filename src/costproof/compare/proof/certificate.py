@@ -21,7 +21,7 @@ from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind, load
 from costproof.ledger.workload import TargetInfo
 
-Method = Literal["identity", "identity per size", "identity of rows", "enumeration"]
+Method = Literal["identity", "identity per size", "identity of rows", "identity of ranks", "enumeration", "recount"]
 ProofVerdict = Literal["proved", "refuted", "incomplete"]
 
 
@@ -41,7 +41,9 @@ class Claim:
     method: Method
     """``identity``: the expanded difference is 0, for all values of the symbols. ``identity per size``: the same
     at each enumerated size, which is not a symbol there. ``identity of rows``: the same of two formulas, those of a
-    batch of rows and those of the runs that ``runs`` names. ``enumeration``: equal integers at each workload listed."""
+    batch of rows and those of the runs that ``runs`` names. ``identity of ranks``: the same of the sum over all ranks
+    of a mesh, and one device with named copies. ``enumeration``: equal integers at each workload listed. ``recount``:
+    so are numbers of a mesh and those of separate code, whose sum is the formula."""
     free: tuple[str, ...]
     """Symbols for all values of which the claim holds."""
     version: str
@@ -166,7 +168,7 @@ class Certificate(NotebookRepr):
         return {"proved": 0, "refuted": 1, "incomplete": 3}[self.verdict]
 
 
-CERTIFICATE: Final = FileKind(name="costproof/certificate", version=(2, 5), type=Certificate)
+CERTIFICATE: Final = FileKind(name="costproof/certificate", version=(2, 6), type=Certificate)
 
 
 def read_certificate(path: Path) -> Certificate:

@@ -1,4 +1,4 @@
-"""The domain of a proof about a decoder: symbolic lengths, random small configurations, and batches of rows."""
+"""The domain of a proof about a decoder: symbolic lengths, random configurations, batches of rows, ranks of meshes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from math import gcd, prod
+from typing import Any, Final, TypeVar, cast
 
 import sympy
 
@@ -14,6 +15,7 @@ from costproof.algebra.series import CACHED, CONTEXT, ROW_SUMS
 from costproof.algebra.symbols import sym, text
 from costproof.analytic.elementwise import ACTIVATION_FLOPS
 from costproof.compare.proof.certificate import Settings
+from costproof.ledger.mesh import PLAN, RANK
 from costproof.ledger.metrics import EVERY_METRIC, FLOOR, KEPT_FLOPS, KEPT_SCORES, STAGE_WIDE
 from costproof.ledger.workload import (
     FLOAT_BYTES,
@@ -24,11 +26,13 @@ from costproof.ledger.workload import (
     Dtype,
     ExpertKernel,
     Logits,
+    SettingValue,
     Workload,
 )
 from costproof.models.decoding.config import LEAST_WINDOW, DecoderConfig, MixtureConfig, WindowedConfig
 from costproof.models.decoding.latent import LatentConfig
 from costproof.models.decoding.names import row_kinds
+from costproof.models.decoding.plans import ENGINES, OWN, stored_plan
 from costproof.models.native import Native
 from costproof.models.proof import Piece, Proof, Provable, RowIdentity, SymbolicRun, reasons
 
@@ -212,6 +216,115 @@ def _drawn(
         of_run[f"{other} decoding"] = decoding == other
     piece = Piece(f"draws: {number}", "draws", target, work, sizes={"P": p["P"], "N": steps})
     return piece, {**present, **of_run}
+
+
+# --- Ranks of a mesh -------------------------------------------------------------------------------------------------
+
+_ATTEMPTS: Final = 60
+"""Draws of a configuration and a mesh until one is legal."""
+_OF_RANKS: Final = (
+    "that runs equal the graphs of ranks, and their live peaks: costproof report compares runs of ranks",
+    "the bounds of links, which costproof roofline counts again",
+)
+_NO_BOUND: Final = "a bound of the chance to miss a mistake: widths that a mesh divides are not drawn independently"
+
+
+def mesh_proof(made: Proof, target: Provable, draw: Draw, mesh: Mapping[str, int], plan: str | None) -> Proof:
+    """Return a proof over a mesh: ranks in symbols, random configurations on random parts of the mesh, and their sums.
+
+    Args:
+        made: the proof for one device, whose variants and number of draws it has.
+        draw: draws a configuration of the family.
+        mesh: axis -> devices, for axes of more than one.
+        plan: by which ranks share the model; ``None`` for that of the class, and draws with plans of engines too.
+
+    Raises:
+        Problems: the target cannot be spread over the mesh.
+    """
+    given: dict[str, Any] = {**mesh, **({} if plan is None else {PLAN: stored_plan(plan)})}
+    if given.get(PLAN) == OWN or mesh.get("tp", 1) == 1:
+        given.pop(PLAN, None)
+    name = ", ".join(f"{key} {value}" for key, value in given.items())
+    pieces: list[Piece[Provable]] = []
+    alike: dict[object, str] = {}
+    variants = []
+    for piece in (p for p in made.pieces if p.phase == "identities"):
+        w = piece.workload
+        w = replace(w, name=f"{w.name} on {name}", batch=2 * mesh.get("dp", 1), inputs={**w.inputs, **given})
+        w = replace(w, text_tokens=w.text_tokens // w.mesh.tp * w.mesh.tp)
+        target.check(w)
+        variants.append(w)
+    for variant in variants:
+        for rank in range(variant.mesh.world):
+            run = replace(variant, name=f"{variant.name}, rank {rank}", inputs={**variant.inputs, RANK: rank})
+            calls = tuple((c.stage, *sorted(c.symbols.items())) for c in target.invocations(run))
+            key = (variant is variants[0] or rank, run.mesh.coordinates(rank).pp, calls)
+            if (variant is variants[0] or rank == 0) and key not in alike:
+                alike[key] = run.name
+                pieces.append(Piece(f"identity: {run.name}", "identities", target, run))
+        pieces.append(Piece(f"ranks: {variant.name}", "ranks", target, variant))
+    left_out, choices = 0, Counter[str]()
+    for number in range(made.settings.samples):
+        found = _drawn_on_mesh(target, draw, made.settings.seed, number, given, own_plan=plan is None)
+        if found is None:
+            left_out += 1
+        else:
+            piece, present = found
+            pieces += [piece, replace(piece, id=f"ranks: {piece.workload.name}", phase="ranks")]
+            choices.update(feature for feature, has in present.items() if has)
+    return replace(
+        made, pieces=tuple(pieces), usual=variants[0], ranges={}, independent={}, choices=choices,
+        settings=replace(made.settings, chosen={axis: str(n) for axis, n in given.items()}),
+        not_varied=(_NOT_VARIED[0], *reasons(type(cast(Native[Any], target).config))) if choices else made.not_varied,
+        not_claimed=(*_OF_RANKS, _NO_BOUND, *([f"{left_out} draws without a legal mesh"] if left_out else ())),
+    )  # fmt: skip
+
+
+def _drawn_on_mesh(
+    target: Provable, draw: Draw, seed: int, number: int, given: Mapping[str, Any], *, own_plan: bool
+) -> tuple[Piece[Provable], Mapping[str, bool]] | None:
+    """Return a random configuration on a random part of a mesh with its features; ``None`` if the family draws none.
+
+    Widths are multiples of the ranks that divide them. If 60 attempts are not legal the draw is left out.
+    """
+    kind = type(cast(Native[Any], target).config)
+    choices = {s.name: s.choices for s in target.settings()}
+    ranges = {**CONFIG, **kind.ranges, **_RUN}
+    for attempt in range(_ATTEMPTS):
+        rng = random.Random(f"costproof:mesh:{seed}:{number}:{attempt}")
+        p = {name: rng.choice(values) for name, values in ranges.items()}
+        axes = {axis: rng.choice([n for n in range(1, given.get(axis, 1) + 1) if given.get(axis, 1) % n == 0])
+                for axis in ("tp", "dp", "pp")}  # fmt: skip
+        tp, dp = axes["tp"], axes["dp"]
+        axes["ep"] = rng.choice([n for n in sorted({1, tp, tp * dp}) if given.get("ep", 1) % n == 0])
+        inputs: dict[str, SettingValue] = {axis: n for axis, n in axes.items() if n > 1}
+        engines = (None, *ENGINES) if own_plan else (given.get(PLAN),)
+        if tp > 1 and (engine := rng.choice(engines)) is not None:
+            inputs[PLAN] = engine
+        p["layers"] = max(rng.choice(_FEW), axes["pp"])
+        p["text_intermediate"] *= tp
+        p["text_groups"] *= tp // gcd(tp, p["text_kv_heads"] * p["text_groups"])
+        p["S"] *= tp
+        attention: AttentionKind = rng.choice([a for a in _ATTENTIONS if a in choices["attention"]])
+        dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
+        batch = max(1, p["B"] // dp) * dp + (rng.randrange(dp) if axes["ep"] <= tp else 0)
+        logits: Logits = rng.choice(("all", "last"))
+        world = prod(axes[axis] for axis in ("tp", "dp", "pp"))
+        inputs[RANK] = rng.randrange(world)
+        work = Workload(f"draw {number}", p["S"], rng.choice(STEPS), batch, dtype, attention, logits, inputs=inputs)
+        if "experts" in choices:
+            work = replace(work, experts=rng.choice(_KERNELS))
+            p["row"] = GROUPED_ROW * tp if work.experts == "grouped_mm" else 1
+        drawn = draw(p, rng)
+        if drawn is None:
+            return None
+        if work.mesh.one or drawn[0].problems(work):  # type: ignore[attr-defined]
+            continue
+        features = {**drawn[1], **{f"{axis} above 1": n > 1 for axis, n in axes.items()},
+                    **{f"plan {engine}": inputs.get(PLAN) == engine for engine in ENGINES}}  # fmt: skip
+        sizes = {"P": p["P"], "N": work.new_tokens}
+        return Piece(f"draws: {number}", "draws", drawn[0], work, sizes=sizes), features
+    return None
 
 
 _CHUNK: Final = (KEPT_SCORES, "kv_cache_bytes")

@@ -16,7 +16,7 @@ from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc, TokenPadding
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.mesh import PAIRS, stage_layers
+from costproof.ledger.mesh import PAIRS, PLAN, stage_layers
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import KV_BLOCK, PAD_TO, PAST, ROWS, BatchRow, ExpertKernel, Invocation, Workload
@@ -69,6 +69,8 @@ SETTINGS: Final[tuple[Setting, ...]] = (
 )
 
 
+PROVED_AXES: Final = ("tp", "ep", "pp", "dp")
+"""Axes of a mesh whose ranks graphs count too."""
 C = TypeVar("C", bound=DecoderConfig)
 _LAYER: Final = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 """The index of a layer in the path of its attention."""
@@ -321,11 +323,23 @@ class CausalTarget(Native[C]):
         config = random_config(type(default.config), sizes, rng)
         return replace(default, config=config), features(config)
 
-    def proof(self, samples: int, seed: int) -> Proof:
-        """Return the proof of both stages in symbolic sizes, and for random configurations if the family draws any."""
-        from costproof.models.decoding.domain import proof
+    @classmethod
+    def proof_settings(cls) -> tuple[Setting, ...]:
+        """Return the settings of a proof: the mesh over which ranks are compared."""
+        return () if cls.plan is None else tuple(s for s in common.MESH if s.name in PROVED_AXES or s.name == PLAN)
 
-        return proof(self, self.config, self.normalised(), samples, seed, self.drawn)
+    def proof(self, samples: int, seed: int, plan: str | None = None, **axes: int | str) -> Proof:
+        """Return the proof of both stages in symbolic sizes, and for random configurations if the family draws any.
+
+        Args:
+            plan: by which ranks share the model.
+            axes: devices along ``tp``, ``ep``, ``pp`` and ``dp``; those of a certificate are texts.
+        """
+        from costproof.models.decoding.domain import mesh_proof, proof
+
+        made = proof(self, self.config, self.normalised(), samples, seed, self.drawn)
+        mesh = {axis: int(axes[axis]) for axis in PROVED_AXES if int(axes.get(axis, 1)) != 1}
+        return mesh_proof(made, self, self.drawn, mesh, plan) if mesh else made
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
         """Return the model on the meta device with the given implementation of routed experts, if it has experts."""

@@ -1,0 +1,483 @@
+"""Count again, by separate code, what several sources take from one place about the ranks of a mesh.
+
+All sources read one mesh, one plan of an engine, and one division of the batch; the table of dispatch forms and the
+bounds of links have a single source. Here the same numbers are made in another way: ranks are placed and sequences are
+dealt one by one, chunks are passed around step by step, sets of experts are enumerated, bytes that must cross a cut are
+counted, and an engine's layers are described by the names of its classes. A difference is a defect of costproof.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations, product
+from math import ceil, comb
+from typing import Final, NamedTuple
+
+from costproof.estimate.links import Devices, LinkBounds
+from costproof.estimate.routing import RoutedLayers
+from costproof.ledger.errors import Bug
+from costproof.ledger.mesh import PLAN, RANK, Collectives, Mesh, Parallel
+from costproof.ledger.metrics import FLOOR, UNFUSED
+from costproof.ledger.node import Ledger
+from costproof.ledger.workload import FLOAT_BYTES, Workload
+
+_EXCHANGED: Final = ("messages", "comm_payload_bytes", "comm_bytes")
+
+
+class Recount(NamedTuple):
+    """One number that is counted twice."""
+
+    stage: str
+    where: str
+    metric: str
+    found: int | Fraction
+    """What costproof reports."""
+    again: int | Fraction
+    """The same by the code of this module."""
+
+
+def check_recounts(counted: Iterable[Recount]) -> None:
+    """Check that both numbers are equal.
+
+    Raises:
+        Bug: some are not.
+    """
+    for one in counted:
+        if one.found != one.again:
+            what = "a number of the ranks is not what its definition gives, counted in another way"
+            where = f"{one.stage or 'the mesh'}, {one.where}: {one.metric}"
+            raise Bug(what, where=where, expected=str(one.again), got=str(one.found))
+
+
+def recounts(
+    found: Parallel,
+    workload: Workload,
+    counted: Ledger,
+    one: Ledger,
+    symbols: Mapping[str, int],
+    routed: RoutedLayers | None,
+) -> Iterator[Recount]:
+    """Yield everything that is counted again about a run on several devices.
+
+    Args:
+        found: the result for all ranks.
+        workload: the run, with the rank that is counted.
+        counted: the evaluated formulas of that rank.
+        one: those of the same batch on one device.
+        symbols: numbers of the configuration.
+        routed: mixtures of experts that ranks share.
+    """
+    yield from _places(workload)
+    yield from _sums(found, workload)
+    yield from _steps(found, workload)
+    yield from _of_engine(workload, counted, one, symbols)
+    if routed is not None and found.dispatches:
+        yield from _mixtures(routed, one, symbols)
+        yield from _dispatched(found, workload, routed)
+
+
+# --- Places of ranks, and their parts of the batch -------------------------------------------------------------------
+
+
+def _places(workload: Workload) -> Iterator[Recount]:
+    """Yield the coordinates, groups and batches of all ranks, placed one after another."""
+    mesh = workload.mesh
+    place = {
+        rank: {"pp": p, "dp": d, "cp": c, "tp": t}
+        for rank, (p, d, c, t) in enumerate(product(*map(range, (mesh.pp, mesh.dp, mesh.cp, mesh.tp))))
+    }
+    yield Recount("", "ranks", "number", mesh.world, len(place))
+    dealt = Counter(sequence % mesh.dp for sequence in range(workload.batch))
+    stage = len(place) // mesh.pp
+    for rank, at in place.items():
+        of = mesh.coordinates(rank)
+        for axis, index in at.items():
+            yield Recount("", f"rank {rank}", f"index along {axis}", int(getattr(of, axis)), index)
+            alike = tuple(r for r, x in place.items() if {**x, axis: 0} == {**at, axis: 0})
+            yield Recount("", f"rank {rank}, group along {axis}", "ranks", _mask(mesh.group(axis, rank)), _mask(alike))
+        first = rank - rank % stage % mesh.ep
+        shared = range(first, first + mesh.ep)
+        yield Recount("", f"rank {rank}", "index along ep", of.ep, rank - first)
+        yield Recount("", f"rank {rank}, group along ep", "ranks", _mask(mesh.group("ep", rank)), _mask(shared))
+        apart = [r for r in shared if place[r]["tp"] == at["tp"]]
+        if mesh.ep > 1:
+            yield Recount(
+                "", f"rank {rank}, group along ep/tp", "ranks", _mask(mesh.group("ep/tp", rank)), _mask(apart)
+            )
+            yield Recount("", "experts of a rank", "batches", mesh.batches, len(apart))
+        yield Recount("", f"rank {rank}", "sequences", _of_rank(workload, rank).own_batch, dealt[at["dp"]])
+
+
+def _of_rank(workload: Workload, rank: int) -> Workload:
+    return replace(workload, inputs={**workload.inputs, RANK: rank})
+
+
+def _mask(ranks: Iterable[int]) -> int:
+    """Return a number that stands for a set of ranks."""
+    return sum(1 << rank for rank in ranks)
+
+
+# --- Sums of the report ----------------------------------------------------------------------------------------------
+
+
+def _sums(found: Parallel, workload: Workload) -> Iterator[Recount]:
+    """Yield the sums that must be equal within a report, and the smaller ones of two bounds."""
+    mesh = workload.mesh
+    for axis in ("tp", "ep", "pp", "dp", "cp"):
+        yield Recount("", "$.parallel", axis, getattr(found.mesh, axis), getattr(mesh, axis))
+    costs = {rank: row.stages for row in found.ranks for rank in row.ranks}
+    own = costs[workload.rank]
+    for stage in own:
+        here = [c for c in found.collectives if c.stage == stage]
+        if stage and own[stage].get("messages") is not None:
+            sums = sum(c.count for c in here), sum(c.bytes for c in here), sum(c.sent_bytes for c in here)
+            for metric, total in zip(_EXCHANGED, sums, strict=True):
+                yield Recount(stage, "sum of the collectives", metric, total, own[stage][metric])
+    for rank, stages in costs.items():
+        for stage, of in stages.items():
+            if FLOOR in of and UNFUSED in of and mesh.cp == 1:  # of a shared sequence they are not known
+                yield Recount(stage, f"rank {rank}", "floor above unfused bytes", max(0, of[FLOOR] - of[UNFUSED]), 0)
+            for metric in _EXCHANGED:
+                if metric in of and mesh.tp > 1:  # all take part in the same collectives
+                    first = costs[rank - rank % mesh.tp][stage][metric]
+                    yield Recount(stage, f"rank {rank} and the first of its group along tp", metric, of[metric], first)
+
+
+def _steps(found: Parallel, workload: Workload) -> Iterator[Recount]:
+    """Yield the bytes that a rank sends in each collective, its chunks being passed around step by step."""
+    item = FLOAT_BYTES[workload.dtype]
+    for c in found.collectives:
+        where = f"{c.kind} of {c.module}"
+        n = len(c.ranks)
+        at = c.ranks.index(workload.rank)
+        axis, dtypes = _axis(c, workload.mesh), c.dtype.split(", ")
+        among = c.ranks if not axis or "fsdp" in workload.inputs else workload.mesh.group(axis, workload.rank)
+        if c.ranks != among:
+            yield Recount(c.stage, f"{where}, along {axis}", "ranks", _mask(c.ranks), _mask(among))
+        if axis == "ep/tp" and c.kind == "all_gather" and "int64" not in dtypes:  # numbers of the chosen experts
+            yield Recount(c.stage, where, "dtypes", len(dtypes), len(dtypes) + 1)
+        if c.kind in ("all_gather", "reduce_scatter", "all_reduce") and c.bytes % c.count == 0:
+            each, mixed = c.bytes // c.count, "," in c.dtype
+            if c.kind == "all_gather":  # the full tensor has n equal chunks, with padding
+                if c.bytes % n == 0:
+                    yield Recount(c.stage, where, "comm_bytes", c.sent_bytes, c.bytes // n * gathered(n, at))
+            elif not mixed:
+                chunk = ceil(Fraction(each, item * n)) * item
+                passed = scattered(n, at) + (gathered(n, at) if c.kind == "all_reduce" else 0)
+                yield Recount(c.stage, where, "comm_bytes", c.sent_bytes, c.count * chunk * passed)
+        elif c.kind == "send":
+            yield Recount(c.stage, where, "comm_bytes", c.sent_bytes, c.bytes)
+
+
+def _axis(c: Collectives, mesh: Mesh) -> str:
+    """Return the group of the mesh in which a collective runs, by its kind and module; empty if both leave it open."""
+    if c.kind in ("send", "all_to_all") or mesh.cp > 1:
+        return ""
+    if c.module.endswith(".experts") and mesh.ep > 1:
+        return "ep" if mesh.batches == 1 else "tp" if c.kind == "all_reduce" else "ep/tp"
+    return "tp"
+
+
+def gathered(ranks: int, rank: int) -> int:
+    """Return the chunks that a rank sends in a ring until all ranks have those of all; each begins with its own."""
+    has, sent = [{r} for r in range(ranks)], 0
+    newest = list(range(ranks))
+    while any(len(chunks) < ranks for chunks in has):
+        sent += 1
+        newest = [newest[(r - 1) % ranks] for r in range(ranks)]  # each passes on what it got last
+        for r in range(ranks):
+            has[r].add(newest[r])
+    return sent if rank in range(ranks) else 0
+
+
+def scattered(ranks: int, rank: int) -> int:
+    """Return the partial sums that a rank sends in a ring until one rank has the sum of each chunk."""
+    parts = [[{r} for _ in range(ranks)] for r in range(ranks)]
+    sent = step = 0
+    while not all(any(len(parts[r][chunk]) == ranks for r in range(ranks)) for chunk in range(ranks)):
+        moved = [(r, (r - step) % ranks, set(parts[r][(r - step) % ranks])) for r in range(ranks)]
+        for r, chunk, terms in moved:
+            parts[(r + 1) % ranks][chunk] |= terms
+        sent, step = sent + sum(r == rank for r, _, _ in moved), step + 1
+    return sent
+
+
+# --- Plans of engines ------------------------------------------------------------------------------------------------
+
+_CLASSES: Final[Mapping[str, str]] = {
+    "embed_tokens": "VocabParallelEmbedding", "lm_head": "ParallelLMHead",
+    "q_proj": "QKVParallelLinear", "k_proj": "QKVParallelLinear, keys", "v_proj": "QKVParallelLinear, values",
+    "q_b_proj": "ColumnParallelLinear", "kv_b_proj": "ColumnParallelLinear",
+    "gate_proj": "MergedColumnParallelLinear", "up_proj": "MergedColumnParallelLinear",
+    "o_proj": "RowParallelLinear", "down_proj": "RowParallelLinear",
+    "experts": "FusedMoE", "self_attn": "of each head",
+}  # fmt: skip
+"""Last name of a module's path -> class by which engines split it; all others are whole on each rank.
+
+Sources: vLLM ``model_executor/models/llama.py``, ``deepseek_v2.py``, ``qwen3_moe.py``, ``gpt_oss.py``; Megatron-LM
+``core/models/gpt/gpt_layer_specs.py``, whose ColumnParallelLinear and RowParallelLinear divide the same dimensions.
+"""
+
+
+def _padded_rows(engine: str, vocabulary: int, ranks: int) -> int:
+    """Return the rows of a table with those that an engine adds.
+
+    vLLM ``pad_vocab_size(vocab_size, pad_to=64)``; Megatron-LM ``_vocab_size_with_padding``, which counts up to a
+    multiple of make_vocab_size_divisible_by (128) x tensor_model_parallel_size.
+    """
+    unit = 64 if engine == "vllm" else 128 * ranks
+    return vocabulary + -vocabulary % unit
+
+
+def _of_engine(workload: Workload, counted: Ledger, one: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
+    """Yield the parameters of each module, and the collectives of each stage, as an engine's own classes give them."""
+    engine, mesh = str(workload.inputs.get(PLAN, "")), workload.mesh
+    if engine not in ("vllm", "megatron") or mesh.tp == 1 or "fsdp" in workload.inputs:
+        return
+    whole = {(n.stage, n.module): n.costs["params"] for n in one.nodes if n.costs.get("params")}
+    for n in counted.nodes:
+        params, all_of_it = n.costs.get("params"), whole.get((n.stage, n.module))
+        if params and all_of_it:
+            again = _own_params(engine, n.module, all_of_it, mesh, symbols)
+            yield Recount(n.stage, n.module, "params", params, again)
+    if mesh.batches == 1 and mesh.cp == 1:
+        yield from _engine_collectives(engine, workload, counted, symbols)
+
+
+def _own_params(engine: str, module: str, whole: int, mesh: Mesh, symbols: Mapping[str, int]) -> int | Fraction:
+    """Return the parameters of a rank in a module that has ``whole`` on one device."""
+    kind, hidden, n = _CLASSES.get(module.rpartition(".")[2], ""), symbols["text_hidden"], mesh.tp
+    if kind in ("VocabParallelEmbedding", "ParallelLMHead"):
+        return Fraction(_padded_rows(engine, symbols["text_vocab"], n) * hidden, n)
+    if kind.startswith("QKVParallelLinear,"):
+        heads = symbols["text_kv_heads"]
+        return Fraction(whole, heads) * (1 if n >= heads else Fraction(heads, n))
+    if kind == "RowParallelLinear":  # each output has its inputs, and perhaps a bias, which all ranks have
+        inputs, bias = divmod(whole // hidden, n)
+        return hidden * (inputs + bias)
+    if kind == "FusedMoE" and mesh.ep > 1:
+        return Fraction(whole, mesh.ep)
+    if kind == "FusedMoE":
+        experts, inner = symbols["text_experts"], symbols.get("text_moe", symbols.get("text_intermediate", 0))
+        bias = experts * hidden if whole > 3 * experts * hidden * inner else 0
+        return Fraction(whole - bias, n) + bias
+    return Fraction(whole, n) if kind else whole
+
+
+def _engine_collectives(
+    engine: str, workload: Workload, counted: Ledger, symbols: Mapping[str, int]
+) -> Iterator[Recount]:
+    """Yield the messages and payloads of a rank by kind, from the layers that its stage has.
+
+    vLLM: an all-reduce for the embedding, the attention and the MLP or the experts of each layer, shared ones included,
+    and an all-gather of logits (VocabParallelEmbedding, RowParallelLinear, ``reduce_results=False`` of shared experts,
+    LogitsProcessor). Megatron-LM with sequence parallelism: reduce-scatters in place of all-reduces, an all-gather
+    before the attention, before the MLP and before the logits; a step of one token has all-reduces.
+    """
+    mesh, item = workload.mesh, FLOAT_BYTES[workload.dtype]
+    batch, rows = workload.own_batch, _padded_rows(engine, symbols["text_vocab"], mesh.tp)
+    for stage, tokens, calls in (("prefill", workload.text_tokens, 1), ("decode", 1, workload.new_tokens)):
+        nodes = [n for n in counted.nodes if n.stage == stage]
+        names = {n.module for n in nodes if n.costs.get("params")}
+        layers = sum(name.endswith(".o_proj") for name in names)
+        first, last = any(name.endswith("embed_tokens") for name in names), any(n.module == "lm_head" for n in nodes)
+        if not calls or not names:
+            continue
+        state = batch * tokens * symbols["text_hidden"] * item
+        sums, gathers = 2 * layers + first, 0
+        if engine == "megatron" and tokens > 1:
+            kind, gathers = "reduce_scatter", 2 * layers + 1
+        else:
+            kind = "all_reduce"
+        positions = tokens if workload.logits == "all" else 1
+        logits = batch * positions * rows * item if last else 0
+        expected = {kind: (sums, sums * state), "all_gather": (gathers + last, gathers * state + logits)}
+        for name in ("all_reduce", "reduce_scatter", "all_gather"):
+            messages, payload = expected.get(name, (0, 0))
+            for metric, again in (("messages", messages), ("comm_payload_bytes", payload)):
+                total = sum(n.costs.get(metric) or 0 for n in nodes if n.kind == name)
+                yield Recount(stage, f"all {name} by {engine}", metric, total, calls * again)
+
+
+# --- Tokens for experts of other ranks -------------------------------------------------------------------------------
+
+_HEADERS: Final[Mapping[str, int]] = {"all-gather": 0, "all-to-all": 0, "low-latency": 16, "by-rank": 0, "by-node": 0}
+"""Form of dispatch -> bytes before the hidden state of a copy (DeepEP low-latency: source of the token, an int4)."""
+_ON_A_NODE: Final = 8
+_MOST_SETS: Final = 20_000
+"""Sets of groups of experts beyond which they are not enumerated."""
+
+
+def _mixtures(sizes: RoutedLayers, one: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
+    """Yield the sizes of the mixtures of experts, from the configuration and the parameters of one device."""
+    stage = one.stages[-1]
+    nodes = [n for n in one.nodes if n.stage == stage and n.role.endswith(".experts") and n.costs.get("params")]
+    yield Recount("", "mixtures of experts", "layers", sizes.layers, len(nodes))
+    if not nodes:
+        return
+    for name, found in (("text_experts", sizes.experts), ("text_topk", sizes.top_k), ("text_hidden", sizes.hidden)):
+        yield Recount("", "mixtures of experts", name, found, symbols[name])
+    each, hidden = (nodes[0].costs["params"] or 0) // symbols["text_experts"], symbols["text_hidden"]
+    weights = 3 * hidden * sizes.inner
+    again = weights if each != weights + 2 * sizes.inner + hidden else each  # with biases
+    yield Recount("", "mixtures of experts", "parameters of an expert", each, again)
+
+
+def _dispatched(found: Parallel, workload: Workload, sizes: RoutedLayers) -> Iterator[Recount]:
+    """Yield the copies, bytes and FLOPs of all forms of dispatch."""
+    mesh, item = workload.mesh, FLOAT_BYTES[workload.dtype]
+    wide = sizes.hidden * item
+    narrow = sum(min(128, sizes.hidden - i) + 4 for i in range(0, sizes.hidden, 128))
+    steps = {"prefill": (workload.text_tokens, 1), "decode": (1, workload.new_tokens)}
+    forms = [("all-gather", "any", 0)]
+    for name, units in (("all-to-all", mesh.ep), ("low-latency", mesh.ep), ("by-rank", mesh.ep),
+                        *((("by-node", mesh.ep // _ON_A_NODE),) if mesh.ep % _ON_A_NODE == 0 else ())):  # fmt: skip
+        forms += [(name, "bound", units), (name, "uniform", units)] if units > 1 else []
+    share = workload.rank % mesh.tp
+    experts, groups = sizes.experts, sizes.groups
+    for stage, (length, calls) in steps.items():
+        if not calls:
+            continue
+        tokens = workload.own_batch * length
+        slice_of = -(-tokens // mesh.tp)
+        own = min(slice_of, max(0, tokens - share * slice_of))
+        rows = {(d.form, d.routing): d for d in found.dispatches if d.stage == stage}
+        for form, routing, units in forms:
+            d = rows.pop((form, routing), None)
+            crosses = not (_within(experts, units, groups) or _within(experts, groups, units or 1))
+            if d is None:
+                left_out = routing == "uniform" and form in ("by-rank", "by-node") and crosses
+                yield Recount(stage, f"{form}, {routing}", "rows", 0, 0 if left_out else 1)
+                continue
+            where, sent = f"{form}, {routing}", calls * sizes.layers * (tokens if form == "all-gather" else own)
+            copies = copies_by_sets(sizes, mesh, form, units, uniform=routing == "uniform")
+            if copies is None:
+                continue
+            if crosses and Fraction(d.copies) > copies:  # then the bound is not the least one
+                copies = Fraction(d.copies)
+            yield Recount(stage, where, "copies of a token", Fraction(d.copies), copies)
+            back = wide + _HEADERS[form]
+            yield Recount(stage, where, "sent_bytes", d.sent_bytes, ceil(sent * copies * (wide + back)))
+            yield Recount(stage, where, "fp8_bytes", d.fp8_bytes, ceil(sent * copies * (narrow + back)))
+            pairs = Fraction(tokens * mesh.ep // mesh.tp)
+            if routing == "bound":
+                pairs *= min(sizes.top_k, experts // mesh.ep)
+            else:
+                pairs *= Fraction(sizes.top_k, 1 if form == "all-gather" else mesh.ep)
+            work = ceil(calls * sizes.layers * pairs * (3 * 2 * sizes.hidden * sizes.inner))
+            yield Recount(stage, where, "expert_flops", d.expert_flops, work)
+        yield Recount(stage, "other forms of dispatch", "rows", len(rows), 0)
+        for form in _HEADERS:
+            both = [d for d in found.dispatches if (d.stage, d.form) == (stage, form) and d.routing != "any"]
+            if len(both) == 2:
+                bound, mean = sorted(both, key=lambda d: d.routing)
+                for metric in ("sent_bytes", "fp8_bytes", "expert_flops"):
+                    above = max(0, getattr(mean, metric) - getattr(bound, metric))
+                    yield Recount(stage, f"{form}, mean above bound", metric, above, 0)
+        gathered_rows = [c for c in found.collectives if (c.stage, c.group) == (stage, "ep/tp")]
+        hidden_alone = sum(c.sent_bytes for c in gathered_rows)
+        weight = 4 if any("float32" in c.dtype.split(", ")[1:] for c in gathered_rows) else item
+        named = calls * sizes.layers * (mesh.batches - 1) * tokens * sizes.top_k * (8 + weight)
+        every = next(d for d in found.dispatches if (d.stage, d.form) == (stage, "all-gather"))
+        yield Recount(stage, "all-gather, and its collectives", "sent_bytes", every.sent_bytes, hidden_alone - named)
+
+
+def _held(experts: int, units: int, unit: int) -> range:
+    """Return the experts of one of equal shares."""
+    return range(unit * experts // units, (unit + 1) * experts // units)
+
+
+def _within(experts: int, units: int, groups: int) -> bool:
+    """Return whether each of equal shares lies within one of other equal shares."""
+    return all(len({e * groups // experts for e in _held(experts, units, u)}) == 1 for u in range(units))
+
+
+def copies_by_sets(sizes: RoutedLayers, mesh: Mesh, form: str, units: int, *, uniform: bool) -> Fraction | None:
+    """Return the copies of a token that leave the first of equal shares of the experts, over all sets of groups.
+
+    Of each set of :attr:`RoutedLayers.best_groups` groups ``top_k`` experts are drawn one after another. ``None`` if
+    there are too many sets.
+    """
+    if form == "all-gather":
+        return Fraction(sum(1 for rank in range(mesh.ep) if rank % mesh.tp == 0) - 1)
+    if comb(sizes.groups, sizes.best_groups) > _MOST_SETS:
+        return None
+    of_unit = [e * units // sizes.experts for e in range(sizes.experts)]
+    total, most, sets = Fraction(0), 0, 0
+    for groups in combinations(range(sizes.groups), sizes.best_groups):
+        open_to = Counter(of_unit[e] for g in groups for e in _held(sizes.experts, sizes.groups, g))
+        every, sets = sum(open_to.values()), sets + 1
+        away = {unit: count for unit, count in open_to.items() if unit}
+        if form in ("all-to-all", "low-latency"):
+            most = max(most, min(sizes.top_k, sum(away.values())))
+            total += Fraction(sizes.top_k * sum(away.values()), every)
+        else:
+            most = max(most, min(sizes.top_k, len(away)))
+            for count in away.values():
+                missed = Fraction(1)
+                for drawn in range(sizes.top_k):
+                    missed *= Fraction(max(0, every - count - drawn), every - drawn)
+                total += 1 - missed
+    return total / sets if uniform else Fraction(most)
+
+
+# --- Bounds of links -------------------------------------------------------------------------------------------------
+
+
+def link_recounts(found: LinkBounds, collectives: Iterable[Collectives], devices: Devices) -> Iterator[Recount]:
+    """Yield the least time of the collectives of a kind in a stage, by the bytes that must enter a rank, and a node."""
+    sums: dict[tuple[str, str, str], list[Fraction]] = {}
+
+    def add(side: int, stage: str, kind: str, amounts: Sequence[int | Fraction]) -> None:
+        for of in (stage, ""):
+            for metric, amount in zip(("seconds", *_EXCHANGED), amounts, strict=True):
+                sums.setdefault((of, kind, metric), [Fraction(0), Fraction(0)])[side] += amount
+
+    for b in found.collectives:
+        add(0, b.stage, b.kind, (Fraction(b.seconds), b.messages, b.payload_bytes, b.sent_bytes))
+    for c in collectives:
+        add(1, c.stage, c.kind, (c.bytes * least_seconds(c.kind, c.ranks, devices), c.count, c.bytes, c.sent_bytes))
+    for (stage, kind, metric), (first, again) in sums.items():
+        yield Recount(stage, f"links, {kind or 'all collectives'}", metric, first, again)
+    for of in found.stages:
+        every = sum(times[1] for (stage, _, metric), times in sums.items() if (stage, metric) == (of.id, "seconds"))
+        yield Recount(of.id, "links, sum of the collectives", "seconds", Fraction(of.seconds), Fraction(every))
+
+
+def least_seconds(kind: str, group: Sequence[int], devices: Devices) -> Fraction:
+    """Return the least seconds of a collective for each byte of its payload.
+
+    A rank has its link and, in a group over several nodes, its part of the network; a node has the network of its ranks
+    of the group. Of uneven parts the largest node is taken. What must enter needs as long as it needs at that rate.
+    """
+    n = len(group)
+    if n == 1:
+        return Fraction(0)
+    link, network, size = devices.device.interconnect, devices.device.network, devices.node
+    if size is None and devices.device.node is not None:
+        size = devices.device.node.value
+    assert link is not None
+    nodes: dict[int, list[int]] = {}
+    for r in group:
+        nodes.setdefault(r // size if size else 0, []).append(r)
+    parts = sorted(nodes.values(), key=len)
+    one = [group[-1]]
+    if len(parts) == 1:
+        return _entering(kind, group, one) / link.value
+    assert network is not None
+    at_rank = _entering(kind, group, one) / (link.value + network.value)
+    within = one if kind == "send" else parts[-1]
+    return max(at_rank, _entering(kind, group, within) / (len(within) * network.value))
+
+
+def _entering(kind: str, group: Sequence[int], inside: Sequence[int]) -> Fraction:
+    """Return the part of the payload that must enter some ranks of a group, or leave them."""
+    outside, n = [r for r in group if r not in inside], len(group)
+    if kind in ("all_reduce", "send"):  # one sum of all that the others have, or the tensor
+        return Fraction(1 if outside else 0)
+    if kind == "all_to_all":  # a chunk from each one outside to each one inside
+        return Fraction(sum(1 for _ in product(outside, inside)), n)
+    return Fraction(len(outside), n)

@@ -1,0 +1,142 @@
+"""What all sources read from one place about ranks is counted again: by hand here, and a planted mistake is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+import costproof
+from costproof.estimate import links, routing
+from costproof.estimate.links import devices_in
+from costproof.estimate.routing import RoutedLayers
+from costproof.ledger import workload as workloads
+from costproof.ledger.errors import Bug
+from costproof.ledger.mesh import Mesh, Parallel
+from costproof.models.decoding import plans, sharding
+from costproof.models.registry import load_target
+from costproof.parametric import targets
+from costproof.parametric.rank_checks import copies_by_sets, gathered, least_seconds, scattered
+
+
+@pytest.fixture(autouse=True)
+def plans_anew() -> Iterator[None]:
+    """Forget plans that were read before, and behind, a mistake."""
+    plans.named_plan.cache_clear()
+    yield
+    plans.named_plan.cache_clear()
+
+
+def counted(target: Any, given: dict[str, Any]) -> Parallel:
+    """Return the ranks of a model, with a prompt of 48 tokens and two steps."""
+    workload = target.workload(**{"text_tokens": 48, "new_tokens": 2, **given})
+    return targets.count_ranks(target, workload, targets.evaluate_formulas(target, workload))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_a_ring_passes_one_chunk_less_than_it_has_ranks(ranks: int) -> None:
+    assert {gathered(ranks, rank) for rank in range(ranks)} == {ranks - 1}
+    assert {scattered(ranks, rank) for rank in range(ranks)} == {ranks - 1}
+
+
+def test_copies_of_two_of_four_experts() -> None:
+    # Two experts a rank, two ranks, two chosen of four: 6 equally likely pairs. Of the experts 2 and 3 of the other
+    # rank 1 pair has two, 4 pairs have one, 1 pair has none: 6 copies by expert and 5 by rank in 6 pairs.
+    sizes, mesh = RoutedLayers(1, 4, 2, 8, 8), Mesh(ep=2, dp=2)
+    assert copies_by_sets(sizes, mesh, "all-to-all", 2, uniform=True) == 1
+    assert copies_by_sets(sizes, mesh, "by-rank", 2, uniform=True) == Fraction(5, 6)
+    assert copies_by_sets(sizes, mesh, "all-to-all", 2, uniform=False) == 2
+    assert copies_by_sets(sizes, mesh, "by-rank", 2, uniform=False) == 1
+    # One group of two is chosen before: then both experts are on one rank, the other one in half of the cases.
+    limited = replace(sizes, groups=2, best_groups=1)
+    assert copies_by_sets(limited, mesh, "by-rank", 2, uniform=True) == Fraction(1, 2)
+
+
+def test_bytes_through_a_cut() -> None:
+    # Nodes of two: 450 GB/s within, 50 GB/s between. An all-reduce of M over 2 x 2 needs M through 2 x 50 GB/s; an
+    # all-gather M/2 of it; all-to-all 2 x 2 of 4 x 4 chunks, M/4 each, into a node: M through 100 GB/s.
+    node = devices_in("2x2xh100-sxm")
+    group = (0, 1, 2, 3)
+    assert least_seconds("all_reduce", group, node) == Fraction(1, 100 * 10**9)
+    assert least_seconds("all_gather", group, node) == Fraction(1, 200 * 10**9)
+    assert least_seconds("all_to_all", group, node) == Fraction(1, 100 * 10**9)
+    assert least_seconds("all_gather", (0, 1), node) == Fraction(1, 2 * 450 * 10**9)
+    assert least_seconds("send", (1, 2), node) == Fraction(1, 50 * 10**9)
+
+
+def _engine(name: str, **changed: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setattr(
+        plans, "ENGINES", {**plans.ENGINES, name: replace(plans.ENGINES[name], **changed)}
+    )
+
+
+def _without(name: str, pattern: str) -> Callable[[pytest.MonkeyPatch], None]:
+    return _engine(name, layouts=tuple(x for x in plans.ENGINES[name].layouts if x[0] != pattern))
+
+
+def _replaced(owner: object, name: str, made: object) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setattr(owner, name, made)
+
+
+def _all_to_the_first(batch: int, mesh: Mesh, rank: int) -> int:
+    return batch - (mesh.dp - 1) if mesh.coordinates(rank).dp == 0 else 1
+
+
+PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, Any]]] = {
+    "vLLM pads to 128": (_engine("vllm", multiple=128), "llama-3.1-8b", {"tp": 2, "plan": "vllm", "config": 192}),
+    "vLLM adds experts apart": (_engine("vllm", joint=False), "deepseek-v3", {"tp": 2, "plan": "vllm"}),
+    "vLLM leaves the head whole": (_without("vllm", "lm_head"), "llama-3.1-8b", {"tp": 2, "plan": "vllm"}),
+    "Megatron pads once": (_engine("megatron", of_each=False), "llama-3.1-8b", {"tp": 4, "plan": "megatron"}),
+    "Megatron shares no tokens": (_engine("megatron", sequence=False), "llama-3.1-8b", {"tp": 4, "plan": "megatron"}),
+    "uneven batches": (_replaced(workloads, "own_batch", _all_to_the_first), "llama-3.1-8b", {"dp": 3, "batch": 7}),
+    "a group of neighbours": (
+        _replaced(Mesh, "group", lambda self, axis, rank: tuple(range(getattr(self, axis, self.batches)))),
+        "llama-3.1-8b", {"tp": 2, "dp": 2, "batch": 2},
+    ),
+    "a header left out": (
+        _replaced(routing, "DISPATCHES", tuple(replace(d, header=0) for d in routing.DISPATCHES)),
+        "deepseek-v3", {"dp": 4, "ep": 4, "batch": 4},
+    ),
+    "no scales of fp8": (_replaced(routing, "fp8_bytes", lambda n: n), "deepseek-v3", {"dp": 4, "ep": 4, "batch": 4}),
+    "groups swapped": (
+        _replaced(RoutedLayers, "reached", lambda self, units: Fraction(1, units)),
+        "deepseek-v3", {"dp": 4, "ep": 4, "batch": 4},
+    ),
+    "collectives of another axis": (
+        _replaced(sharding.Shards, "axis_of", lambda self, role, kind: "dp"),
+        "llama-3.1-8b", {"tp": 2, "dp": 2, "batch": 2},
+    ),
+    "numbers of experts without a dtype": (
+        _replaced(sharding.Shards, "further_dtypes", lambda self, axis, kind: ()),
+        "deepseek-v3", {"dp": 4, "ep": 4, "batch": 4},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, model, given = PLANTED[name]
+    target: Any = load_target(model)
+    keys = {"config": "vocab"} if "config" in given else {}
+    work = {key: value for key, value in given.items() if key not in keys}
+    if keys:
+        target = target.with_keys({"vocab": given["config"]})
+    plant(monkeypatch)
+    with pytest.raises(Bug):
+        counted(target, work)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])
+def test_a_planted_rate_is_found(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = links.LinkRates.per_byte
+
+    def wrong(self: links.LinkRates, of: str, group: tuple[int, ...]) -> Fraction | None:
+        found = right(self, of, group)
+        return found * Fraction(3, 4) if found is not None and of == kind else found
+
+    monkeypatch.setattr(links.LinkRates, "per_byte", wrong)
+    with pytest.raises(Bug, match="links"):
+        costproof.roofline("llama-3.1-8b@chat,tp=16", on="2x8xh100-sxm")
