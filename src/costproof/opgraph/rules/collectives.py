@@ -76,6 +76,18 @@ def all_gather(op: OpCall) -> OpCost:
     return _collective(local, "all_gather", prod((n, nbytes(local))), prod((n - 1, nbytes(local))), n)
 
 
+@operator_rule("fsdp.all_gather_copy_in")
+def copy_in(op: OpCall) -> OpCost:
+    """Count 0 FLOPs; the parts of parameters that a rank stores are copied into one buffer, the last argument."""
+    return OpCost(role="move", reads=op.tensors[:-1])
+
+
+@operator_rule("fsdp.split_with_sizes_copy")
+def copy_out(op: OpCall) -> OpCost:
+    """Count 0 FLOPs; the gathered parts of all ranks, the first argument, are put together to parameters."""
+    return OpCost(role="move", reads=op.tensors[:1])
+
+
 @operator_rule("_c10d_functional.reduce_scatter_tensor", "c10d._reduce_scatter_base_")
 def reduce_scatter(op: OpCall) -> OpCost:
     """Count 0 FLOPs; a ring sends n-1 chunks of the whole tensor."""

@@ -1,0 +1,120 @@
+"""Parameters that ranks store in parts and gather layer by layer, as torch's ``fully_shard`` does.
+
+Each layer is a group, and all other modules are one; ``fully_shard`` is applied to every layer and then to the root,
+with ``reshard_after_forward``. Every parameter is cut along its first dimension into parts of ceil(rows / n) rows. The
+last ranks may have fewer rows, or none, but all of them store as many, padded. Before a group runs, its parts travel in
+one all-gather, in the dtype of the run; afterwards the gathered parameters are freed.
+
+Source: torch.distributed.fsdp (``FSDPParam._init_sharded_param``, ``foreach_all_gather``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import sympy
+
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import sym, text
+from costproof.analytic.collectives import GatheredParameters
+from costproof.analytic.compose import CONTAINER, HeldNode, ModulePart, StackCall
+from costproof.analytic.costs import Layer, Size, costs_of
+from costproof.analytic.router import Router
+from costproof.ledger.node import CostNode
+
+if TYPE_CHECKING:
+    from torch import nn
+
+RANKS: Final = sym("fsdp")
+ROOT: Final = "root"
+LAYER: Final = "text.layer"
+GROUPS: Final = (ROOT, LAYER)
+"""Roles of the modules before which parameters are gathered."""
+
+
+def tensors_of(layer: Layer) -> Iterator[tuple[Size, Size]]:
+    """Yield (rows, elements of a row) of each parameter that a layer owns, rows being its first dimension.
+
+    Parameters that are no matrices are vectors, of which a module has at most one.
+    """
+    costs = costs_of(layer)
+    left = costs.params
+    if isinstance(layer, Router):
+        yield layer.experts, layer.hidden
+        if layer.routing.biased:
+            yield layer.experts, 1
+        return
+    if costs.params == 0:
+        return
+    for matrix in costs.matrices:
+        stacked = matrix.kind == "Expert"
+        yield (matrix.count, matrix.rows * matrix.columns) if stacked else (matrix.rows, matrix.columns)
+        if matrix.bias:
+            yield (matrix.count, matrix.rows) if stacked else (matrix.rows, 1)
+        left -= matrix.elements
+    left = sympy.expand(left)
+    if left != 0:
+        yield left, 1
+
+
+def stored(layers: Iterable[Layer]) -> Size:
+    """Return the elements that each rank stores of the parameters of some layers, padding included."""
+    return sum((sympy.ceiling(rows / RANKS) * size for x in layers for rows, size in tensors_of(x)), sympy.Integer(0))
+
+
+def own(layers: Iterable[Layer]) -> Size:
+    """Return the elements of the parameters of some layers that are a rank's own, without padding."""
+    found: Size = sympy.Integer(0)
+    for x in layers:
+        for rows, size in tensors_of(x):
+            part = sympy.ceiling(rows / RANKS)
+            found += sympy.Min(part, sympy.Max(0, rows - sym("fsdp_rank") * part)) * size
+    return found
+
+
+def with_gathers(parts: Iterable[ModulePart], call: StackCall) -> Iterator[ModulePart]:
+    """Yield the modules of a decoder with the all-gather of each group of parameters on the module that it precedes."""
+    every = tuple(parts)
+    groups: dict[tuple[str, int], list[Layer]] = {}
+    for part in every:
+        groups.setdefault(_group(part), []).extend(part.layers)
+    for part in every:
+        if part.role not in GROUPS:
+            yield part
+            continue
+        gathered = GatheredParameters(stored(groups[_group(part)]), RANKS, call.item_bytes)
+        others = tuple(x for x in part.layers if x != CONTAINER)
+        yield replace(part, layers=(*(others or (CONTAINER,)), gathered))
+
+
+def _group(part: ModulePart) -> tuple[str, int]:
+    inside = part.role == LAYER or part.role.startswith(f"{LAYER}.")
+    return (LAYER, part.i) if inside else (ROOT, 0)
+
+
+def as_stored(nodes: Iterable[CostNode]) -> Iterator[CostNode]:
+    """Yield the nodes, in which a rank has its part of the parameters; a token still passes all of each."""
+    for node in nodes:
+        if not isinstance(node, HeldNode) or "params" not in node.exprs:
+            yield node
+            continue
+        exprs = {"params": text(own(node.layers)), "weight_bytes": text(stored(node.layers) * sym("b"))}
+        yield replace(node, exprs={**node.exprs, **exprs})
+
+
+def padding_by_role(parts: Iterable[ModulePart], sizes: Mapping[str, int], ranks: int, item: int) -> dict[str, int]:
+    """Return, for the modules of each role, the bytes of padding that all ranks together store of one of them."""
+    found: dict[str, int] = {}
+    for part in parts:
+        if part.role not in found:
+            shapes = [shape for x in part.layers for shape in tensors_of(x)]
+            known = [(evaluate(sympy.sympify(rows), sizes), evaluate(sympy.sympify(size), sizes)) for rows, size in shapes]
+            found[part.role] = sum(-rows % ranks * size * item for rows, size in known)
+    return found
+
+
+def keep_parts(model: Any, ranks: int, rank: int) -> nn.Module:
+    """Make a model for export one rank that stores parts of the parameters, by our reading of ``fully_shard``."""
+    raise NotImplementedError
