@@ -10,9 +10,10 @@ Source: torch.distributed.fsdp (``FSDPParam._init_sharded_param``, ``foreach_all
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Final
 
 import sympy
 
@@ -23,9 +24,8 @@ from costproof.analytic.compose import CONTAINER, HeldNode, ModulePart, StackCal
 from costproof.analytic.costs import Layer, Size, costs_of
 from costproof.analytic.router import Router
 from costproof.ledger.node import CostNode
-
-if TYPE_CHECKING:
-    from torch import nn
+from costproof.opgraph.rules.collectives import PARTS_GROUP as GROUP
+from costproof.patches.sharding import PARTS, StoredPart
 
 RANKS: Final = sym("fsdp")
 ROOT: Final = "root"
@@ -115,6 +115,69 @@ def padding_by_role(parts: Iterable[ModulePart], sizes: Mapping[str, int], ranks
     return found
 
 
-def keep_parts(model: Any, ranks: int, rank: int) -> nn.Module:
-    """Make a model for export one rank that stores parts of the parameters, by our reading of ``fully_shard``."""
-    raise NotImplementedError
+def keep_parts(model: Any, ranks: int, rank: int) -> None:
+    """Make a decoder one rank that stores parts of the parameters, by our reading of ``fully_shard``.
+
+    Its layers, and the model around them, gather the parameters that they run with.
+    """
+    import torch
+
+    facts: dict[str, StoredPart] = {}
+    taken: set[int] = set()
+    for path, root in (*((f"model.layers.{i}", layer) for i, layer in enumerate(model.model.layers)), ("", model)):
+        places: dict[int, list[tuple[Any, str]]] = {}
+        gathered: list[_Gathered] = []
+        for owner in root.modules():
+            for leaf, parameter in owner._parameters.items():
+                if parameter is not None and id(parameter) not in taken:
+                    places.setdefault(id(parameter), []).append((owner, leaf))
+        for name, whole in root.named_parameters():
+            if id(whole) in taken:
+                continue
+            rows = -(-len(whole) // ranks)
+            mine = whole[rows * rank : rows * (rank + 1)]
+            missing = rows - len(mine)
+            part = torch.cat([mine, mine.new_zeros(missing, *whole.shape[1:])]) if missing else mine.clone()
+            facts[f"{path}.{name}" if path else name] = StoredPart(mine.numel(), part.nbytes, whole.numel())
+            made = torch.nn.Parameter(part, requires_grad=False)
+            for owner, leaf in places[id(whole)]:
+                owner._parameters[leaf] = made
+            gathered.append(_Gathered(tuple(whole.shape), tuple(places[id(whole)])))
+            taken.add(id(made))
+        _gather_before(root, gathered, ranks)
+    vars(model)[PARTS] = facts
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """A parameter of which ranks store parts: its shape, the modules that own it, and its name in each."""
+
+    shape: tuple[int, ...]
+    places: tuple[tuple[Any, str], ...]
+
+
+def _gather_before(root: Any, gathered: Sequence[_Gathered], ranks: int) -> None:
+    """Let a module gather parameters before it runs, and free them afterwards."""
+    import torch
+
+    ops, base = torch.ops._c10d_functional, type(root)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        parts = [owner._parameters[leaf] for one in gathered for owner, leaf in one.places[:1]]
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        every = ops.wait_tensor(ops.all_gather_into_tensor(flat, ranks, f"{GROUP}:{ranks}"))
+        apart = torch.split_with_sizes_copy(every.view(ranks, -1), [part.numel() for part in parts], 1)
+        for joined, one in zip(apart, gathered, strict=True):
+            whole = joined.reshape(-1)[: prod(one.shape)].view(one.shape)
+            for owner, leaf in one.places:
+                owner._parameters[leaf] = whole
+        try:
+            return base.forward(self, *args, **kwargs)
+        finally:
+            for part, one in zip(parts, gathered, strict=True):
+                for owner, leaf in one.places:
+                    owner._parameters[leaf] = part
+
+    # By what it does, which the fingerprint of an export has to tell apart.
+    vars(root)["_gathered"] = ranks, tuple(one.shape for one in gathered)
+    root.__class__ = type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})

@@ -16,6 +16,7 @@ from costproof.ledger.mesh import PLAN, Mesh, splits_of
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.decoder import text_config
+from costproof.models.decoding.fsdp import keep_parts
 from costproof.models.decoding.plans import ROWS_ALONE, LayoutPlan, named_plan, styles_of
 from costproof.models.specs import Built, Run
 from costproof.patches.sharding import NOTE, Distributed, FullySharded, Plan, plans_of
@@ -422,6 +423,8 @@ def shard_for_export(model: nn.Module, workload: Workload) -> nn.Module:
             splits=splits_of(workload.inputs, workload.rank), multiple=multiple, sequence=sequence,
         )  # fmt: skip
         _fit_heads(model, plans[0], mesh.tp)
+    if mesh.fsdp > 1:
+        keep_parts(model, mesh.fsdp, mesh.coordinates(workload.rank).fsdp)
     if mesh.pp > 1:
         keep_stage(model, mesh.pp, mesh.coordinates(workload.rank).pp)
     return model
