@@ -204,6 +204,9 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         resident = folded.total("resident_bytes")
         held = None if resident is None or buffers is None else resident - buffers
     unpacked = None if quantised is None else quantised.largest_matrix * element
+    if side.workload.mesh.fsdp > 1:
+        unpacked = _gathered_bytes(read.target, side.workload)
+        held = None if unpacked is None else held
     counted = not {*cache_counted(side.target, side.workload).quantised} - (set() if quantised is None else {"weights"})
     certain = None if held is None or buffers is None or not counted else held + buffers
     kept = (*activations(element, rows=rows), *unfused_attention(side, sizes)) if along and live is None else None
@@ -286,6 +289,8 @@ def _refusal(target: Target | None, workload: Workload, batch: int) -> str:
 def _with_graph(found: Fits, read: Operand) -> Fits:
     """Complete an unknown answer by the live peaks of exported graphs, if these can be computed."""
     target = read.exported.target if read.exported is not None else read.origin
+    if found.workload.mesh.fsdp > 1:  # whose graphs hold gathered parameters, which are counted apart
+        return found
     undecided = found.verdict == "not known" and found.is_known and found.certain_bytes is not None
     if not undecided or found.live_bytes is not None or not isinstance(target, Exportable):
         return found
@@ -389,6 +394,24 @@ def _binding_ranks(target: Target | None, workload: Workload) -> tuple[int, ...]
         cache = sum(costs.get("kv_cache_bytes", 0) for costs in row.stages.values())
         held.setdefault(weights + cache, []).extend(row.ranks)
     return tuple(sorted(held[max(held)]))
+
+
+def _gathered_bytes(target: Target | None, workload: Workload) -> int | None:
+    """Return the most bytes of gathered parameters that a rank holds at once; ``None`` if there are no formulas.
+
+    The parameters of the root, R, stay during the forward of the model. Those of a layer, L, are put together from a
+    buffer of the same size, which is freed only when those of the next layer have arrived: 2 R + L, then R + 2 L
+    (torch.distributed.fsdp, ``FSDPParamGroup.wait_for_unshard``). Layers that are gathered ahead take L more each.
+    """
+    if not isinstance(target, Sharded):
+        return None
+    root, layers = 0, [0]
+    for node in evaluate_formulas(target, workload).nodes:
+        payload, messages = node.cost("comm_payload_bytes"), node.cost("messages")
+        if payload and messages:
+            size = payload // messages
+            root, layers = (root, [*layers, size]) if node.module else (size, layers)
+    return root + max(layers) + max(root, *layers)
 
 
 def _token_bytes(along: Mapping[str, SettingCurve], batch: int) -> int | None:

@@ -151,6 +151,8 @@ class CausalTarget(Native[C]):
         from costproof.models.decoding.formulas import decoder_stack
         from costproof.models.decoding.memory import decoder_tapes, row_tapes
 
+        if workload.mesh.fsdp > 1:  # a rank runs whole layers
+            workload = replace(workload.own, inputs={k: v for k, v in workload.inputs.items() if not of_mesh(k)})
         refuse_ranks(workload)
         style = self.style()
         stack = decoder_stack(self.config, workload, style)
