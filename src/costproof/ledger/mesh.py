@@ -55,8 +55,8 @@ class Coordinates:
 class Mesh:
     """Numbers of devices along each axis of a parallel run; all are 1 for one device.
 
-    Ranks are numbered with ``tp`` fastest, then ``cp``, ``fsdp``, ``dp`` and ``pp``. Expert parallelism adds no devices: groups
-    of ``ep`` consecutive ranks of those along ``tp``, ``cp`` and ``dp`` share the experts of a layer.
+    Ranks are numbered with ``tp`` fastest, then ``cp``, ``fsdp``, ``dp`` and ``pp``. Expert parallelism adds no
+    devices: groups of ``ep`` consecutive ranks of those along ``tp``, ``cp`` and ``dp`` share the experts of a layer.
     """
 
     tp: int = 1

@@ -139,7 +139,7 @@ def _counted(found: Fits) -> str:
 def _transient(found: Fits) -> str:
     """Return the name of the weights that are held only while modules run."""
     if found.workload.mesh.fsdp > 1:
-        return "gathered parameters, at most: of the root and a layer, and a buffer"
+        return "gathered parameters and their buffers, at most"
     return "the largest matrix, unpacked"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final
 
 from costproof.estimate.hardware import Device
@@ -205,7 +206,7 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         held = None if resident is None or buffers is None else resident - buffers
     unpacked = None if quantised is None else quantised.largest_matrix * element
     if side.workload.mesh.fsdp > 1:
-        unpacked = _gathered_bytes(read.target, side.workload)
+        unpacked = gathered_bytes(read.target, side.workload)
         held = None if unpacked is None else held
     counted = not {*cache_counted(side.target, side.workload).quantised} - (set() if quantised is None else {"weights"})
     certain = None if held is None or buffers is None or not counted else held + buffers
@@ -396,22 +397,19 @@ def _binding_ranks(target: Target | None, workload: Workload) -> tuple[int, ...]
     return tuple(sorted(held[max(held)]))
 
 
-def _gathered_bytes(target: Target | None, workload: Workload) -> int | None:
+def gathered_bytes(target: Target | None, workload: Workload) -> int | None:
     """Return the most bytes of gathered parameters that a rank holds at once; ``None`` if there are no formulas.
 
     The parameters of the root, R, stay during the forward of the model. Those of a layer, L, are put together from a
-    buffer of the same size, which is freed only when those of the next layer have arrived: 2 R + L, then R + 2 L
-    (torch.distributed.fsdp, ``FSDPParamGroup.wait_for_unshard``). Layers that are gathered ahead take L more each.
+    buffer of the same size. Until that is done, the buffer of the group before is held: of equal layers that are at
+    most R + 3 L, and of the first 2 R + 2 L (torch.distributed.fsdp 2.13, ``FSDPParamGroup.wait_for_unshard``). Layers
+    that are gathered ahead take L more each.
     """
     if not isinstance(target, Sharded):
         return None
-    root, layers = 0, [0]
-    for node in evaluate_formulas(target, workload).nodes:
-        payload, messages = node.cost("comm_payload_bytes"), node.cost("messages")
-        if payload and messages:
-            size = payload // messages
-            root, layers = (root, [*layers, size]) if node.module else (size, layers)
-    return root + max(layers) + max(root, *layers)
+    gathers = [n for n in evaluate_formulas(target, workload).nodes if n.stage == "prefill" and n.cost("messages")]
+    sizes = [n.cost("comm_payload_bytes") or 0 for n in gathers]  # of the root, then of the layers in order
+    return sizes[0] + max(before + 2 * own for before, own in pairwise(sizes))
 
 
 def _token_bytes(along: Mapping[str, SettingCurve], batch: int) -> int | None:

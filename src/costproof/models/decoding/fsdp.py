@@ -109,8 +109,8 @@ def padding_by_role(parts: Iterable[ModulePart], sizes: Mapping[str, int], ranks
     found: dict[str, int] = {}
     for part in parts:
         if part.role not in found:
-            shapes = [shape for x in part.layers for shape in tensors_of(x)]
-            known = [(evaluate(sympy.sympify(rows), sizes), evaluate(sympy.sympify(size), sizes)) for rows, size in shapes]
+            shapes = (map(sympy.sympify, shape) for x in part.layers for shape in tensors_of(x))
+            known = [[evaluate(size, sizes) for size in shape] for shape in shapes]
             found[part.role] = sum(-rows % ranks * size * item for rows, size in known)
     return found
 

@@ -301,7 +301,8 @@ class Shards:
     def padding_of(self, role: str, metric: str, cost: int) -> tuple[int, str]:
         """Return what the rows that pad the vocabulary add to a cost of one device, and its name."""
         if self.mesh.fsdp > 1:
-            return (dict(self.padding)[role] if metric == "weight_bytes" else 0), "padding of the parts that ranks store"
+            more = dict(self.padding)[role] if metric == "weight_bytes" else 0
+            return more, "padding of the parts that ranks store"
         more = _padded(self.vocab, self.plan.multiple) - self.vocab
         part = part_of(role)
         padded = part in ("embedding", "head") and part in self.plan.split and metric != "buffer_bytes"

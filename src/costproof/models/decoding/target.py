@@ -19,7 +19,17 @@ from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.mesh import PAIRS, of_mesh, stage_layers
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
-from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, PAD_TO, PAST, ROWS, BatchRow, ExpertKernel, Invocation, Workload
+from costproof.ledger.workload import (
+    FLOAT_BYTES,
+    KV_BLOCK,
+    PAD_TO,
+    PAST,
+    ROWS,
+    BatchRow,
+    ExpertKernel,
+    Invocation,
+    Workload,
+)
 from costproof.models import cache_dtype
 from costproof.models import settings as common
 from costproof.models.decoding import exports, runs
