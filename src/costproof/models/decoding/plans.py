@@ -447,9 +447,6 @@ def _stored_problems(workload: Workload) -> Iterator[BadInput]:
         if (size := getattr(mesh, axis)) > 1:
             what = "ranks that gather the parameters of each layer are counted on no other axis"
             yield BadInput(what, where=f"--fsdp, --{axis}", expected=f"--{axis} 1", got=size)
-    if PLAN in workload.inputs:
-        what = "fully_shard cuts every parameter along its first dimension, whatever the plan"
-        yield BadInput(what, where=f"--fsdp, --{PLAN}", expected=f"no --{PLAN}", got=workload.inputs[PLAN])
     if workload.batch < mesh.fsdp:
         what = "each rank that gathers parameters runs sequences of its own"
         yield BadInput(what, where="--batch", expected=f"at least fsdp {mesh.fsdp}", got=workload.batch)
