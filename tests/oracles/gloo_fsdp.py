@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +19,10 @@ import transformers
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-sys.path.insert(0, __file__.rpartition("/")[0])
-from gloo_ranks import SIZES, settled
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from costproof.models.decoding.fsdp import keep_parts
+from tests.oracles.gloo_ranks import SIZES, settled
 
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {

@@ -167,11 +167,11 @@ class Distributed:
 
 
 PARTS: Final = "_costproof_parts"
-"""Attribute of a model whose ranks store parts of its parameters: name -> :class:`StoredPart`."""
+"""Attribute of a model whose ranks store parts of its parameters: name -> :class:`ParameterShard`."""
 
 
 @dataclass(frozen=True, slots=True)
-class StoredPart:
+class ParameterShard:
     """The part of a parameter that a rank stores."""
 
     own: int
@@ -220,14 +220,14 @@ class FullySharded:
                 fully_shard(module, mesh=mesh, reshard_after_forward=True)
                 # The name stays, since it is that of the module in a ledger.
                 module.__class__ = type(kind.__name__, (type(module),), {"__module__": kind.__module__})
-        meta, parts = torch.device("meta"), dict[int, StoredPart]()
+        meta, parts = torch.device("meta"), dict[int, ParameterShard]()
         for group in self._groups():
             group.device = meta if group.fsdp_params[0].sharded_param.is_meta else group.device
             for one in group.fsdp_params:
                 parameter, stored = one.sharded_param, one._sharded_param_data
                 parameter._costproof_part = stored
                 own = parameter._local_tensor
-                parts[id(parameter)] = StoredPart(own.numel(), own.untyped_storage().nbytes(), parameter.numel())
+                parts[id(parameter)] = ParameterShard(own.numel(), own.untyped_storage().nbytes(), parameter.numel())
         named = model.named_parameters()
         vars(model)[PARTS] = {name: parts[id(parameter)] for name, parameter in named}
         self._held = tuple(_split_parameters(model))

@@ -25,7 +25,7 @@ from costproof.analytic.costs import Layer, Size, costs_of
 from costproof.analytic.router import Router
 from costproof.ledger.node import CostNode
 from costproof.opgraph.rules.collectives import PARTS_GROUP as GROUP
-from costproof.patches.sharding import PARTS, StoredPart
+from costproof.patches.sharding import PARTS, ParameterShard
 
 RANKS: Final = sym("fsdp")
 ROOT: Final = "root"
@@ -37,7 +37,7 @@ GROUPS: Final = (ROOT, LAYER)
 def tensors_of(layer: Layer) -> Iterator[tuple[Size, Size]]:
     """Yield (rows, elements of a row) of each parameter that a layer owns, rows being its first dimension.
 
-    Parameters that are no matrices are vectors, of which a module has at most one.
+    Parameters other than matrices are vectors, of which a module has at most one.
     """
     costs = costs_of(layer)
     left = costs.params
@@ -122,7 +122,7 @@ def keep_parts(model: Any, ranks: int, rank: int) -> None:
     """
     import torch
 
-    facts: dict[str, StoredPart] = {}
+    facts: dict[str, ParameterShard] = {}
     taken: set[int] = set()
     for path, root in (*((f"model.layers.{i}", layer) for i, layer in enumerate(model.model.layers)), ("", model)):
         places: dict[int, list[tuple[Any, str]]] = {}
@@ -138,7 +138,7 @@ def keep_parts(model: Any, ranks: int, rank: int) -> None:
             mine = whole[rows * rank : rows * (rank + 1)]
             missing = rows - len(mine)
             part = torch.cat([mine, mine.new_zeros(missing, *whole.shape[1:])]) if missing else mine.clone()
-            facts[f"{path}.{name}" if path else name] = StoredPart(mine.numel(), part.nbytes, whole.numel())
+            facts[f"{path}.{name}" if path else name] = ParameterShard(mine.numel(), part.nbytes, whole.numel())
             made = torch.nn.Parameter(part, requires_grad=False)
             for owner, leaf in places[id(whole)]:
                 owner._parameters[leaf] = made
@@ -161,12 +161,13 @@ def _gather_before(root: Any, gathered: Sequence[_Gathered], ranks: int) -> None
     import torch
 
     ops, base = torch.ops._c10d_functional, type(root)
+    split: Any = torch.split_with_sizes_copy  # whose stub has only the form that returns nothing
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         parts = [owner._parameters[leaf] for one in gathered for owner, leaf in one.places[:1]]
         flat = torch.cat([part.reshape(-1) for part in parts])
         every = ops.wait_tensor(ops.all_gather_into_tensor(flat, ranks, f"{GROUP}:{ranks}"))
-        apart = torch.split_with_sizes_copy(every.view(ranks, -1), [part.numel() for part in parts], 1)
+        apart = split(every.view(ranks, -1), [part.numel() for part in parts], 1)
         for joined, one in zip(apart, gathered, strict=True):
             whole = joined.reshape(-1)[: prod(one.shape)].view(one.shape)
             for owner, leaf in one.places:

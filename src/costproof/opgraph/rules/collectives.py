@@ -29,7 +29,7 @@ PARTS_GROUP: Final = "fsdp"
 
 
 def with_gathered_parameters(graph: Graph) -> Graph:
-    """Return an exported graph in which parameters that ranks have gathered are parameters, no results of operators.
+    """Return an exported graph in which parameters that ranks have gathered are parameters, not results of operators.
 
     One collective gathers the joined parts, whose copies are put together: ``cat``, ``all_gather_into_tensor``,
     ``split_with_sizes_copy``. The parameters are views of these results, and have the names of the parts.
