@@ -12,6 +12,7 @@ from costproof.analytic.collectives import (
     AllGather,
     AllReduce,
     ExchangedPairs,
+    GatheredParameters,
     GatheredTokens,
     Joined,
     MaskedRows,
@@ -158,6 +159,11 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
         Expected(params=5, read=10, vector={"elementwise": 2}, outgoing=-12),
     ),
     (
+        "parts of parameters, 10 elements on each of 4 ranks",
+        GatheredParameters(elements=10, ranks=4, item_bytes=2),
+        Expected(read=20),
+    ),
+    (
         "10 elements sent to the next stage",
         Send(elements=10, item_bytes=2),
         Expected(incoming=20),
@@ -220,10 +226,12 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
         # 8 read, 2 written, read again with a bias of 5, written
         (ReduceScatter(8, 4, 2, bias=5, in_order=True), 3 * 2 * 2, 16, 2 * (8 + 2 + 2 + 5 + 2)),
         (Send(elements=10, item_bytes=2), 20, 20, 20),
+        # 10 read, and as a copy written and read; 40 written, and read to put them together
+        (GatheredParameters(elements=10, ranks=4, item_bytes=2), 60, 80, 2 * (10 + 10 + 10 + 40 + 40)),
     ],
 )
 def test_collectives_by_hand(
-    layer: AllReduce | AllGather | ReduceScatter | Send, sent: int, payload: int, unfused: int
+    layer: AllReduce | AllGather | ReduceScatter | Send | GatheredParameters, sent: int, payload: int, unfused: int
 ) -> None:
     costs = layer.costs()
     (found,) = costs.exchanges.values()

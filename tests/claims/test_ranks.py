@@ -226,3 +226,33 @@ def test_collectives_of_several_calls_are_explained() -> None:
         ("model.layers.[0-79].mlp.down_proj", 80, MESSAGE),
         ("lm_head", 1, GATHER),
     ]
+
+
+FULLY: Final = "fsdp: '8', batch: '8'"
+PARAMETERS: Final = 70_553_706_496
+"""Of Llama-3.1-70B; 855,654,400 in each of 80 layers, and all of its dimensions are multiples of 8."""
+PART: Final = 2 * PARAMETERS // 8
+"""Bytes that each of 8 ranks stores, of which it sends 7 times as much in each call."""
+
+
+@pytest.mark.parametrize(
+    ("claim", "cause"),
+    [
+        (f"stage: prefill, comm_bytes: {7 * PART}", None),
+        (f"stage: prefill, comm_bytes: {8 * PART}", "gather = M"),
+        (f"stage: prefill, comm_bytes: {80 * 7 * 2 * 855_654_400 // 8}", "root not gathered"),
+        (f"stage: prefill, comm_bytes: {21 * PART}", "gathers of training"),
+        (f"stage: prefill, comm_bytes: {14 * PART}", "all-reduce for gather (ZeRO-2)"),
+        (f"stage: decode, comm_bytes: {3 * 7 * PART}", None),
+        (f"stage: decode, comm_bytes: {7 * PART}", "gathered once"),
+        (f"stage: prefill, weight_bytes: {PART}", None),
+        (f"stage: prefill, weight_bytes: {2 * PARAMETERS}", "parameters whole (ZeRO-2)"),
+        (f"stage: prefill, weight_read_bytes: {PART}", "only parts are read"),
+    ],
+)
+def test_gathered_parameters(claim: str, cause: str | None, tmp_path: Path) -> None:
+    found = judged(tmp_path, LLAMA, claim, FULLY, "text_tokens: '512', new_tokens: '3'")
+    if cause is None:
+        assert found.status == "right"
+    else:
+        assert {cause} in named(found)

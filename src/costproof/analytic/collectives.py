@@ -105,6 +105,45 @@ class AllGather:
 
 
 @layer
+class GatheredParameters:
+    """Gathers the parameters of some modules, of which each of n ranks stores a part, before they run.
+
+    Every parameter is cut along its first dimension into n parts of ceil(rows / n) rows, the last ones padded.
+    ``elements`` is the number of elements of a rank's parts, padding included. They are copied into one buffer, which
+    one collective gathers:
+
+        comm_payload_bytes = n elements item_bytes
+        comm_bytes = (n - 1) elements item_bytes
+
+    A rank reads its parts, which are weights. Unfused, it writes and reads their copy; the collective writes all parts,
+    which are read again to put each parameter together. The products that read the parameters count them as weights.
+    """
+
+    name: ClassVar[str] = "gathered_parameters"
+    title: ClassVar[str] = "All-gather of parameters"
+    source: ClassVar[str] = (
+        "Zhao et al. 2023, PyTorch FSDP, section 3.2; torch.distributed.fsdp.fully_shard (foreach_all_gather)"
+    )
+
+    elements: Size
+    ranks: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        own = self.elements * self.item_bytes
+        return LayerCosts(
+            weight_bytes=0,
+            buffer_bytes=0,
+            weight_read_bytes=own,
+            input_bytes=0,
+            output_bytes=0,
+            intermediate_bytes=2 * own + 2 * self.ranks * own,
+            exchanges={"all_gather": Exchange(self.ranks * own, (self.ranks - 1) * own)},
+        )
+
+
+@layer
 class GatheredTokens:
     """Gathers the tokens that n ranks route, each its own, to the experts of all, and returns to each its sums.
 

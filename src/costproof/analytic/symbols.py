@@ -59,6 +59,8 @@ MESH_SYMBOLS: Final = {
     "text_pairs_got": SymbolDoc("n_g", "pairs of a token and an expert that the rank gets from others in a call"),
     "cp": SymbolDoc("c", "ranks that share a sequence"),
     "cp_rank": SymbolDoc("r", "number of the rank among those that share a sequence, from 0"),
+    "fsdp": SymbolDoc("f", "ranks that share the batch and store parts of each parameter"),
+    "fsdp_rank": SymbolDoc("r_f", "number of the rank among those that store parts of each parameter, from 0"),
 }
 """Symbols of a rank in addition to those of its decoder."""
 

@@ -137,6 +137,11 @@ def _several(term: ClaimTerm) -> bool:
     return term.counted and term.values.get("tp", 1) > 1
 
 
+def _in_parts(term: ClaimTerm) -> bool:
+    """Return whether ranks store parts of the parameters, and gather them."""
+    return term.counted and term.values.get("fsdp", 1) > 1
+
+
 def _latents(term: ClaimTerm) -> bool:
     return "latent" in term.owner or "absorbed" in term.owner
 
@@ -253,6 +258,20 @@ RANKS: Final[MistakeTable] = (
             (left_out(_collective("all_gather")),), adds=_payload("all_gather"), metrics=_SENT),
     Mistake("gather of logits missing", "gather", "the gather of the logits is left out",
             (left_out(_collective("all_gather", "lm_head")),), metrics=_OF_COLLECTIVES),
+    Mistake("parameters whole (ZeRO-2)", "parts", "each rank stores all parameters, not its parts of them",
+            (TermChange(_in_parts, _of_one_device),), metrics=frozenset({"params", "weight_bytes"})),
+    Mistake("only parts are read", "parts", "a rank reads the parts that it stores, not the gathered parameters",
+            (left_out(lambda t: _in_parts(t) and t.role not in ("root", "text.layer")),),
+            metrics=frozenset({"weight_read_bytes"})),
+    Mistake("root not gathered", "gather of the root", "only the parameters of layers are gathered",
+            (left_out(lambda t: _in_parts(t) and _collective("all_gather", "root")(t)),), metrics=_OF_COLLECTIVES),
+    Mistake("gathered once", "gathers of steps", "parameters are gathered once for all steps, and kept",
+            (TermChange(lambda t: _in_parts(t) and {"N", "P"} <= t.values.keys() and t.kind == "all_gather",
+                        lambda t: Fraction(1, t.values["N"])),), metrics=_OF_COLLECTIVES),
+    Mistake("gathers of training", "passes", "parameters are gathered twice and gradients scattered, as in training",
+            (times(lambda t: _in_parts(t) and t.kind == "all_gather", 3),), metrics=_SENT),
+    Mistake("all-reduce for gather (ZeRO-2)", "passes", "an all-reduce is counted for each gather, twice as much",
+            (times(lambda t: _in_parts(t) and t.kind == "all_gather", 2),), metrics=_SENT),
     Mistake("one all-reduce a layer", "all-reduces", "attention has no all-reduce: one a layer, not two",
             (left_out(_collective("all_reduce", ".attention.out")),), metrics=_OF_COLLECTIVES),
     Mistake("embedding's all-reduce missing", "all-reduce of the embedding",

@@ -141,7 +141,7 @@ def mesh_options(command: F) -> F:
 
 _MESH: Final = {
     "tp": "the weights of each layer", "ep": "the experts of each layer", "pp": "the layers", "dp": "the batch",
-    "cp": "a sequence",
+    "cp": "a sequence", "fsdp": "the batch, and gather the weights of each layer",
 }  # fmt: skip
 
 

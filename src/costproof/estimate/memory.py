@@ -156,7 +156,10 @@ class Fits:
     stored_format: str = ""
     """The formats that :attr:`stored_bytes` is for."""
     unpacked_bytes: int | None = None
-    """The largest quantised matrix in the dtype of the run, which a kernel may unpack before it multiplies."""
+    """The largest quantised matrix in the dtype of the run, which a kernel may unpack before it multiplies.
+
+    Of ranks that store parts of parameters: the most gathered parameters at once.
+    """
     buffers_bytes: int | None = None
     """All registered buffers of the model, persistent or not; ``None``: not known."""
     live_bytes: int | None = None

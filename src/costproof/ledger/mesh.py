@@ -34,7 +34,7 @@ EP_BATCHES: Final = "ep/tp"
 """Group of ranks that share experts and have batches of their own (:meth:`Mesh.group`)."""
 ON_ONE_DEVICE: Final = {
     "tp": "1", "ep": "1", "text_vocab_rank": "text_vocab", "text_pairs_sent": "0", "text_pairs_got": "0",
-    "cp": "1", "cp_rank": "0",
+    "cp": "1", "cp_rank": "0", "fsdp": "1", "fsdp_rank": "0",
 }  # fmt: skip
 """Symbols of the formulas of a rank -> the formulas that they equal on one device."""
 
@@ -48,14 +48,15 @@ class Coordinates:
     pp: int
     dp: int
     cp: int
+    fsdp: int
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """Numbers of devices along each axis of a parallel run; all are 1 for one device.
 
-    Ranks are numbered with ``tp`` fastest, then ``cp``, ``dp`` and ``pp``. Expert parallelism adds no devices: groups
-    of ``ep`` consecutive ranks of those along ``tp``, ``cp`` and ``dp`` share the experts of a layer.
+    Ranks are numbered with ``tp`` fastest, then ``cp``, ``fsdp``, ``dp`` and ``pp``. Expert parallelism adds no
+    devices: groups of ``ep`` consecutive ranks of those along ``tp``, ``cp`` and ``dp`` share the experts of a layer.
     """
 
     tp: int = 1
@@ -68,6 +69,8 @@ class Mesh:
     """Ranks that share the batch, each with weights of its own."""
     cp: int = 1
     """Ranks that share the tokens of a sequence: context parallelism."""
+    fsdp: int = 1
+    """Ranks that share the batch and store parts of each parameter, which they gather to run a layer."""
 
     @classmethod
     def of(cls, inputs: Mapping[str, object]) -> Self:
@@ -77,7 +80,7 @@ class Mesh:
     @property
     def world(self) -> int:
         """Return the number of ranks."""
-        return self.tp * self.pp * self.dp * self.cp
+        return self.tp * self.pp * self.dp * self.cp * self.fsdp
 
     @property
     def one(self) -> bool:
@@ -98,8 +101,9 @@ class Mesh:
         """Return the coordinates of a rank."""
         rest, tp = divmod(rank, self.tp)
         rest, cp = divmod(rest, self.cp)
+        rest, fsdp = divmod(rest, self.fsdp)
         pp, dp = divmod(rest, self.dp)
-        return Coordinates(tp, rank % (self.world // self.pp) % self.ep, pp, dp, cp)
+        return Coordinates(tp, rank % (self.world // self.pp) % self.ep, pp, dp, cp, fsdp)
 
     def group(self, axis: str, rank: int) -> tuple[int, ...]:
         """Return the ranks that a rank shares a group with along an axis, itself included, in ascending order.
@@ -111,7 +115,11 @@ class Mesh:
             first = rank - self.coordinates(rank).ep
             every = tuple(range(first, first + self.ep))
             return every if axis == "ep" else every[rank % self.tp :: self.tp]
-        step = {"tp": 1, "cp": self.tp, "dp": self.tp * self.cp, "pp": self.tp * self.cp * self.dp}[axis]
+        step = 1
+        for inner in ("tp", "cp", "fsdp", "dp", "pp"):
+            if inner == axis:
+                break
+            step *= getattr(self, inner)
         first = rank - step * int(getattr(self.coordinates(rank), axis))
         return tuple(first + step * i for i in range(getattr(self, axis)))
 
@@ -138,7 +146,7 @@ class Mesh:
             return found
         found += [
             BadInput("this axis is not counted yet", where=f"--{axis}", expected="1", got=getattr(self, axis))
-            for axis in ("pp", "cp")
+            for axis in ("pp", "cp", "fsdp")
             if getattr(self, axis) > 1 and axis not in more
         ]
         if self.ep > 1 and (self.ep % self.tp or (self.tp * self.cp * self.dp) % self.ep):
@@ -229,10 +237,12 @@ class Schedule:
 
 
 def own_batch(batch: int, mesh: Mesh, rank: int) -> int:
-    """Return the sequences of a batch that a rank runs: the first ranks along ``dp`` have one more if it is uneven."""
-    if mesh.dp == 1:
-        return batch
-    return batch // mesh.dp + (mesh.coordinates(rank).dp < batch % mesh.dp)
+    """Return the sequences of a batch that a rank runs; if it is uneven, the first ones have one more.
+
+    Ranks along ``dp`` and ``fsdp`` share it.
+    """
+    at, parts = mesh.coordinates(rank), mesh.dp * mesh.fsdp
+    return batch // parts + (at.dp * mesh.fsdp + at.fsdp < batch % parts)
 
 
 def pairs_of(inputs: Mapping[str, object]) -> tuple[tuple[int, ...], ...]:

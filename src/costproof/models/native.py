@@ -330,6 +330,7 @@ class GivesFormulas(Protocol):
         """Return the analytic ledger in symbols."""
 
 
+STORED_IN_PARTS: Final = "stored and resident bytes are not counted of parameters that ranks store in parts"
 NOT_KNOWN: Final = "stored bytes are not known"
 """Beginning of the note on a checkpoint whose format has no layout."""
 
@@ -338,6 +339,8 @@ def stored_formulas(target: GivesFormulas, workload: Workload) -> Ledger:
     """Return the analytic ledger in symbols, with storage metrics if the checkpoint's format is known."""
     of = attribute(target, "model", target)
     ledger = target.formulas(workload)
+    if workload.mesh.fsdp > 1:
+        return with_storage(ledger, None, STORED_IN_PARTS)
     if not isinstance(of, Configured):  # as the static source: in the dtype of the run
         return with_storage(ledger, Storage(NOT_QUANTISED, workload.dtype, CheckpointLayout(), {}))
     try:

@@ -64,6 +64,7 @@ MESH: Final = (
     Setting("pp", "Devices that share the layers (pipeline parallelism)."),
     Setting("dp", "Devices that share the batch (data parallelism)."),
     Setting("cp", "Devices that share a sequence (context parallelism)."),
+    Setting("fsdp", "Devices that share the batch, and gather each layer's weights to run it (fully_shard)."),
     Setting(RANK, "Rank of these devices to count."),
     Setting(DISPATCH, "How tokens reach experts of other ranks.", "choice", ("all-gather", "all-to-all")),
     Setting(PAIRS, "Pairs of a token and an expert that each rank sends to each: 6,2;3,5.", "text", (), "N,..;N,.."),

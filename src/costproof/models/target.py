@@ -121,8 +121,8 @@ class Sharing(Protocol):
     def held_by(self, role: str, metric: Metric) -> tuple[int, str]:
         """Return how many times ranks with one batch have a cost of one device, and why if several do."""
 
-    def copies_of_batches(self, role: str) -> int:
-        """Return how many groups of ranks, each with all of a module, share the batch."""
+    def copies_of_batches(self, role: str, metric: Metric) -> int:
+        """Return how many groups of ranks, each with all that a module has of a metric, share the batch."""
 
     def further_dtypes(self, axis: str, kind: str) -> tuple[str, ...]:
         """Return the dtypes, other than the run's, of tensors in a kind of collective in a group."""

@@ -261,6 +261,15 @@ class LedgerBuilder:
         """Return the nodes of parameters and buffers; see :func:`parameter_nodes`."""
         return parameter_nodes(self.parameters, self.buffers, stages, owners, self.active, storage, self.sizes)
 
+    def store_parts(self, parts: Mapping[str, tuple[int, int, int]]) -> None:
+        """Take note that a rank stores parts of parameters, of which a token passes the whole ones.
+
+        Args:
+            parts: full name -> elements of the part, its bytes, and elements of the whole parameter.
+        """
+        self.sizes |= {name: (own, size) for name, (own, size, _) in parts.items()}
+        self.active = {**{name: whole for name, (_, _, whole) in parts.items()}, **self.active}
+
     def missing(self) -> tuple[UnknownOp, ...]:
         """Return the unknown operators, one entry per stage, module and operator."""
         return merge_unknown(self.unknown)

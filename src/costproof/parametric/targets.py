@@ -203,7 +203,7 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
             copies[what] += added
             copies[rows] += padding
             if not stage:
-                once, again = times * cost + added + padding, sharing.copies_of_batches(node.role) - 1
+                once, again = times * cost + added + padding, sharing.copies_of_batches(node.role, metric) - 1
                 copies[SEQUENCE_COPIES] += (workload.mesh.cp - 1) * once
                 copies[DATA_COPIES] += again * workload.mesh.cp * once
         for why, amount in copies.items():

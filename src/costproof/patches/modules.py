@@ -18,16 +18,19 @@ Hook = Callable[..., None]
 
 
 @contextmanager
-def hooked(modules: Iterable[nn.Module], enter: Hook, leave: Hook, *, with_kwargs: bool = False) -> Iterator[None]:
+def hooked(
+    modules: Iterable[nn.Module], enter: Hook, leave: Hook, *, with_kwargs: bool = False, first: bool = False
+) -> Iterator[None]:
     """Register forward hooks on modules while the block runs.
 
     Args:
         enter: called with (module, args), or (module, args, kwargs).
         leave: called with the same and the output, also after an exception, which a caller may catch.
+        first: call ``enter`` before the module's own hooks, which then run inside.
     """
     with ExitStack() as stack:
         for module in modules:
-            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=with_kwargs).remove)
+            stack.callback(module.register_forward_pre_hook(enter, prepend=first, with_kwargs=with_kwargs).remove)
             stack.callback(module.register_forward_hook(leave, with_kwargs=with_kwargs, always_call=True).remove)
         yield
 

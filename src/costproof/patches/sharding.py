@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import BadInput, Incomplete, first_line
+from costproof.patches.patch import Patch, patched
 
 if TYPE_CHECKING:
     from torch import nn
@@ -163,6 +164,101 @@ class Distributed:
             finally:
                 for one in self._held:
                     one.module._parameters[one.name] = one.local
+
+
+PARTS: Final = "_costproof_parts"
+"""Attribute of a model whose ranks store parts of its parameters: name -> :class:`ParameterShard`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterShard:
+    """The part of a parameter that a rank stores."""
+
+    own: int
+    """Elements, without padding."""
+    bytes: int
+    """Bytes with padding."""
+    whole: int
+    """Elements of the parameter."""
+
+
+_FSDP: Final = "torch.distributed.fsdp._fully_shard"
+_TEST: Final = "tracers/test_fsdp_ranks.py"
+ON_META: Final = (
+    Patch(
+        f"{_FSDP}._fsdp_param_group:FSDPParamGroup._validate_no_meta_params",
+        lambda original: lambda self: None,
+        "fully_shard refuses parameters on meta, since it is made for training",
+        _TEST,
+    ),
+    Patch(
+        "torch:meta",
+        lambda original: sys.modules["torch"].cpu,
+        "fully_shard asks the module of a device for its streams, and meta has none; a CPU's do nothing",
+        _TEST,
+        missing="create",
+    ),
+)
+"""Replacements with which torch's ``fully_shard`` runs on the meta device."""
+
+
+class FullySharded:
+    """A decoder under torch's ``fully_shard``: outside of :meth:`running` its parameters are the parts of a rank."""
+
+    def __init__(self, model: Any, ranks: int, rank: int) -> None:
+        """Shard every layer, and then the model; gathered parameters are freed behind each forward."""
+        import torch
+        from torch.distributed.fsdp import fully_shard
+
+        self.ranks, self.rank = ranks, rank
+        layers = model.get_decoder().layers
+        self._modules = (*layers, model)
+        with fake_group(ranks, rank):
+            mesh = self._mesh()
+            for module in self._modules:
+                kind = type(module)
+                fully_shard(module, mesh=mesh, reshard_after_forward=True)
+                # The name stays, since it is that of the module in a ledger.
+                module.__class__ = type(kind.__name__, (type(module),), {"__module__": kind.__module__})
+        meta, parts = torch.device("meta"), dict[int, ParameterShard]()
+        for group in self._groups():
+            group.device = meta if group.fsdp_params[0].sharded_param.is_meta else group.device
+            for one in group.fsdp_params:
+                parameter, stored = one.sharded_param, one._sharded_param_data
+                parameter._costproof_part = stored
+                own = parameter._local_tensor
+                parts[id(parameter)] = ParameterShard(own.numel(), own.untyped_storage().nbytes(), parameter.numel())
+        named = model.named_parameters()
+        vars(model)[PARTS] = {name: parts[id(parameter)] for name, parameter in named}
+        self._held = tuple(_split_parameters(model))
+        self._swap(outside=True)
+
+    def _mesh(self) -> DeviceMesh:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        # Torch keeps meshes in caches, by shape and names: those of another rank would name groups it is not in.
+        return init_device_mesh("cpu", (self.ranks,), mesh_dim_names=(f"fsdp_of_{self.rank}",))
+
+    def _groups(self) -> Iterator[Any]:
+        for module in self._modules:
+            yield from module._get_fsdp_state()._fsdp_param_groups
+
+    def _swap(self, *, outside: bool) -> None:
+        for one in self._held:
+            one.module._parameters[one.name] = one.local if outside else one.distributed
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the model as its rank while the block runs."""
+        with fake_group(self.ranks, self.rank), patched(*ON_META):
+            group = self._mesh().get_group()
+            for one in self._groups():
+                one.mesh_info.shard_process_group = group
+            self._swap(outside=False)
+            try:
+                yield
+            finally:
+                self._swap(outside=True)
 
 
 def expert_meshes(batches: int, ranks: int) -> tuple[DeviceMesh, DeviceMesh]:
@@ -319,7 +415,6 @@ def _distribute(
     implementation: Callable[..., Any],
 ) -> Iterator[_SplitParameter]:
     import torch
-    from torch.distributed.tensor import DTensor
     from transformers.distributed.expert_parallel import apply_expert_parallelism
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
@@ -347,6 +442,14 @@ def _distribute(
         raise Incomplete("transformers cannot distribute this model", got=first_line(error)) from error
     for module, name, (owner, first_name) in tied:
         module._parameters[name] = owner._parameters[first_name]
+    yield from _split_parameters(model)
+
+
+def _split_parameters(model: nn.Module) -> Iterator[_SplitParameter]:
+    """Yield each distributed parameter of a model, with its local form."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
     plain: dict[int, nn.Parameter] = {}
     """A tied parameter stays one."""
     for module in model.modules():

@@ -136,6 +136,13 @@ def _counted(found: Fits) -> str:
     return f"{counted_line(_as_counted(found), found.workload)}{stored}"
 
 
+def _transient(found: Fits) -> str:
+    """Return the name of the weights that are held only while modules run."""
+    if found.workload.mesh.fsdp > 1:
+        return "gathered parameters and their buffers, at most"
+    return "the largest matrix, unpacked"
+
+
 def _held_rows(found: Fits) -> list[tuple[str, ...]]:
     peaks = (
         ("largest peak of a stage, arguments apart", found.peak_bytes),
@@ -156,7 +163,7 @@ def _held_rows(found: Fits) -> list[tuple[str, ...]]:
         ("weights, buffers and cache", found.certain_bytes),
         *(bounds if found.live_bytes is None else (("live peak, cache included", found.live_bytes),)),
         *(blocked_peak if found.blocked_live_bytes is not None else ()),
-        *(() if found.unpacked_bytes is None else (("the largest matrix, unpacked", found.unpacked_bytes),)),
+        *(() if found.unpacked_bytes is None else ((_transient(found), found.unpacked_bytes),)),
         *(
             (("all of these", found.bound_bytes),)
             if found.live_bytes is None

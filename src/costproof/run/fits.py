@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final
 
 from costproof.estimate.hardware import Device
@@ -205,6 +206,9 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         resident = folded.total("resident_bytes")
         held = None if resident is None or buffers is None else resident - buffers
     unpacked = None if quantised is None else quantised.largest_matrix * element
+    if side.workload.mesh.fsdp > 1:
+        unpacked = gathered_bytes(read.target, side.workload)
+        held = None if unpacked is None else held
     counted = not {*cache_counted(side.target, side.workload).quantised} - (set() if quantised is None else {"weights"})
     certain = None if held is None or buffers is None or not counted else held + buffers
     kept = (*activations(element, rows=rows), *unfused_attention(side, sizes)) if along and live is None else None
@@ -290,6 +294,8 @@ def _refusal(target: Target | None, workload: Workload, batch: int) -> str:
 def _with_graph(found: Fits, read: Operand) -> Fits:
     """Complete an unknown answer by the live peaks of exported graphs, if these can be computed."""
     target = read.exported.target if read.exported is not None else read.origin
+    if found.workload.mesh.fsdp > 1:  # whose graphs hold gathered parameters, which are counted apart
+        return found
     undecided = found.verdict == "not known" and found.is_known and found.certain_bytes is not None
     if not undecided or found.live_bytes is not None or not isinstance(target, Exportable):
         return found
@@ -393,6 +399,21 @@ def _binding_ranks(target: Target | None, workload: Workload) -> tuple[int, ...]
         cache = sum(costs.get("kv_cache_bytes", 0) for costs in row.stages.values())
         held.setdefault(weights + cache, []).extend(row.ranks)
     return tuple(sorted(held[max(held)]))
+
+
+def gathered_bytes(target: Target | None, workload: Workload) -> int | None:
+    """Return the most bytes of gathered parameters that a rank holds at once; ``None`` if there are no formulas.
+
+    The parameters of the root, R, stay during the forward of the model. Those of a layer, L, are put together from a
+    buffer of the same size. Until that is done, the buffer of the group before is held: of equal layers that are at
+    most R + 3 L, and of the first 2 R + 2 L (torch.distributed.fsdp 2.13, ``FSDPParamGroup.wait_for_unshard``). Layers
+    that are gathered ahead take L more each.
+    """
+    if not isinstance(target, Sharded):
+        return None
+    gathers = [n for n in evaluate_formulas(target, workload).nodes if n.stage == "prefill" and n.cost("messages")]
+    sizes = [n.cost("comm_payload_bytes") or 0 for n in gathers]  # of the root, then of the layers in order
+    return sizes[0] + max(before + 2 * own for before, own in pairwise(sizes))
 
 
 def _token_bytes(along: Mapping[str, SettingCurve], batch: int) -> int | None:

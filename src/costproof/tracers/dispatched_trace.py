@@ -64,7 +64,7 @@ def trace_dispatched(run: Run) -> TracedForward:
         with (
             inference_context(run.model) as assumed,
             patched(*STACK_INDEX_ROWS),
-            hooked(log.paths.modules.values(), log.enter, log.leave),
+            hooked(log.paths.modules.values(), log.enter, log.leave, first=True),
             forward_redirected(run.model),
             torch._C._ExcludeDispatchKeyGuard(_VIEWS),
             log,
@@ -101,6 +101,8 @@ class _OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.muted = 0
         for name, parameter in self.paths.parameters.items():
             self._given(getattr(parameter, "_local_tensor", parameter), "param", name)
+            if (part := getattr(parameter, "_costproof_part", None)) is not None:  # before it is gathered
+                self._given(part, "param", name, f"part:{name}")
         for name, buffer in self.paths.buffers.items():
             self._given(buffer, "buffer", name)
         cached = {id(t) for t in states(*caches_of(kwargs).values())}
@@ -116,6 +118,9 @@ class _OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         parent, here = (self._stack[-1] if self._stack else None), (path, self._counts[path])
         self.calls.append(ModuleCall(*here, parent, type(module).__name__))
         self._stack.append(here)
+        for leaf, parameter in module._parameters.items():  # which may have been gathered
+            if parameter is not None and not {*_COMPOSED} & _kinds([type(parameter)]):
+                self._given(parameter, "param", self.paths.parameter(f"{path}.{leaf}" if path else leaf))
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         self._stack.pop()
@@ -171,10 +176,10 @@ class _OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             module, call = self._stack[-1] if self._stack else ("", 1)
             self.ops.append(OpCall(label, str(func), module, call, tensors, tuple(outputs), attrs, names))
 
-    def _given(self, tensor: torch.Tensor, origin: str, name: str) -> Value:
+    def _given(self, tensor: torch.Tensor, origin: str, name: str, label: str = "") -> Value:
         if id(tensor) not in self._values:
             self._kept.append(tensor)
-            label = f"{origin}:{name}"
+            label = label or f"{origin}:{name}"
             self._values[id(tensor)] = Value(label, tuple(tensor.shape), dtype_name(tensor.dtype), origin, name)
         return self._values[id(tensor)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +28,7 @@ from costproof.opgraph.mask_rows import QueryRowMasks, with_lengths
 from costproof.opgraph.merge import Groups, group_costs, group_parameters, merge_nodes
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics, read_parameters, unread_modules, with_owners
 from costproof.patches.patch import gc_disabled
+from costproof.patches.sharding import PARTS
 from costproof.patches.torchlens import wrapped_once
 from costproof.tracers.callgraph import call_graph
 from costproof.tracers.cpu_fallback import trace_run
@@ -206,6 +207,7 @@ def dynamic_ledger(
     tally.parameters |= {n: (tuple(p.shape), dtype_name(p.dtype)) for n, p in paths.parameters.items()}
     # As the tensors state them; exports multiply shapes and item sizes.
     tally.sizes |= {n: (p.numel(), p.numel() * p.element_size()) for n, p in paths.parameters.items()}
+    tally.store_parts({n: astuple(part) for n, part in vars(built.model).get(PARTS, {}).items()})
     tally.buffers |= resident_bytes(paths.buffers)
     if any(run.elsewhere for run in runs):  # its inputs may be guesses
         unread = unread_modules(paths.parameters, traced.read)

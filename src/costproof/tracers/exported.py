@@ -16,6 +16,7 @@ from costproof.ledger.errors import Incomplete
 from costproof.models.generic.caches import caches_of, states
 from costproof.models.specs import ExportJob
 from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value, path_renamer
+from costproof.opgraph.rules.collectives import with_gathered_parameters
 from costproof.opgraph.rules.matmul import NONZERO
 from costproof.opgraph.rules.names import canonical
 from costproof.patches.tensor import autocast_recorded
@@ -130,6 +131,7 @@ class _ExportReader:
             if (outer := self._named(name)) is not None
         })  # fmt: skip
         graph = Graph(tuple(self.ops), result, cache, tuple(self.seen.values())).with_calls_of(self.job.own_calls)
+        graph = with_gathered_parameters(graph)
         cache_inputs = tuple(v for n in past if isinstance(v := self.values[n], Value))
         return Exported(self.job, graph, parameters, buffers, cache_inputs, self.size.guards, notes)
 

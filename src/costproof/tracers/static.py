@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +39,7 @@ from costproof.opgraph.rules.registry import UnknownCost
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics
 from costproof.patches.flex_attention import values_wanted
 from costproof.patches.patch import gc_disabled
+from costproof.patches.sharding import PARTS
 from costproof.snapshots.copies import unchecked
 from costproof.tracers.cache import cached_export
 from costproof.tracers.equal_layers import ledger_of_equal_layers
@@ -137,6 +138,7 @@ def exported_ledger(
     if absent and not stages:
         raise next(iter(absent.values()))
     nodes = [n for n in tally.nodes if n.stage in stages]
+    tally.store_parts({n: astuple(part) for n, part in vars(model).get(PARTS, {}).items()})
     storage = storage_by_layout(target, model, workload, tally.parameters, tally.buffers)
     owners = Paths(model).class_names()
     owned = tally.owned(lambda path: target.stages_of(path, workload), owners, storage.modules)

@@ -13,7 +13,7 @@ from unittest import mock
 from costproof.ledger.errors import first_line
 from costproof.ledger.metrics import STORAGE, Metric
 from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
-from costproof.models.native import NOT_KNOWN, Configured
+from costproof.models.native import NOT_KNOWN, STORED_IN_PARTS, Configured
 from costproof.models.stored_module import model_facts, stored_modules
 from costproof.models.target import Target, WithStorage
 from costproof.opgraph.tally import ParameterShapes
@@ -50,6 +50,8 @@ def storage_by_layout(
         parameters: its parameters, each once.
         buffers: full name -> bytes that are not counted under another name.
     """
+    if workload.mesh.fsdp > 1:
+        return ModuleStorage(notes=(STORED_IN_PARTS,))
     stored, dtypes = model, dict[str, str]()
     try:
         scheme = _scheme(target, model)
@@ -83,6 +85,8 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
     The kernels of a quantised checkpoint need a GPU, so its weights are unpacked in a run. Then the tensors are those
     of the module that transformers builds for the checkpoint; without one there are no metrics, and a note says why.
     """
+    if workload.mesh.fsdp > 1:
+        return ModuleStorage(notes=(STORED_IN_PARTS,))
     try:
         scheme = _scheme(target, model)
         if scheme == PLAIN:

@@ -32,6 +32,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import ROWS_INVOCATION, Workload
 from costproof.models.cache_dtype import cache_share
 from costproof.models.decoding.config import DecoderConfig, MixtureConfig
+from costproof.models.decoding.fsdp import as_stored, with_gathers
 from costproof.models.decoding.names import (
     STAGES,
     decoder_names,
@@ -121,6 +122,8 @@ def decoder_ledger(
     nodes = prefill_and_decode(
         parts, style.names(), border=border, decode=decode, cache=cache, past=workload.past > 0, first_id=first
     )
+    if workload.mesh.fsdp > 1:
+        nodes = as_stored(nodes)
     # A loop over experts calls the activation once for each expert that receives tokens; the formulas call it once.
     stands_for = {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
     return analytic_ledger(nodes, STAGES, stands_for, parallel=not workload.mesh.one)
@@ -151,7 +154,8 @@ def decoder_parts(
         )
         one_row = _one_row(workload, call)
         one_sequence = not workload.mesh.one and workload.own_batch == 1
-        return tuple(shards.with_collectives(found, call, positions, one_row=one_row, one_sequence=one_sequence))
+        split = shards.with_collectives(found, call, positions, one_row=one_row, one_sequence=one_sequence)
+        return tuple(with_gathers(split, call) if workload.mesh.fsdp > 1 else split)
 
     return parts
 

@@ -346,7 +346,7 @@ def _shown(paths: Mapping[str, str]) -> Iterable[str]:
     return (path.replace("{i}", "*") for role, path in paths.items() if role in _PLACES)
 
 
-MORE_AXES: Final = ("pp", "cp")
+MORE_AXES: Final = ("pp", "cp", "fsdp")
 """Axes of a mesh by which decoders without towers are counted too."""
 
 
@@ -377,6 +377,7 @@ def mesh_problems(
     if found:
         return found
     found += _sequence_problems(config, workload) if mesh.cp > 1 else []
+    found += _stored_problems(workload) if mesh.fsdp > 1 else []
     for what, size, part in _divided(config):
         if part in plan.split and size % mesh.tp and not (part == "experts" and mesh.ep > 1):
             expected = f"a divisor of the {size} {what}"
@@ -437,6 +438,18 @@ def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInp
                 what, expected = f"ranks would share {name} heads", f"tp x cp a divisor of {heads}"
                 found.append(BadInput(what, where="--cp", expected=expected, got=mesh.cp))
     return found
+
+
+def _stored_problems(workload: Workload) -> Iterator[BadInput]:
+    """Yield an error for each reason why ranks cannot store parts of each parameter, or are not counted so."""
+    mesh = workload.mesh
+    for axis in ("tp", "ep", "pp", "dp", "cp"):
+        if (size := getattr(mesh, axis)) > 1:
+            what = "ranks that gather the parameters of each layer are counted on no other axis"
+            yield BadInput(what, where=f"--fsdp, --{axis}", expected=f"--{axis} 1", got=size)
+    if workload.batch < mesh.fsdp:
+        what = "each rank that gathers parameters runs sequences of its own"
+        yield BadInput(what, where="--batch", expected=f"at least fsdp {mesh.fsdp}", got=workload.batch)
 
 
 def _pair_problems(config: DecoderConfig, workload: Workload) -> Iterator[BadInput]:

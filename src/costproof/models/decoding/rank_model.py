@@ -16,9 +16,10 @@ from costproof.ledger.mesh import PLAN, Mesh, splits_of
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.decoder import text_config
+from costproof.models.decoding.fsdp import keep_parts
 from costproof.models.decoding.plans import ROWS_ALONE, LayoutPlan, named_plan, styles_of
 from costproof.models.specs import Built, Run
-from costproof.patches.sharding import NOTE, Distributed, Plan, plans_of
+from costproof.patches.sharding import NOTE, Distributed, FullySharded, Plan, plans_of
 
 if TYPE_CHECKING:
     import torch
@@ -422,6 +423,8 @@ def shard_for_export(model: nn.Module, workload: Workload) -> nn.Module:
             splits=splits_of(workload.inputs, workload.rank), multiple=multiple, sequence=sequence,
         )  # fmt: skip
         _fit_heads(model, plans[0], mesh.tp)
+    if mesh.fsdp > 1:
+        keep_parts(model, mesh.fsdp, mesh.coordinates(workload.rank).fsdp)
     if mesh.pp > 1:
         keep_stage(model, mesh.pp, mesh.coordinates(workload.rank).pp)
     return model
@@ -459,7 +462,7 @@ def keep_stage(model: Any, stages: int, stage: int) -> None:
     stack.__class__ = type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
 
 
-def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | None:
+def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | FullySharded | None:
     """Let transformers distribute the model for the counted rank; ``None`` if each rank has the whole model.
 
     Raises:
@@ -467,6 +470,8 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | No
     """
     mesh, engine = workload.mesh, _engine(workload)
     at, splits = mesh.coordinates(workload.rank), splits_of(workload.inputs, workload.rank)
+    if mesh.fsdp > 1:
+        return FullySharded(model, mesh.fsdp, at.fsdp)
     if mesh.tp == mesh.ep == 1:
         return None if mesh.pp == 1 else Distributed(model, ({}, {}), 1, at.pp, mesh.pp)
     plans = _plans(model, mesh, engine)
@@ -514,7 +519,7 @@ def distributed(built: Built, workload: Workload) -> Built:
 
 def as_rank(runs: tuple[Run, ...], model: nn.Module) -> tuple[Run, ...]:
     """Return the runs of a model that :func:`distributed` returned."""
-    rank: Distributed | None = vars(model).get(_RANK)
+    rank: Distributed | FullySharded | None = vars(model).get(_RANK)
     return runs if rank is None else tuple(replace(r, around=rank.running, dispatched=True) for r in runs)
 
 

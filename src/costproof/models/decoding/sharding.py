@@ -17,7 +17,7 @@ from costproof.algebra.symbols import sym
 from costproof.estimate.routing import RoutedLayers
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.mesh import CP_PLAN, EP_BATCHES, PAIRS, PLAN, Mesh, shard, splits_of, stage_layers
-from costproof.ledger.metrics import KEPT_FLOPS
+from costproof.ledger.metrics import KEPT_FLOPS, Metric
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.plans import OWN, named_plan, routed_layers, split_parts
 
@@ -72,6 +72,7 @@ class ShardPlan:
 
 _PARTS: Final[tuple[Part, ...]] = ("attention", "mlp", "experts", "shared", "embedding", "head")
 _SOURCE: Final = "transformers: base_model_tp_plan and _tp_plan of the class"
+FULLY_SHARD: Final = "torch.distributed.fsdp.fully_shard of every layer, then of the model"
 SPLIT_ALL: Final = ShardPlan(OWN, _SOURCE, frozenset(_PARTS))
 WHOLE_ATTENTION: Final = ShardPlan(OWN, _SOURCE, frozenset(_PARTS) - {"attention"})
 HEAD_ONLY: Final = ShardPlan(OWN, _SOURCE, frozenset({"head"}))
@@ -151,6 +152,7 @@ def mesh_symbols(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> 
     start, stop = shard(_padded(config.vocab, plan.multiple), mesh.tp, mesh.coordinates(workload.rank).tp)
     found = {"tp": mesh.tp, "ep": mesh.ep, "text_vocab_rank": stop - start}
     found |= {"cp": mesh.cp, "cp_rank": mesh.coordinates(workload.rank).cp} if mesh.cp > 1 else {}
+    found |= {"fsdp": mesh.fsdp, "fsdp_rank": mesh.coordinates(workload.rank).fsdp} if mesh.fsdp > 1 else {}
     splits = splits_of(workload.inputs, workload.rank)
     if splits is not None:
         (sent, got), own = splits, mesh.coordinates(workload.rank).ep
@@ -186,6 +188,8 @@ class Shards:
     """Whether the last stage of several has a copy of the table of the embedding."""
     cp_plan: str = ""
     """How ranks share a sequence: ``ring``, ``zigzag`` or ``ulysses``; empty if each has whole ones."""
+    padding: tuple[tuple[str, int], ...] = ()
+    """(role, bytes by which the parts that ranks store of a module's parameters exceed these), if they store parts."""
 
     @classmethod
     def of(
@@ -219,10 +223,12 @@ class Shards:
     @property
     def origin(self) -> str:
         """Return the origin of the plan."""
-        return self.plan.source
+        return self.plan.source if self.mesh.fsdp == 1 else FULLY_SHARD
 
     def axis_of(self, role: str, kind: str) -> str:
         """Return the group of the mesh in which a module runs a kind of collective."""
+        if self.mesh.fsdp > 1:
+            return "fsdp"
         if role in ("text", "text.layer.attention"):
             return "pp" if role == "text" else "cp"
         if role != "text.layer.experts" or self.mesh.ep == 1:
@@ -294,6 +300,9 @@ class Shards:
 
     def padding_of(self, role: str, metric: str, cost: int) -> tuple[int, str]:
         """Return what the rows that pad the vocabulary add to a cost of one device, and its name."""
+        if self.mesh.fsdp > 1:
+            more = dict(self.padding)[role] if metric == "weight_bytes" else 0
+            return more, "padding of the parts that ranks store"
         more = _padded(self.vocab, self.plan.multiple) - self.vocab
         part = part_of(role)
         padded = part in ("embedding", "head") and part in self.plan.split and metric != "buffer_bytes"
@@ -350,8 +359,13 @@ class Shards:
         gathered = ("int64", *(("float32",) * self.wide_weights))
         return {"all_gather": gathered, "all_to_all": ("int64",)}.get(kind, ())
 
-    def copies_of_batches(self, role: str) -> int:
-        """Return how many groups of ranks, each with all of a module, share the batch: ``dp``, for experts fewer."""
+    def copies_of_batches(self, role: str, metric: Metric) -> int:
+        """Return how many groups of ranks, each with all of a module, share the batch: ``dp``, for experts fewer.
+
+        Of ranks that store parts of parameters, each has all buffers.
+        """
+        if metric == "buffer_bytes":
+            return self.mesh.dp * self.mesh.fsdp
         shared = part_of(role) == "experts" and self.mesh.ep > 1
         return self.mesh.dp // self.mesh.batches if shared else self.mesh.dp
 

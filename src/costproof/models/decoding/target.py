@@ -16,10 +16,20 @@ from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc, TokenPadding
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.mesh import PAIRS, PLAN, stage_layers
+from costproof.ledger.mesh import PAIRS, PLAN, of_mesh, stage_layers
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
-from costproof.ledger.workload import KV_BLOCK, PAD_TO, PAST, ROWS, BatchRow, ExpertKernel, Invocation, Workload
+from costproof.ledger.workload import (
+    FLOAT_BYTES,
+    KV_BLOCK,
+    PAD_TO,
+    PAST,
+    ROWS,
+    BatchRow,
+    ExpertKernel,
+    Invocation,
+    Workload,
+)
 from costproof.models import cache_dtype
 from costproof.models import settings as common
 from costproof.models.decoding import exports, runs
@@ -136,13 +146,25 @@ class CausalTarget(Native[C]):
         Raises:
             BadInput: no plan describes it.
         """
-        return Shards.of(self.config, workload, self.plan_of(workload), self.style())
+        found, mesh = Shards.of(self.config, workload, self.plan_of(workload), self.style()), workload.mesh
+        if mesh.fsdp == 1:
+            return found
+        from costproof.analytic.compose import prompt_call
+        from costproof.models.decoding.formulas import decoder_parts
+        from costproof.models.decoding.fsdp import padding_by_role
+
+        one = replace(workload, inputs={k: v for k, v in workload.inputs.items() if not of_mesh(k)})
+        parts = decoder_parts(self.config, one, self.style())(prompt_call(past=False))
+        padding = padding_by_role(parts, self.config.symbols(), mesh.fsdp, FLOAT_BYTES[workload.dtype])
+        return replace(found, padding=tuple(padding.items()))
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
         """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
         from costproof.models.decoding.formulas import decoder_stack
         from costproof.models.decoding.memory import decoder_tapes, row_tapes
 
+        if workload.mesh.fsdp > 1:  # a rank runs whole layers
+            workload = replace(workload.own, inputs={k: v for k, v in workload.inputs.items() if not of_mesh(k)})
         refuse_ranks(workload)
         style = self.style()
         stack = decoder_stack(self.config, workload, style)

@@ -6,13 +6,15 @@ gloo's large messages). A tensor that n ranks do not divide is cut into n equal 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import sympy
 
 from costproof.ledger.workload import ITEM_BYTES
-from costproof.opgraph.graph import OpCall, Size, Value
+from costproof.opgraph.graph import Graph, OpCall, Size, Value
 from costproof.opgraph.rules.cost import OpCost, Uncountable, attr
+from costproof.opgraph.rules.names import canonical
 from costproof.opgraph.rules.registry import operator_rule
 from costproof.opgraph.rules.sizes import nbytes, numel, prod
 
@@ -20,6 +22,65 @@ GROUP_SIZE: Final = "group_size"
 """Key in ``OpCall.attrs`` with the number of ranks in the group, if the source knows the group itself."""
 GROUP_RANK: Final = "group_rank"
 """The same with the place of the counted rank in the group."""
+
+
+PARTS_GROUP: Final = "fsdp"
+"""Prefix of the name of a group whose ranks gather the parts of parameters that they store."""
+
+
+def with_gathered_parameters(graph: Graph) -> Graph:
+    """Return an exported graph in which parameters that ranks have gathered are parameters, not results of operators.
+
+    One collective gathers the joined parts, whose copies are put together: ``cat``, ``all_gather_into_tensor``,
+    ``split_with_sizes_copy``. The parameters are views of these results, and have the names of the parts.
+    """
+    made = {out.id: (op, i) for op in graph.ops for i, out in enumerate(op.outputs)}
+
+    def source(value: Value, *names: str) -> OpCall | None:
+        """Return the operator that a value is a view of a result of, if it has one of these names."""
+        while value.id in made:
+            op, _ = made[value.id]
+            if canonical(op.name) in names:
+                return op
+            if canonical(op.name) not in _VIEWS:
+                return None
+            value = op.tensors[0]
+        return None
+
+    gathered: dict[str, Value] = {}
+    """Id of a result of a gather, or of a view of one in the same module -> the part that it is gathered from."""
+    named: dict[str, Value] = {}
+    left_out: set[str] = set()
+    for op in graph.ops:
+        if canonical(op.name) == "split_with_sizes_copy":
+            gather = source(op.tensors[0], "_c10d_functional.all_gather_into_tensor")
+            if gather is None or not str(attr(gather, "group_name", default="")).startswith(f"{PARTS_GROUP}:"):
+                continue
+            joined = source(gather.tensors[0], "cat")
+            parts = [gather.tensors[0]] if joined is None else joined.tensors
+            for out, part in zip(op.outputs, parts, strict=True):
+                while part.id in made:
+                    part = made[part.id][0].tensors[0]
+                gathered[out.id] = part
+        elif canonical(op.name) in _VIEWS and op.tensors[0].id in gathered:
+            of = made[op.tensors[0].id][0]
+            if (of.module, of.call) == (op.module, op.call):
+                (out,) = op.outputs
+                gathered[out.id] = part = gathered[op.tensors[0].id]
+                named[out.id] = replace(out, origin="param", name=part.name)
+                left_out.add(op.label)
+    if not named:
+        return graph
+
+    def call(op: OpCall) -> OpCall:
+        copies = bool(op.outputs) and op.outputs[0].id in gathered
+        return replace(op.reading(lambda v: named.get(v.id, v)), name=_COPY_OUT if copies else op.name)
+
+    return replace(graph, ops=tuple(call(op) for op in graph.ops if op.label not in left_out))
+
+
+_COPY_OUT: Final = "fsdp.split_with_sizes_copy"
+_VIEWS: Final = frozenset({"view", "reshape", "slice", "_c10d_functional.wait_tensor"})
 
 
 def ranks_of(op: OpCall) -> int:
@@ -74,6 +135,18 @@ def all_gather(op: OpCall) -> OpCost:
     n = ranks_of(op)
     local = op.names.get("input") or op.names.get("self") or op.tensors[-1]
     return _collective(local, "all_gather", prod((n, nbytes(local))), prod((n - 1, nbytes(local))), n)
+
+
+@operator_rule("fsdp.all_gather_copy_in")
+def copy_in(op: OpCall) -> OpCost:
+    """Count 0 FLOPs; the parts of parameters that a rank stores are copied into one buffer, the last argument."""
+    return OpCost(role="move", reads=op.tensors[:-1])
+
+
+@operator_rule(_COPY_OUT)
+def copy_out(op: OpCall) -> OpCost:
+    """Count 0 FLOPs; the gathered parts of all ranks, the first argument, are put together to parameters."""
+    return OpCost(role="move", reads=op.tensors[:1])
 
 
 @operator_rule("_c10d_functional.reduce_scatter_tensor", "c10d._reduce_scatter_base_")

@@ -1,0 +1,219 @@
+"""Ranks that store parts of parameters and gather them layer by layer: formula, graph and torch's ``fully_shard``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+from weakref import ref
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from costproof.ledger.errors import Problems
+from costproof.models.decoding.fsdp import keep_parts
+from costproof.models.decoding.target import CausalTarget
+from costproof.models.registry import load_target
+from costproof.parametric.targets import count_ranks, evaluate_formulas
+from costproof.patches.sharding import PARTS, FullySharded
+from costproof.run.fits import fits, gathered_bytes
+from costproof.tracers.dynamic import dynamic_ledger
+from costproof.tracers.static import static_ledger
+from tests.tracers.test_ranks import LATENT, by_module, collectives, small, workload
+from tests.tracers.test_real_ranks import REASON
+
+CASES: Final = {
+    "tied table": ("llama", {"tied": True}, {"fsdp": 4, "rank": 3, "batch": 5}),
+    "biases": ("qwen2", {}, {"fsdp": 2, "rank": 1}),
+    "more ranks than experts": ("qwen3-moe", {"experts": 3}, {"fsdp": 4, "rank": 3, "batch": 4}),
+    "experts": ("mixtral", {}, {"fsdp": 3, "rank": 2, "batch": 3}),
+    "latents": ("deepseek-v3", LATENT, {"fsdp": 8, "rank": 7, "batch": 8}),
+    "biases of experts and sinks": ("gpt-oss", {}, {"fsdp": 4, "rank": 0, "batch": 4}),
+    "soft caps": ("gemma2", {"tied": True}, {"fsdp": 8, "rank": 6, "batch": 9}),
+}
+
+
+@pytest.mark.parametrize(("family", "sizes", "mesh"), CASES.values(), ids=CASES)
+def test_three_sources_are_equal(family: str, sizes: dict[str, Any], mesh: dict[str, Any]) -> None:
+    """All metrics of all modules, those of the collectives included, are equal."""
+    target = small(family, **{"layers": 2 if sizes is LATENT else 1, **sizes})
+    work = workload(target, **{"new_tokens": 1, "text_tokens": 9, **mesh})
+    formula, graph, run = evaluate_formulas(target, work), static_ledger(target, work), dynamic_ledger(target, work)
+    assert not graph.unknown_ops
+    assert not run.ledger.unknown_ops
+    assert {*formula.metrics} == {*graph.metrics} == {*run.ledger.metrics}
+    of = [by_module(ledger, {*formula.metrics}) for ledger in (formula, graph, run.ledger)]
+    assert of[0] == of[1] == of[2]
+    assert len(of[0]) > 200
+    assert not dist.is_initialized()
+
+
+def test_collectives_and_parts_by_hand() -> None:
+    """Llama of 2 layers on 4 ranks, the last of which has 24 of 102 rows of each table, and stores 26.
+
+    A layer: q, k, v, o are 64 x 64, gate and up 96 x 64, down 64 x 96; a quarter of each is 16 x 64, 24 x 64 and
+    16 x 96 elements; of two norms of 64 it has 16 each. The root: two tables of 26 x 64 and 16 of the last norm. In
+    bfloat16 a rank sends three times its parts, in the prompt once and in four steps four times.
+    """
+    target = small("llama")
+    work = workload(target, fsdp=4, rank=3, batch=4)
+    layer = 2 * (4 * 16 * 64 + 2 * 24 * 64 + 16 * 96 + 2 * 16)
+    root = 2 * (2 * 26 * 64 + 16)
+    sizes = {"": root, "model.layers.0": layer, "model.layers.1": layer}
+    expected = {
+        (stage, module, "all_gather"): (calls * 3 * size, calls * 4 * size, calls)
+        for stage, calls in (("prefill", 1), ("decode", 4))
+        for module, size in sizes.items()
+    }
+    run = dynamic_ledger(target, work)
+    for ledger in (evaluate_formulas(target, work), static_ledger(target, work), run.ledger):
+        assert collectives(ledger) == expected
+        assert ledger.stage_total("prefill", "weight_bytes") == 2 * layer + root
+        padding = 2 * 2 * 64  # two entries of two tables
+        assert ledger.stage_total("prefill", "params") == (2 * layer + root) // 2 - padding
+        flops = {n.module: n.cost("flops") for n in ledger.nodes if n.stage == "prefill" and n.cost("flops")}
+        assert flops["lm_head"] == 2 * 20 * 64 * 102  # one sequence, all entries
+
+
+def test_llama_70b_on_8_ranks() -> None:
+    """80 layers of 855,654,400 parameters and two tables of 128,256 x 8,192 with a norm; 8 divides every dimension.
+
+    A rank sends 7/8 of 141,107,412,992 bytes in a prompt, and as much in every step.
+    """
+    target = load_target("llama-3.1-70b")
+    assert isinstance(target, CausalTarget)
+    work = target.workload(text_tokens=1, new_tokens=2, fsdp=8, batch=8)
+    found = count_ranks(target, work, evaluate_formulas(target, work))
+    layer = 8192 * (64 + 64 + 8 + 8) * 128 + 3 * 8192 * 28_672 + 2 * 8192
+    every = 80 * layer + 2 * 128_256 * 8192 + 8192
+    assert (layer, 2 * every) == (855_654_400, 141_107_412_992)
+    (row,) = {tuple(sorted(r.stages[""].items())) for r in found.ranks}
+    assert dict(row) == {"params": every // 8, "weight_bytes": every // 4, "buffer_bytes": 512}
+    sent = {c.stage: 0 for c in found.collectives}
+    for c in found.collectives:
+        sent[c.stage] += c.sent_bytes
+    assert sent == {"prefill": 7 * every // 4, "decode": 2 * 7 * every // 4}
+    assert {(c.module, c.stage): c.count for c in found.collectives} == {
+        ("(root)", "prefill"): 1, ("model.layers.*", "prefill"): 80,
+        ("(root)", "decode"): 2, ("model.layers.*", "decode"): 160,
+    }  # fmt: skip
+    assert {d.what: d.amount for d in found.duplicates} == {"copies of data-parallel ranks": 7 * 512}
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 16, 200])
+def test_ranks_without_rows(ranks: int) -> None:
+    """A dimension d on n ranks: rank r has the rows from r c on, c = ceil(d / n), of d; each rank stores c."""
+    target = small("gpt-oss", layers=1)
+    work = workload(target, fsdp=ranks, batch=ranks, new_tokens=0)
+    found = count_ranks(target, work, evaluate_formulas(target, work))
+    with torch.device("meta"):
+        shapes = [p.shape for p in target.built(work, "grouped_mm").parameters()]
+    own = {r: sum(len([*range(s[0])][r * -(-s[0] // ranks) :][: -(-s[0] // ranks)]) * s[1:].numel() for s in shapes)
+           for r in range(ranks)}  # fmt: skip
+    assert {r: row.stages[""]["params"] for row in found.ranks for r in row.ranks} == own
+    stored = 2 * sum(-(-s[0] // ranks) * s[1:].numel() for s in shapes)
+    assert {row.stages[""]["weight_bytes"] for row in found.ranks} == {stored}
+    (padding,) = (d.amount for d in found.duplicates if d.metric == "weight_bytes")
+    assert padding == ranks * stored - 2 * sum(s.numel() for s in shapes)
+
+
+def test_parts_of_a_tied_and_uneven_model() -> None:
+    """Both readings store the same parts: 7 rows on 4 ranks are 2, 2, 2 and 1; the tied table is one parameter."""
+    target = small("llama", tied=True, layers=1, vocab=7)
+    work = workload(target)
+    for rank, rows in enumerate((2, 2, 2, 1)):
+        ours: Any = target.built(work, "grouped_mm")
+        theirs: Any = target.built(work, "grouped_mm")
+        keep_parts(ours, 4, rank)
+        FullySharded(theirs, 4, rank)
+        assert vars(ours)[PARTS] == vars(theirs)[PARTS]
+        part = vars(ours)[PARTS]["model.embed_tokens.weight"]
+        assert (part.own, part.bytes, part.whole) == (rows * 64, 2 * 64 * 2, 7 * 64)
+        assert ours.lm_head.weight is ours.model.embed_tokens.weight
+        assert type(theirs).__name__ == type(ours).__name__ == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize(("vocab", "root_first"), [(1000, True), (8, False)])
+def test_gathered_parameters_of_a_real_run(vocab: int, root_first: bool) -> None:
+    """The most that torch holds of gathered parameters at once is what ``fits`` adds: 2 R + 2 L, or R + 3 L."""
+    target = small("llama", vocab=vocab, layers=3)
+    work = workload(target, fsdp=4, batch=4, new_tokens=0)
+    model = target.built(work, "grouped_mm").to_empty(device="cpu")
+    found = FullySharded(model, 4, 0)
+
+    class Gathered(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        """Sums up the storages that are allocated while parameters are gathered."""
+
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.made: list[Any] = []
+            self.most = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if str(func) == "aten.empty.memory_format" and result.dim() == 1:
+                self.made.append(ref(result))
+            alive = {
+                t.untyped_storage()._cdata: t.untyped_storage().nbytes() for r in self.made if (t := r()) is not None
+            }
+            self.most = max(self.most, sum(alive.values()))
+            return result
+
+    with found.running(), torch.no_grad(), Gathered() as seen:
+        model(torch.zeros(1, 8, dtype=torch.long))
+    layer = 2 * (4 * 64 * 64 + 3 * 64 * 96 + 2 * 64)
+    root = 2 * (2 * vocab * 64 + 64)
+    expected = 2 * root + 2 * layer if root_first else root + 3 * layer
+    assert seen.most == expected
+    assert gathered_bytes(target, work) == expected
+
+
+def test_fits_adds_gathered_parameters() -> None:
+    """Llama-3.1-70B on 8 ranks: R = 4,202,708,992 and L = 1,711,308,800 bytes; both twice at the first layer."""
+    found = fits("llama-3.1-70b@chat,batch=8,fsdp=8,rank=0", on="8xh100-sxm")
+    assert found.unpacked_bytes == 2 * 4_202_708_992 + 2 * 1_711_308_800
+    assert found.held_weights == 141_107_412_992 // 8
+    assert found.most_bytes == found.held_weights + 512 + (found.live_bytes or 0) + found.unpacked_bytes
+    assert found.verdict == "fits"
+
+
+@pytest.mark.skipif(not (dist.is_gloo_available() and sys.platform == "linux"), reason=REASON)
+def test_real_ranks_return_the_same_and_send_as_much() -> None:
+    """Two and four processes return one device's logits; wider layers send the bytes of the formula more.
+
+    In float32, of two layers: three matrices of 64 more columns or rows of 64, and in each of 6 experts, of which
+    4 ranks store 2 each. A rank of n sends n - 1 of its parts; headers are equal and cancel.
+    """
+    script = Path(__file__).parents[1] / "oracles" / "gloo_fsdp.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    matrices = 2 * 3 * 64 * 64 * 4
+    more = {(2, "llama"): matrices // 2, (4, "llama"): 3 * matrices // 4,
+            (2, "qwen3_moe"): 3 * matrices, (4, "qwen3_moe"): 3 * 2 * matrices}  # fmt: skip
+    for ranks, every in json.loads(done.stdout).items():
+        assert len(every) == int(ranks)
+        for rank in every:
+            for name, found in rank.items():
+                assert found["largest"] > 0.5
+                assert found["theirs"] < 1e-5
+                assert found["ours"] < 1e-5
+                narrow, wide = found["sent"]
+                if narrow is not None:
+                    assert wide - narrow == more[int(ranks), name]
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        ({"tp": 2}, "--tp"), ({"dp": 2, "batch": 8}, "--dp"), ({"pp": 2}, "--pp"),
+        ({"batch": 3}, "--batch"), ({"fsdp": 0}, "--fsdp"), ({"rank": 4}, "--rank"),
+    ],
+)  # fmt: skip
+def test_other_meshes_are_refused(settings: dict[str, Any], where: str) -> None:
+    with pytest.raises(Problems) as refused:
+        workload(small("llama"), **{"fsdp": 4, "batch": 4, **settings})
+    assert any(where in str(problem.where) for problem in refused.value.problems)
