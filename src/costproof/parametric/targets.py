@@ -84,14 +84,14 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
         Bug: the ranks do not sum to one device and the named copies.
     """
     mesh, sharing, config = workload.mesh, target.shares(workload), target.info().symbols
-    terms = {(workload.own_batch, mesh.coordinates(workload.rank).pp): _terms(counted)}
+    terms = {_kind_of(workload): _terms(counted)}
     known: dict[object, dict[str, dict[str, int]]] = {}
     equal: dict[str, list[int]] = {}
     costs: dict[str, dict[str, dict[str, int]]] = {}
     for rank in range(mesh.world):
         run = replace(workload, inputs={**workload.inputs, RANK: rank})
-        calls, which = target.invocations(run), (run.own_batch, mesh.coordinates(rank).pp)
-        if which not in terms:  # a single sequence has formulas of its own, and so has each pipeline stage
+        calls, which = target.invocations(run), _kind_of(run)
+        if which not in terms:
             terms[which] = _terms(stored_formulas(target, run))
         key = (which, tuple((c.stage, c.id, *sorted(c.symbols.items())) for c in calls))
         if key not in known:
@@ -112,6 +112,11 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
     for problem in found.problems():
         raise Bug(problem.what, where=problem.where, expected=problem.expected, got=problem.got)
     return found
+
+
+def _kind_of(run: Workload) -> tuple[int, int, bool]:
+    """Return what decides the formulas of a rank: its batch, its pipeline stage, and whether it keeps new tokens."""
+    return run.own_batch, run.mesh.coordinates(run.rank).pp, run.keeps_new_tokens
 
 
 def _terms(ledger: Ledger) -> _Terms:
@@ -155,7 +160,7 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
     for (stage, call, kind, axis, module), nodes in found.items():
         count, payload, sent = (sum(n.cost(m) or 0 for n in nodes) for m in _EXCHANGED)
         ranks = workload.mesh.ranks_of(kind, axis, workload.rank)
-        dtype = ", ".join((workload.dtype, *sharing.further_dtypes(axis, kind)))
+        dtype = ", ".join(sharing.dtypes(axis, kind, workload.dtype))
         yield Collectives(stage, call, kind, axis, ranks, dtype, count, payload, sent, module)
 
 
@@ -188,7 +193,10 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
             copies[why] += (times - 1) * cost
             copies[what] += added
             copies[rows] += padding
-            if not stage:
+            if stage:
+                further, reason = sharing.along_sequence(stage, node.role, metric, times * cost)
+                copies[reason] += further
+            else:
                 once, again = times * cost + added + padding, sharing.copies_of_batches(node.role) - 1
                 copies[SEQUENCE_COPIES] += (workload.mesh.cp - 1) * once
                 copies[DATA_COPIES] += again * workload.mesh.cp * once
