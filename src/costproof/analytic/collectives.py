@@ -251,10 +251,11 @@ class RingAttention:
 
     for batch heads n rows, of half of them where half of the queries attend, which then are joined with the others.
 
-    Unfused, of x = rows value_dim elements: the kernel writes L; each exchange joins, sends and receives K elements, 4 K
-    item_bytes; each further part is attended to (queries, keys and values are read, O' and L' written) and merged, which
-    moves (28 + item_bytes) x + 56 rows bytes; a join writes and reads O and L. Casts fuse: before the first merge O has
-    item_bytes for an element, not 4.
+    Unfused, of x = rows value_dim elements: each exchange joins, sends and receives K elements, 4 K
+    item_bytes, or 3 if it is the last and nothing attends to it; each further part is attended to (queries, keys and
+    values are read, O' and L' written) and merged, which moves (28 + item_bytes) x + 56 rows bytes; a join writes and
+    reads O and L. Casts fuse: before the first merge, and behind the last, O has item_bytes for an element, not 4.
+    Nothing reads the last L.
     """
 
     name: ClassVar[str] = "ring_attention"
@@ -286,9 +287,11 @@ class RingAttention:
         merges = r + halves * half  # of all rows
         attended = r * (q + k * (half if self.zigzag else 1)) + halves * (q * half + k)
         first = sympy.Min(1, r)
-        narrow = (3 + first) * half if self.zigzag else 2 * first  # accesses to O before it is in float32
+        # Accesses to O that are not in float32: before the first merge, and the last one, which the next module reads.
+        narrow = (5 + first) * half if self.zigzag else 3 * first
         moved = attended * b + merges * ((28 + 2 * b) * x + 60 * rows) + halves * 8 * (x + rows)
-        moved += 4 * rows + others * 4 * k * b - (4 - b) * narrow * x
+        unread = 0 if self.zigzag else sympy.Min(1, others - r)
+        moved += (4 * others - unread) * k * b - (4 - b) * narrow * x
         merged = {"elementwise": merges * (3 * x + 8 * rows)}
         more = _further(costs_of(self.local), rows * n * seen, rows * n * seen, width, moved, merged)
         return replace(more, exchanges={"send": Exchange(others * k * b, others * k * b, others)})
@@ -308,7 +311,7 @@ class UlyssesAttention:
     batch heads tokens (P tokens + 1) / 2 kept scores. The cache keeps the own positions.
 
     Unfused, chunks are put in order before an exchange and joined after it: with the exchange 6 accesses to each
-    element. The kernel writes the logarithms of its sums.
+    element.
     """
 
     name: ClassVar[str] = "ulysses_attention"
@@ -332,7 +335,7 @@ class UlyssesAttention:
         rows = positions * self.heads
         parts = [positions * self.kv_heads * width for width in (self.key_dim, self.value_dim)]
         parts += [rows * self.key_dim, rows * self.value_dim]
-        scores, moved = rows * self.tokens * others, 6 * sum(parts) * b + 4 * rows
+        scores, moved = rows * self.tokens * others, 6 * sum(parts) * b
         width = self.key_dim + self.value_dim
         more = _further(costs_of(self.local), scores, scores / 2, width, moved, {})
         sent = others * sum(sympy.ceiling(part / self.ranks) for part in parts)
@@ -353,8 +356,8 @@ class AttentionOfParts:
     and 4 P rows + 4 rows + x operations. Another rank may keep the new token (``elsewhere``): its key is made and turned,
     and not read; its value is made only.
 
-    Unfused: results and logarithms are written, gathered, summed up, taken off, put into powers, multiplied, in float32,
-    and added: (2 item_bytes + 8) x + (36 + 8 P) rows.
+    Unfused: results and logarithms are written, gathered, summed up, taken off, put into powers, multiplied and added:
+    4 item_bytes x + (36 + 8 P) rows. A turned key of another rank is neither written nor read.
     """
 
     name: ClassVar[str] = "attention_of_parts"
@@ -377,9 +380,9 @@ class AttentionOfParts:
         """Return the costs of one call."""
         b, rows, others = self.item_bytes, self.batch * self.heads, self.ranks - 1
         x = rows * self.value_dim
-        moved = (2 * b + 8) * x + (36 + 8 * self.ranks) * rows
-        vector = {"reduction": (4 * self.ranks + 2) * rows, "elementwise": 2 * rows + x}
-        one = _further(costs_of(self.local), 0, 0, 0, moved - self.elsewhere * b, vector)
+        moved = 4 * b * x + (36 + 8 * self.ranks) * rows
+        vector = {"elementwise": (4 * self.ranks + 4) * rows + x}
+        one = _further(costs_of(self.local), 0, 0, 0, moved - 2 * self.elsewhere * b, vector)
         return replace(
             one,
             input_bytes=one.input_bytes + self.elsewhere * b,

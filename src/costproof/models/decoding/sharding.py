@@ -152,7 +152,7 @@ def mesh_symbols(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> 
     start, stop = shard(_padded(config.vocab, plan.multiple), mesh.tp, mesh.coordinates(workload.rank).tp)
     found = {"tp": mesh.tp, "ep": mesh.ep, "text_vocab_rank": stop - start}
     if mesh.cp > 1:
-        found |= {"cp": mesh.cp, "cp_rank": mesh.coordinates(workload.rank).cp, "cp_tokens": workload.own_tokens}
+        found |= {"cp": mesh.cp, "cp_place": mesh.coordinates(workload.rank).cp + 1, "cp_tokens": workload.own_tokens}
     splits = splits_of(workload.inputs, workload.rank)
     if splits is not None:
         (sent, got), own = splits, mesh.coordinates(workload.rank).ep
@@ -280,7 +280,12 @@ class Shards:
         from costproof.analytic.collectives import AttentionOfParts, RingAttention, UlyssesAttention
         from costproof.analytic.latent_attention import LatentAttention
 
+        from costproof.analytic.linear import Linear
+
         local, *others = part.layers
+        if part.role == "text.layer.attention.v" and call.past == CONTEXT and not self.keeps:
+            assert isinstance(local, Linear)
+            return replace(part, layers=(replace(local, read=False), *others))
         if not self.cp_plan or not isinstance(local, Attention | LatentAttention):
             return part
         if isinstance(local, Attention):
@@ -299,7 +304,7 @@ class Shards:
         elif self.cp_plan == "ulysses":
             shared = UlyssesAttention(*sizes, b)
         else:
-            shared = RingAttention(*sizes, sym("cp_rank"), b, self.cp_plan == "zigzag")
+            shared = RingAttention(*sizes, sym("cp_place") - 1, b, self.cp_plan == "zigzag")
         return replace(part, layers=(shared, *others))
 
     def border(self, call: StackCall, out: Size) -> Size:

@@ -16,7 +16,7 @@ from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc, TokenPadding
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.mesh import PAIRS, stage_layers
+from costproof.ledger.mesh import CP_PLAN, PAIRS, stage_layers
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import KV_BLOCK, PAD_TO, PAST, ROWS, BatchRow, ExpertKernel, Invocation, Workload
@@ -371,12 +371,14 @@ class CausalTarget(Native[C]):
         if workload.mesh.cp > 1:
             jobs = [exports.with_positions(job) for job in jobs]
             shared |= {} if workload.keeps_new_tokens else {"P": workload.own_tokens}
+            if workload.inputs.get(CP_PLAN, "zigzag") == "zigzag":  # halves of a symbol are rounded
+                shared["S"] = workload.own_tokens
         of_one = workload.mesh.tp == workload.mesh.cp == 1
         return tuple(jobs) if of_one else exports.of_rank(jobs, workload, shared)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return jobs that run the prefill and some decode steps, each in isolation."""
-        return tuple(exports.stage_runs(model, workload.own, self.decoder, workload.text_tokens))
+        return tuple(exports.stage_runs(model, own := _own(workload), self.decoder, own.text_tokens))
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """Return the runs of the prefill and of the decode steps after it."""
