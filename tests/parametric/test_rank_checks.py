@@ -110,7 +110,7 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         "llama-3.1-8b", {"tp": 2, "dp": 2, "batch": 2},
     ),
     "numbers of experts without a dtype": (
-        _replaced(sharding.Shards, "further_dtypes", lambda self, axis, kind: ()),
+        _replaced(sharding.Shards, "dtypes", lambda self, axis, kind, dtype: (dtype,)),
         "deepseek-v3", {"dp": 4, "ep": 4, "batch": 4},
     ),
 }  # fmt: skip

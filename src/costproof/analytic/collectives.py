@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
 import sympy
 
-from costproof.analytic.attention import Attention
-from costproof.analytic.costs import Exchange, LayerCosts, Size, layer
-from costproof.ledger.metrics import FLOOR
+from costproof.analytic.costs import Exchange, Layer, LayerCosts, Size, costs_of, layer
 
 
 @layer
@@ -275,85 +274,187 @@ class Send:
 class RingAttention:
     """Causal attention whose ``ranks`` ranks have ``tokens`` positions of each sequence, and pass keys and values on.
 
-    A rank attends its own queries to the keys of all ranks, one part after another, and sends the part that it has to
-    the next rank ranks - 1 times, keys and values in one tensor:
+    A rank attends its queries to its own n = tokens keys (``local``), and sends keys and values, joined, to the next
+    rank P - 1 times, P = ranks:
 
-        flops = 4 batch heads tokens (ranks tokens) head_dim
-        comm_bytes = comm_payload_bytes = (ranks - 1) batch tokens 2 kv_heads head_dim item_bytes
-        messages = ranks - 1
+        comm_bytes = comm_payload_bytes = (P - 1) K item_bytes,  K = batch n kv_heads (key_dim + value_dim)
 
-    All scores are computed, by convention; the mask leaves ``pairs`` of a query and a key. Parts that are hidden may be
-    skipped, but are passed on. The cache grows by the rank's own positions. How partial results are combined is up to
-    the kernel: vector work and the bytes of attention are not known.
+    Of the parts that arrive it attends to those that the mask leaves. With contiguous parts these are the ``rank``
+    earlier ones, n² pairs each. In ``zigzag`` order rank r has the parts r and 2P - 1 - r of 2P: of each earlier rank
+    all its queries see the first half, and all keys of each later rank are seen by half of its queries: n² / 2 pairs
+    each, so that all ranks have n² + (P - 1) n² / 2. Later parts of a ring are passed on, and nothing is computed.
+
+    A result O [rows, value_dim] with the logarithms L [rows] of its sums is merged with a part's O' and L' in float32:
+
+        O - sigmoid(L' - L) (O - O'),  L - log sigmoid(L - L'):  3 rows value_dim + 8 rows operations
+
+    for batch heads n rows, of half of them where half of the queries attend, which then are joined with the others.
+
+    Unfused, of x = rows value_dim elements: each exchange joins, sends and receives K elements, 4 K
+    item_bytes, or 3 if it is the last and nothing attends to it; each further part is attended to (queries, keys and
+    values are read, O' and L' written) and merged, which moves (28 + item_bytes) x + 56 rows bytes; a join writes and
+    reads O and L. Casts fuse: before the first merge, and behind the last, O has item_bytes for an element, not 4.
+    Nothing reads the last L.
     """
 
     name: ClassVar[str] = "ring_attention"
     title: ClassVar[str] = "Attention in a ring of ranks"
-    source: ClassVar[str] = "Liu et al. 2023, Ring Attention with Blockwise Transformers; Megatron-LM, cp_comm_type p2p"
+    source: ClassVar[str] = (
+        "Liu et al. 2023, Ring Attention with Blockwise Transformers; torch.distributed.tensor.experimental "
+        "context_parallel (_templated_ring_attention, _SDPAMerger)"
+    )
 
+    local: Layer
+    """Attention of the own queries to the own keys."""
     batch: Size
     tokens: Size
     heads: Size
     kv_heads: Size
-    head_dim: Size
+    key_dim: Size
+    value_dim: Size
     ranks: Size
-    pairs: Size
+    rank: Size
     item_bytes: Size
+    zigzag: bool = False
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
-        own = 2 * self.batch * self.tokens * self.kv_heads * self.head_dim * self.item_bytes
-        per_pair = 4 * self.batch * self.heads * self.head_dim
-        every = self.ranks * self.tokens**2
-        return LayerCosts(
-            weight_bytes=0,
-            buffer_bytes=0,
-            weight_read_bytes=0,
-            flops={"attention": per_pair * every},
-            kept_scores={"attention": self.batch * self.heads * self.pairs},
-            hidden_flops={"attention": per_pair * (every - self.pairs)},
-            kv_cache_bytes=own,
-            exchanges={"send": Exchange((self.ranks - 1) * own, (self.ranks - 1) * own, self.ranks - 1)},
-            unknown=frozenset({"vector_flops", "kv_read_bytes", FLOOR}),
-        )
+        b, n, r, others, half = self.item_bytes, self.tokens, self.rank, self.ranks - 1, sympy.Rational(1, 2)
+        rows, width = self.batch * self.heads * n, self.key_dim + self.value_dim
+        x, q, k = rows * self.value_dim, rows * self.key_dim, self.batch * n * self.kv_heads * width
+        seen, halves = (others * half, others - r) if self.zigzag else (r, 0)
+        merges = r + halves * half  # of all rows
+        attended = r * (q + k * (half if self.zigzag else 1)) + halves * (q * half + k)
+        first = sympy.Min(1, r)
+        # Accesses to O that are not in float32: before the first merge, and the last one, which the next module reads.
+        narrow = (5 + first) * half if self.zigzag else 3 * first
+        moved = attended * b + merges * ((28 + 2 * b) * x + 60 * rows) + halves * 8 * (x + rows)
+        unread = 0 if self.zigzag else sympy.Min(1, others - r)
+        moved += (4 * others - unread) * k * b - (4 - b) * narrow * x
+        merged = {"elementwise": merges * (3 * x + 8 * rows)}
+        more = _further(costs_of(self.local), rows * n * seen, rows * n * seen, width, moved, merged)
+        return replace(more, exchanges={"send": Exchange(others * k * b, others * k * b, others)})
 
 
 @layer
 class UlyssesAttention:
     """Causal attention for which each rank trades its positions of all heads for all positions of some heads.
 
-    Four all-to-alls surround attention on heads / ranks heads: of queries, keys, values, and of the result. Each sends
-    n - 1 of the n = ranks chunks of a local tensor:
+    Four all-to-alls surround attention on heads / P heads, P = ranks: of queries, keys, values, and of the result. Each
+    sends P - 1 of the P chunks of a local tensor; for q, k, v and x elements of these
 
-        comm_payload_bytes = 2 batch tokens (heads + kv_heads) head_dim item_bytes
-        comm_bytes = (n - 1) 2 (ceil(q / n) + ceil(k / n)) item_bytes
+        comm_payload_bytes = (q + k + v + x) item_bytes
+        comm_bytes = (P - 1) (ceil(q / P) + ceil(k / P) + ceil(v / P) + ceil(x / P)) item_bytes
 
-    for q = batch tokens heads head_dim and k = batch tokens kv_heads head_dim. The rest is as in
-    :class:`~costproof.analytic.attention.Attention` for all positions; copies around the exchange are not known.
+    Attention to all P tokens positions has P times the pairs of attention to the own ones (``local``) in all heads, and
+    batch heads tokens (P tokens + 1) / 2 kept scores. The cache keeps the own positions.
+
+    Unfused, chunks are put in order before an exchange and joined after it: with the exchange 6 accesses to each
+    element.
     """
 
     name: ClassVar[str] = "ulysses_attention"
     title: ClassVar[str] = "Attention with heads exchanged for positions"
     source: ClassVar[str] = "Jacobs et al. 2023, DeepSpeed Ulysses, section 3"
 
+    local: Layer
+    """Attention of the own queries to the own keys."""
     batch: Size
     tokens: Size
     heads: Size
     kv_heads: Size
-    head_dim: Size
+    key_dim: Size
+    value_dim: Size
     ranks: Size
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
-        q, k = (self.batch * self.tokens * heads * self.head_dim for heads in (self.heads, self.kv_heads))
-        own, own_kv = self.heads / self.ranks, self.kv_heads / self.ranks
-        whole = Attention(
-            self.batch, self.ranks * self.tokens, own, own_kv, self.head_dim, self.item_bytes, cached=True, causal=True
-        ).costs()
-        sent = 2 * (self.ranks - 1) * (sympy.ceiling(q / self.ranks) + sympy.ceiling(k / self.ranks))
-        exchange = Exchange(2 * (q + k) * self.item_bytes, sent * self.item_bytes, 4)
-        return replace(whole, intermediate_bytes=None, exchanges={"all_to_all": exchange})
+        positions, b, others = self.batch * self.tokens, self.item_bytes, self.ranks - 1
+        rows = positions * self.heads
+        parts = [positions * self.kv_heads * width for width in (self.key_dim, self.value_dim)]
+        parts += [rows * self.key_dim, rows * self.value_dim]
+        scores, moved = rows * self.tokens * others, 6 * sum(parts) * b
+        width = self.key_dim + self.value_dim
+        more = _further(costs_of(self.local), scores, scores / 2, width, moved, {})
+        sent = others * sum(sympy.ceiling(part / self.ranks) for part in parts)
+        return replace(more, exchanges={"all_to_all": Exchange(sum(parts) * b, sent * b, 4)})
+
+
+@layer
+class AttentionOfParts:
+    """Attention of a decode step to a cache whose positions are spread over ``ranks`` ranks.
+
+    Each rank has the query of the new token and attends it to the part that it keeps (``local``). It gathers the
+    logarithms L of the sums of all P = ranks parts, in float32, weighs its result by e^(L - log sum e^L), and adds those
+    of all ranks. For batch heads rows of x = rows value_dim elements
+
+        all_gather: comm_payload_bytes = 4 P rows, comm_bytes = 4 (P - 1) rows
+        all_reduce: comm_payload_bytes = x item_bytes, comm_bytes = 2 (P - 1) ceil(x / P) item_bytes
+
+    and 4 P rows + 4 rows + x operations. Another rank may keep the new token (``elsewhere``): its key is made and turned,
+    and not read; its value is made only.
+
+    Unfused: results and logarithms are written, gathered, summed up, taken off, put into powers, multiplied and added:
+    4 item_bytes x + (36 + 8 P) rows. A turned key of another rank is neither written nor read.
+    """
+
+    name: ClassVar[str] = "attention_of_parts"
+    title: ClassVar[str] = "Attention to a cache that is spread over ranks"
+    source: ClassVar[str] = (
+        "vLLM v1 attention.ops (cp_lse_ag_out_ar, decode context parallel); NVIDIA 2025, Helix Parallelism, section 2"
+    )
+
+    local: Layer
+    """Attention of the new query to the own part of the cache."""
+    batch: Size
+    heads: Size
+    value_dim: Size
+    ranks: Size
+    item_bytes: Size
+    elsewhere: Size = 0
+    """Elements of the keys of the new token, if another rank keeps them."""
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        b, rows, others = self.item_bytes, self.batch * self.heads, self.ranks - 1
+        x = rows * self.value_dim
+        moved = 4 * b * x + (36 + 8 * self.ranks) * rows
+        vector = {"elementwise": (4 * self.ranks + 4) * rows + x}
+        one = _further(costs_of(self.local), 0, 0, 0, moved - 2 * self.elsewhere * b, vector)
+        return replace(
+            one,
+            input_bytes=one.input_bytes + self.elsewhere * b,
+            exchanges={
+                "all_gather": Exchange(4 * self.ranks * rows, 4 * others * rows),
+                "all_reduce": Exchange(x * b, 2 * others * sympy.ceiling(x / self.ranks) * b),
+            },
+        )
+
+
+def _further(
+    one: LayerCosts, scores: Size, kept: Size, width: Size, moved: Size, vector: Mapping[str, Size]
+) -> LayerCosts:
+    """Return the costs of attention with further scores, ``kept`` of which no mask hides, and further work and bytes.
+
+    Args:
+        width: of a key and a value together.
+    """
+    name, before = "attention", one.kept_scores["attention"]
+    added = {"softmax": 5 * scores}
+    for kind, work in (*vector.items(), ("elementwise", scores)):
+        added[kind] = added.get(kind, 0) + work
+    kinds = {*one.vector_flops, *(k for k, work in added.items() if work != 0)}
+    skipped = {kind: size + sympy.cancel(size / before) * kept for kind, size in one.skippable_flops.items()}
+    return replace(
+        one,
+        flops={**one.flops, name: one.flops[name] + 2 * scores * width},
+        vector_flops={k: one.vector_flops.get(k, 0) + added.get(k, 0) for k in sorted(kinds)},
+        kept_scores={name: before + kept},
+        hidden_flops={name: one.hidden_flops.get(name, 0) + 2 * (scores - kept) * width},
+        skippable_flops=skipped,
+        intermediate_bytes=None if one.intermediate_bytes is None else one.intermediate_bytes + moved,
+    )
 
 
 @layer

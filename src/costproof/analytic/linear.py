@@ -32,6 +32,8 @@ class Linear:
     bias: bool = True
     skippable: Size = 0
     """Part of its FLOPs that another implementation of the same result skips."""
+    read: bool = True
+    """Whether another operator reads the result."""
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
@@ -43,7 +45,7 @@ class Linear:
             weight_read_bytes=weights * self.item_bytes,
             flops={"linear": 2 * self.rows * self.features_in * self.features_out},
             input_bytes=self.rows * self.features_in * self.item_bytes,
-            output_bytes=self.rows * self.features_out * self.item_bytes,
+            output_bytes=self.rows * self.features_out * self.item_bytes if self.read else 0,
             intermediate_bytes=0,
             skippable_flops={"linear": self.skippable},
         )

@@ -58,7 +58,8 @@ MESH_SYMBOLS: Final = {
     "text_pairs_sent": SymbolDoc("n_s", "pairs of a token and an expert that the rank sends to others in a call"),
     "text_pairs_got": SymbolDoc("n_g", "pairs of a token and an expert that the rank gets from others in a call"),
     "cp": SymbolDoc("c", "ranks that share a sequence"),
-    "cp_rank": SymbolDoc("r", "number of the rank among those that share a sequence, from 0"),
+    "cp_place": SymbolDoc("r", "place of the rank among those that share a sequence, from 1"),
+    "cp_tokens": SymbolDoc("n_c", "tokens of a prompt that each rank that shares it keeps"),
     "fsdp": SymbolDoc("f", "ranks that share the batch and store parts of each parameter"),
     "fsdp_rank": SymbolDoc("r_f", "number of the rank among those that store parts of each parameter, from 0"),
 }

@@ -34,7 +34,7 @@ EP_BATCHES: Final = "ep/tp"
 """Group of ranks that share experts and have batches of their own (:meth:`Mesh.group`)."""
 ON_ONE_DEVICE: Final = {
     "tp": "1", "ep": "1", "text_vocab_rank": "text_vocab", "text_pairs_sent": "0", "text_pairs_got": "0",
-    "cp": "1", "cp_rank": "0", "fsdp": "1", "fsdp_rank": "0",
+    "cp": "1", "cp_place": "1", "cp_tokens": "S", "fsdp": "1", "fsdp_rank": "0",
 }  # fmt: skip
 """Symbols of the formulas of a rank -> the formulas that they equal on one device."""
 

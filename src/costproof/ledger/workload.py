@@ -155,6 +155,16 @@ class Workload:
         return own_batch(self.batch, self.mesh, self.rank)
 
     @property
+    def own_tokens(self) -> int:
+        """Return the tokens of each prompt that the counted rank processes."""
+        return self.text_tokens // self.mesh.cp
+
+    @property
+    def keeps_new_tokens(self) -> bool:
+        """Return whether the counted rank caches the tokens of decode steps; of ranks that share, the last one does."""
+        return self.mesh.coordinates(self.rank).cp == self.mesh.cp - 1
+
+    @property
     def own(self) -> Workload:
         """Return the workload with the sequences that the counted rank runs."""
         return replace(self, batch=self.own_batch)

@@ -124,7 +124,10 @@ class Sharing(Protocol):
     def copies_of_batches(self, role: str, metric: Metric) -> int:
         """Return how many groups of ranks, each with all that a module has of a metric, share the batch."""
 
-    def further_dtypes(self, axis: str, kind: str) -> tuple[str, ...]:
+    def along_sequence(self, stage: str, role: str, metric: str, cost: int) -> tuple[int, str]:
+        """Return what all ranks that share a sequence do more in a stage than one with whole sequences, and why."""
+
+    def dtypes(self, axis: str, kind: str, dtype: str) -> tuple[str, ...]:
         """Return the dtypes, other than the run's, of tensors in a kind of collective in a group."""
 
     def added(self, role: str) -> tuple[int, str]:

@@ -100,14 +100,14 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
 def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[Parallel, Iterator[Recount]]:
     """Return the costs of every rank, and what is counted again of them."""
     mesh, sharing, config = workload.mesh, target.shares(workload), target.info().symbols
-    terms = {(workload.own_batch, mesh.coordinates(workload.rank).pp): _terms(counted)}
+    terms = {_kind_of(workload): _terms(counted)}
     known: dict[object, dict[str, dict[str, int]]] = {}
     equal: dict[str, list[int]] = {}
     costs: dict[str, dict[str, dict[str, int]]] = {}
     for rank in range(mesh.world):
         run = replace(workload, inputs={**workload.inputs, RANK: rank})
-        calls, which = target.invocations(run), (run.own_batch, mesh.coordinates(rank).pp)
-        if which not in terms:  # a single sequence has formulas of its own, and so has each pipeline stage
+        calls, which = target.invocations(run), _kind_of(run)
+        if which not in terms:
             terms[which] = _terms(stored_formulas(target, run))
         key = (which, tuple((c.stage, c.id, *sorted(c.symbols.items())) for c in calls))
         if key not in known:
@@ -126,6 +126,11 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
         tuple(_duplicates(one, workload, sharing)), tuple(_dispatches(target, workload, sharing)),
     )  # fmt: skip
     return found, recounts(found, workload, counted, one, config, sharing.routed)
+
+
+def _kind_of(run: Workload) -> tuple[int, int, bool]:
+    """Return what decides the formulas of a rank: its batch, its pipeline stage, and whether it keeps new tokens."""
+    return run.own_batch, run.mesh.coordinates(run.rank).pp, run.keeps_new_tokens
 
 
 def _terms(ledger: Ledger) -> _Terms:
@@ -169,7 +174,7 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
     for (stage, call, kind, axis, module), nodes in found.items():
         count, payload, sent = (sum(n.cost(m) or 0 for n in nodes) for m in _EXCHANGED)
         ranks = workload.mesh.ranks_of(kind, axis, workload.rank)
-        dtype = ", ".join((workload.dtype, *sharing.further_dtypes(axis, kind)))
+        dtype = ", ".join(sharing.dtypes(axis, kind, workload.dtype))
         yield Collectives(stage, call, kind, axis, ranks, dtype, count, payload, sent, module)
 
 
@@ -202,7 +207,10 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
             copies[why] += (times - 1) * cost
             copies[what] += added
             copies[rows] += padding
-            if not stage:
+            if stage:
+                further, reason = sharing.along_sequence(stage, node.role, metric, times * cost)
+                copies[reason] += further
+            else:
                 once, again = times * cost + added + padding, sharing.copies_of_batches(node.role, metric) - 1
                 copies[SEQUENCE_COPIES] += (workload.mesh.cp - 1) * once
                 copies[DATA_COPIES] += again * workload.mesh.cp * once

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -118,6 +118,7 @@ class Distributed:
         stages: int = 1,
         batches: int = 1,
         splits: tuple[Sequence[int], Sequence[int]] | None = None,
+        sequence: SharedSequence | None = None,
     ) -> None:
         """Distribute a model.
 
@@ -128,7 +129,10 @@ class Distributed:
             stages: pipeline stages; see :func:`cut_to_stage`.
             batches: groups of ranks, each with a batch of its own, that share experts.
             splits: pairs of a token and an expert that the rank sends to each that shares experts, and gets.
+            sequence: how ranks share a sequence; those of one layer are neighbours, then those of one stage.
         """
+        self._sequence = sequence
+        self._shared = 1 if sequence is None else sequence.ranks
         self.ranks, self.rank, self._stages, self._batches = ranks, rank, stages, batches
         form = GatheringExperts if splits is None else partial(ExchangingExperts, splits)
         with self._group():
@@ -137,30 +141,35 @@ class Distributed:
         for one in self._held:
             one.module._parameters[one.name] = one.local
         if stages > 1:
-            cut_to_stage(model, ranks, rank, stages)
+            cut_to_stage(model, ranks * self._shared, rank, stages)
 
     def _group(self) -> AbstractContextManager[None]:
-        return fake_group(self.ranks * self._stages * self._batches, self.rank)
+        return fake_group(self.ranks * self._stages * self._batches * self._shared, self.rank)
 
     def _meshes(self) -> tuple[DeviceMesh, DeviceMesh]:
         """Make the groups of ranks, which have the same names each time."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        if self._stages == 1:
+        if self._stages * self._shared == 1:
             return expert_meshes(self._batches, self.ranks)
-        own = init_device_mesh("cpu", (self._stages, self.ranks), mesh_dim_names=("pp", AXIS))[AXIS]
+        sizes = (self._stages, self._shared, self.ranks)
+        every = init_device_mesh("cpu", sizes, mesh_dim_names=("pp", f"cp_of_{self.rank}", f"{AXIS}_of_{self.rank}"))
+        if self._sequence is not None:
+            self._sequence.group = every[f"cp_of_{self.rank}"].get_group()
+        own = every[f"{AXIS}_of_{self.rank}"]
         return own, own
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Run the model as its rank while the block runs."""
         with self._group():
-            if self._stages * self._batches > 1 and self._held:
+            if self._sequence is not None or (self._stages * self._batches > 1 and self._held):
                 self._meshes()
             for one in self._held:
                 one.module._parameters[one.name] = one.distributed
             try:
-                yield
+                with nullcontext() if self._sequence is None else self._sequence.attending():
+                    yield
             finally:
                 for one in self._held:
                     one.module._parameters[one.name] = one.local
@@ -273,6 +282,101 @@ def expert_meshes(batches: int, ranks: int) -> tuple[DeviceMesh, DeviceMesh]:
     own = f"{AXIS}_of_{dist.get_rank()}"
     both = init_device_mesh("cpu", (batches, ranks), mesh_dim_names=(BATCHES, own))
     return both[own], both._flatten("experts")
+
+
+class SharedSequence:
+    """Attention of ranks that share a sequence: torch's ring of context parallelism, or Ulysses', and decode steps.
+
+    Torch has no Ulysses and no decode steps. There DeepSpeed's exchange of heads, and the merge of vLLM's decode context
+    parallelism (``cp_lse_ag_out_ar``) are written here. The last rank keeps the new tokens of steps.
+    """
+
+    def __init__(self, model: nn.Module, layout: str, ranks: int, rank: int, kernel: Any = None) -> None:
+        """Let a model attend so within :meth:`attending`.
+
+        Args:
+            layout: ``ring``, ``zigzag`` or ``ulysses``.
+            kernel: operator with the arguments of cuDNN's in torch, the default.
+        """
+        import torch
+
+        self.layout, self.ranks, self.rank, self.group = layout, ranks, rank, None
+        self.kernel = kernel or torch.ops.aten._scaled_dot_product_cudnn_attention
+        self._stepping = False
+        whole: Any = model
+        whole.config.get_text_config()._attn_implementation = self.name
+        whole.register_forward_pre_hook(self._note_cache, with_kwargs=True)
+
+    name: Final = "costproof_context_parallel"
+
+    @contextmanager
+    def attending(self) -> Iterator[None]:
+        """Register the attention, and set torch's options of context parallelism, while the block runs."""
+        from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        known, options = ALL_ATTENTION_FUNCTIONS._global_mapping, ring._cp_options
+        before = options.enable_load_balance, options.rotate_method
+        options.enable_load_balance = self.layout == "zigzag"
+        options.rotate_method = ring._RotateMethod.ALL_TO_ALL
+        known[self.name] = self
+        try:
+            yield
+        finally:
+            del known[self.name]
+            options.enable_load_balance, options.rotate_method = before
+
+    def _note_cache(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Note whether a cache is given; on all ranks but the last it does not grow then."""
+        cache = kwargs.get("past_key_values")
+        self._stepping = cache is not None
+        if self._stepping and self.rank < self.ranks - 1:
+            for layer in cache.layers:
+                layer.update = lambda *new, held=layer, **more: (held.keys, held.values)
+
+    def __call__(self, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> tuple[Any, None]:
+        """Return the attention [B, n, H, D_v] of own queries."""
+        from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+
+        scale = more["scaling"]
+        if self._stepping:
+            found = self._merged(*self._partial(query, key, value, scale))
+        elif self.layout == "ulysses":
+            found = self._exchanged(query, key, value, scale)
+        else:
+            found = ring._templated_ring_attention(
+                self.group, 2, self.kernel, query, key, value, is_causal=True,
+                attn_bias=None, compute_log_sumexp=True, dropout_p=0.0, return_debug_mask=False, scale=scale,
+            )[0]  # fmt: skip
+        return found.transpose(1, 2).contiguous(), None
+
+    def _partial(self, query: Any, key: Any, value: Any, scale: float) -> tuple[Any, Any]:
+        found = self.kernel(query, key, value, None, True, 0.0, False, False, scale=scale)
+        return found[0], found[1]
+
+    def _merged(self, result: Any, sums: Any) -> Any:
+        """Add the results of all ranks by their shares e^sums / (sum of e^sums)."""
+        from torch.distributed import _functional_collectives as collectives
+
+        gather: Any = getattr(collectives, "all_gather_single", collectives.all_gather_tensor)  # its name in torch 2.13
+        stacked = gather(sums, 0, self.group)
+        of_all = stacked.unflatten(0, (self.ranks, -1)).logsumexp(0)
+        share = (sums - of_all).exp()
+        own = (share * result).to(result.dtype)
+        return collectives.wait_tensor(collectives.all_reduce(own, "sum", self.group))
+
+    def _exchanged(self, query: Any, key: Any, value: Any, scale: float) -> Any:
+        heads = [self._swapped(part, 1, 2) for part in (query, key, value)]
+        return self._swapped(self.kernel(*heads, None, True, 0.0, True, False, scale=scale)[0], 2, 1)
+
+    def _swapped(self, tensor: Any, cut: int, join: int) -> Any:
+        """Send each rank its chunk along one dimension, and join those that come along another."""
+        import torch
+        from torch.distributed import _functional_collectives as collectives
+
+        chunks = torch.cat(tensor.chunk(self.ranks, cut), 0)
+        got = collectives.wait_tensor(collectives.all_to_all_single(chunks, None, None, self.group))
+        return torch.cat(got.chunk(self.ranks, 0), join)
 
 
 class GatheringExperts:

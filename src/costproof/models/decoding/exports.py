@@ -286,6 +286,17 @@ def with_hidden_states(job: ExportJob, workload: Workload, width: int) -> Export
     return replace(job, args=args, sizes=[replace(s, argument=named.get(s.argument, s.argument)) for s in job.sizes])
 
 
+def with_positions(job: ExportJob) -> ExportJob:
+    """Return a job that is given the positions of its tokens [1, n], which are not those behind its cache."""
+    ids = next(job.args[name] for name in ("ids", "embeds") if name in job.args)
+    own = [s for s in job.sizes if s.argument in (("ids",), ("embeds",)) and s.dim == 1]
+    return replace(
+        job,
+        args={**job.args, "positions": ids_on_meta(1, ids.shape[1])},
+        sizes=[*job.sizes, *(replace(s, argument=("positions",)) for s in own)],
+    )
+
+
 def of_rank(
     jobs: Iterable[ExportJob], workload: Workload, numbers: Mapping[str, int] | None = None
 ) -> tuple[ExportJob, ...]:

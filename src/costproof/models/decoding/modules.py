@@ -36,6 +36,7 @@ class PrefillModule(nn.Module):
         values: list[torch.Tensor] | None = None,
         mask: torch.Tensor | None = None,
         window_mask: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, CacheTensors]:
         past = None
         if keys is not None and values is not None:
@@ -47,6 +48,7 @@ class PrefillModule(nn.Module):
             past_key_values=past,
             use_cache=True,
             logits_to_keep=self.logits_to_keep,
+            **_placed(positions),
         )
         return result.logits, self.decoder.cache_tensors(result.past_key_values)
 
@@ -67,13 +69,20 @@ class StepModule(nn.Module):
         values: list[torch.Tensor],
         mask: torch.Tensor | None = None,
         window_mask: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, CacheTensors]:
         cache = self.decoder.filled_cache(self.part, list(zip(keys, values, strict=True)))
         masks = self.decoder.mask((mask, window_mask))
         result = self.part(
-            input_ids=ids, inputs_embeds=embeds, attention_mask=masks, past_key_values=cache, use_cache=True
-        )
+            input_ids=ids, inputs_embeds=embeds, attention_mask=masks, past_key_values=cache, use_cache=True,
+            **_placed(positions),
+        )  # fmt: skip
         return result.logits, self.decoder.cache_tensors(cache)
+
+
+def _placed(positions: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """Return the argument with the positions of tokens; none if they are those behind the cache."""
+    return {} if positions is None else {"position_ids": positions}
 
 
 _LENGTH: Final = "_sliding_window_tensor"

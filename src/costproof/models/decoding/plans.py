@@ -416,15 +416,20 @@ def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInp
     """Return an error for each reason why ranks cannot share the sequences of a workload, or are not counted so."""
     mesh, plan = workload.mesh, workload.inputs.get(CP_PLAN, "zigzag")
     parts = mesh.cp * (2 if plan == "zigzag" else 1)
-    kinds = {"a window": any(config.windows()), "latents": getattr(config, "kv_rank", 0) > 0,
-             "experts": any(routed_layers(config))}  # fmt: skip
+    kinds = {"a window": any(config.windows())}
     found = [
         BadInput(f"ranks that share a sequence are not counted for layers with {kind}", where="--cp", expected="1",
                  got=mesh.cp)
         for kind, has in kinds.items() if has
     ]  # fmt: skip
     for wrong, where, expected, got in (
-        (workload.new_tokens > 0, "--new-tokens", "0: of a shared sequence the prompt is counted", workload.new_tokens),
+        (
+            workload.new_tokens > 0 and getattr(config, "kv_rank", 0) > 0,
+            "--new-tokens",
+            "0: of latents the prompt is counted",
+            workload.new_tokens,
+        ),
+        (workload.text_tokens < 2 * mesh.cp, "--text-tokens", "at least 2 a rank", workload.text_tokens),
         (workload.past > 0, "--past", "0", workload.past),
         (workload.logits != "all", "--logits", "all: each rank has logits of its positions", workload.logits),
         (workload.attention != "sdpa", "--attention", "sdpa", workload.attention),

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.mesh import PLAN, Mesh, splits_of
+from costproof.ledger.mesh import CP_PLAN, PLAN, Mesh, splits_of
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
-from costproof.models.decoding.decoder import text_config
+from costproof.models.decoding.decoder import Decoder, text_config
 from costproof.models.decoding.fsdp import keep_parts
 from costproof.models.decoding.plans import ROWS_ALONE, LayoutPlan, named_plan, styles_of
 from costproof.models.specs import Built, Run
-from costproof.patches.sharding import NOTE, Distributed, FullySharded, Plan, plans_of
+from costproof.patches.sharding import NOTE, Distributed, FullySharded, Plan, SharedSequence, plans_of
 
 if TYPE_CHECKING:
     import torch
@@ -407,13 +407,18 @@ _FORWARDS: Final[Mapping[str, Callable[..., Any]]] = {
 """Style -> forward of a module in it, if it is not the module's own."""
 
 
-def shard_for_export(model: nn.Module, workload: Workload) -> nn.Module:
+def shard_for_export(model: nn.Module, workload: Workload, decoder: Decoder) -> nn.Module:
     """Return the model as the counted rank of a mesh holds it, by our reading of the plan.
 
     Raises:
         Incomplete: the mesh or the plan is not one that a graph can count.
     """
     mesh, engine = workload.mesh, _engine(workload)
+    if mesh.cp > 1:
+        from costproof.models.decoding.sequence_model import OwnPositions, share_sequence
+
+        layout = str(workload.inputs.get(CP_PLAN, "zigzag"))
+        share_sequence(model, decoder, OwnPositions(layout, mesh.cp, mesh.coordinates(workload.rank).cp))
     if mesh.tp > 1 or mesh.ep > 1:
         plans, at = _plans(model, mesh, engine), mesh.coordinates(workload.rank)
         _copy_heads(model, plans[0], mesh.tp, at.tp)
@@ -472,8 +477,13 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
     at, splits = mesh.coordinates(workload.rank), splits_of(workload.inputs, workload.rank)
     if mesh.fsdp > 1:
         return FullySharded(model, mesh.fsdp, at.fsdp)
+    sequence = None
+    if mesh.cp > 1:
+        sequence = SharedSequence(model, str(workload.inputs.get(CP_PLAN, "zigzag")), mesh.cp, at.cp)
     if mesh.tp == mesh.ep == 1:
-        return None if mesh.pp == 1 else Distributed(model, ({}, {}), 1, at.pp, mesh.pp)
+        if mesh.pp * mesh.cp == 1:
+            return None
+        return Distributed(model, ({}, {}), 1, at.pp * mesh.cp + at.cp, mesh.pp, sequence=sequence)
     plans = _plans(model, mesh, engine)
     if not _splits_evenly(model, plans[0], mesh.tp):
         raise Incomplete(
@@ -486,8 +496,8 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
             f"transformers cannot run this plan: it {why}", where=f"--{PLAN}", got=engine.name,
             fix="--sources analytic,static",
         )  # fmt: skip
-    place = at.ep if mesh.batches > 1 else at.pp * mesh.tp + at.tp
-    found = Distributed(model, plans, mesh.tp, place, mesh.pp, mesh.batches, splits)
+    place = at.ep if mesh.batches > 1 else (at.pp * mesh.cp + at.cp) * mesh.tp + at.tp
+    found = Distributed(model, plans, mesh.tp, place, mesh.pp, mesh.batches, splits, sequence)
     _fit_heads(model, plans[0], mesh.tp)
     return found
 

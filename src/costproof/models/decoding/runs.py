@@ -61,17 +61,25 @@ def step_inputs(model: nn.Module, workload: Workload, decoder: Decoder, context:
 
 
 def shape_runs(
-    model: nn.Module, workload: Workload, decoder: Decoder, prompt: dict[str, Any], name: str = "prompt"
+    model: nn.Module,
+    workload: Workload,
+    decoder: Decoder,
+    prompt: dict[str, Any],
+    name: str = "prompt",
+    *,
+    grows: bool = True,
 ) -> tuple[Run, ...]:
     """Return the runs of the prefill and of the first, middle and last decode step, on the meta device.
 
     Args:
         prompt: keyword arguments of the prefill.
         name: name of the run of the prefill.
+        grows: whether the cache keeps the tokens of steps; if not, each has that of the first.
     """
     found = [Run(name, model, prompt, decoder.places[0], cache_before=_cached(prompt, decoder))]
-    for context in contexts(workload, workload.past + prompt["input_ids"].shape[1]):
-        kwargs = step_inputs(model, workload, decoder, context)
+    length = workload.past + prompt["input_ids"].shape[1]
+    for context in contexts(workload, length):
+        kwargs = step_inputs(model, workload, decoder, context if grows else length)
         found.append(Run(f"step@{context}", model, kwargs, decoder.places[1], context, _cached(kwargs, decoder)))
     return _of_decoder(found, decoder)
 
@@ -81,6 +89,12 @@ def with_hidden_states(run: Run, workload: Workload, width: int) -> Run:
     kwargs = dict(run.kwargs)
     shape = kwargs.pop("input_ids").shape
     return replace(run, kwargs={"inputs_embeds": on_meta(workload, *shape, width), **kwargs})
+
+
+def with_positions(run: Run) -> Run:
+    """Return a run that is given the positions of its tokens [1, n], which are not those behind its cache."""
+    given = next(run.kwargs[name] for name in ("input_ids", "inputs_embeds") if name in run.kwargs)
+    return replace(run, kwargs={**run.kwargs, "position_ids": ids_on_meta(1, given.shape[1])})
 
 
 def rows_runs(

@@ -19,6 +19,7 @@ from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Proble
 from costproof.ledger.mesh import CP_PLAN, EP_BATCHES, PAIRS, PLAN, Mesh, shard, splits_of, stage_layers
 from costproof.ledger.metrics import KEPT_FLOPS, Metric
 from costproof.ledger.workload import Workload
+from costproof.models.decoding.names import STAGES
 from costproof.models.decoding.plans import OWN, named_plan, routed_layers, split_parts
 
 if TYPE_CHECKING:
@@ -151,7 +152,8 @@ def mesh_symbols(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> 
         return {}
     start, stop = shard(_padded(config.vocab, plan.multiple), mesh.tp, mesh.coordinates(workload.rank).tp)
     found = {"tp": mesh.tp, "ep": mesh.ep, "text_vocab_rank": stop - start}
-    found |= {"cp": mesh.cp, "cp_rank": mesh.coordinates(workload.rank).cp} if mesh.cp > 1 else {}
+    if mesh.cp > 1:
+        found |= {"cp": mesh.cp, "cp_place": mesh.coordinates(workload.rank).cp + 1, "cp_tokens": workload.own_tokens}
     found |= {"fsdp": mesh.fsdp, "fsdp_rank": mesh.coordinates(workload.rank).fsdp} if mesh.fsdp > 1 else {}
     splits = splits_of(workload.inputs, workload.rank)
     if splits is not None:
@@ -190,6 +192,8 @@ class Shards:
     """How ranks share a sequence: ``ring``, ``zigzag`` or ``ulysses``; empty if each has whole ones."""
     padding: tuple[tuple[str, int], ...] = ()
     """(role, bytes by which the parts that ranks store of a module's parameters exceed these), if they store parts."""
+    keeps: bool = True
+    """Whether the rank caches the tokens of decode steps."""
 
     @classmethod
     def of(
@@ -213,6 +217,7 @@ class Shards:
             stage=(stage := mesh.coordinates(workload.rank).pp), layers=stage_layers(config.layers, mesh.pp, stage),
             tied=config.tied and mesh.pp > 1,
             cp_plan=str(workload.inputs.get(CP_PLAN, "zigzag")) if mesh.cp > 1 else "",
+            keeps=workload.keeps_new_tokens,
         )  # fmt: skip
 
     @property
@@ -260,7 +265,7 @@ class Shards:
         """
         from costproof.analytic.collectives import Send
 
-        for part in map(self._of_sequence, parts):
+        for part in (self._of_sequence(part, call) for part in parts):
             if part.role == "text" and not self.last:
                 yield replace(part, layers=(Send(call.rows * sym("text_hidden"), call.item_bytes),))
             elif part.role.startswith("text.layer"):
@@ -272,26 +277,40 @@ class Shards:
             elif part.role not in ("text.norm", "lm_head") or self.last:
                 yield part
 
-    def _of_sequence(self, part: ModulePart) -> ModulePart:
+    def _of_sequence(self, part: ModulePart, call: StackCall) -> ModulePart:
         """Return the part; if ranks share a sequence, its attention is of the rank's positions.
 
-        Contiguous parts of a sequence are in order of the ranks. By zigzag rank r has the parts r and 2 n - 1 - r of
-        2 n, which leaves each rank as many pairs of a query and a key.
+        Branches: in a decode step another rank may keep the new token.
         """
         from costproof.analytic.attention import Attention
-        from costproof.analytic.collectives import RingAttention, UlyssesAttention
+        from costproof.analytic.collectives import AttentionOfParts, RingAttention, UlyssesAttention
+        from costproof.analytic.latent_attention import LatentAttention
+        from costproof.analytic.linear import Linear
 
-        first, *others = part.layers
-        if not self.cp_plan or not isinstance(first, Attention):
+        local, *others = part.layers
+        if part.role == "text.layer.attention.v" and call.past == CONTEXT and not self.keeps:
+            assert isinstance(local, Linear)
+            return replace(part, layers=(replace(local, read=False), *others))
+        if not self.cp_plan or not isinstance(local, Attention | LatentAttention):
             return part
-        sizes = (first.batch, first.queries, first.heads, first.kv_heads, first.head_dim, sym("cp"))
-        if self.cp_plan == "ulysses":
-            return replace(part, layers=(UlyssesAttention(*sizes, first.item_bytes), *others))
-        n, half = first.queries, first.queries / 2
-        pairs = sym("cp_rank") * n**2 + n * (n + 1) / 2
-        if self.cp_plan == "zigzag":
-            pairs = (2 * sym("cp") - 1) * half**2 + half * (half + 1)
-        return replace(part, layers=(RingAttention(*sizes, pairs, first.item_bytes), *others))
+        if isinstance(local, Attention):
+            kv_heads, key_dim, value_dim = local.kv_heads, local.head_dim, local.value_dim or local.head_dim
+        else:
+            kv_heads, key_dim, value_dim = local.heads, local.nope + local.rope, local.value_dim
+        batch, heads, b, ranks = local.batch, local.heads, local.item_bytes, sym("cp")
+        sizes = (local, batch, local.queries, heads, kv_heads, key_dim, value_dim, ranks)
+        shared: Layer
+        if call.past == CONTEXT:
+            elsewhere: Size = 0
+            if not self.keeps and isinstance(local, Attention):
+                local = replace(local, past=sym("cp_tokens"), new_keys=0, causal=False, cached=False)
+                elsewhere = batch * kv_heads * key_dim
+            shared = AttentionOfParts(local, batch, heads, value_dim, ranks, b, elsewhere)
+        elif self.cp_plan == "ulysses":
+            shared = UlyssesAttention(*sizes, b)
+        else:
+            shared = RingAttention(*sizes, sym("cp_place") - 1, b, self.cp_plan == "zigzag")
+        return replace(part, layers=(shared, *others))
 
     def border(self, call: StackCall, out: Size) -> Size:
         """Return the elements that enter and leave the rank's pipeline stage: hidden states, and ``out`` at last."""
@@ -352,12 +371,28 @@ class Shards:
         """Return the rows of the vocabulary that a rank holds in a part, ``embedding`` or ``head``."""
         return sym("text_vocab_rank") if self.mesh.tp > 1 and part in self.plan.split else sym("text_vocab")
 
-    def further_dtypes(self, axis: str, kind: str) -> tuple[str, ...]:
-        """Return the dtypes, other than the run's, of tensors in a kind of collective in a group."""
+    def along_sequence(self, stage: str, role: str, metric: str, cost: int) -> tuple[int, str]:
+        """Return what all ranks that share a sequence do more than a rank with whole ones, and why; 0 for nothing.
+
+        Each processes the new token of a step. In a prompt they leave out parts of keys behind the own positions: of
+        P parts of n positions P (P - 1) / 2 parts of n x n pairs, or as many halves.
+        """
+        ranks, core = self.mesh.cp, role == "text.layer.attention"
+        if ranks == 1 or core == (stage == STAGES[1]):
+            return 0, ""
+        if not core:
+            return (ranks - 1) * cost if stage == STAGES[1] else 0, SEQUENCE_COPIES
+        skipped = cost * (ranks - 1) // (2 * ranks) if metric == "flops" and self.cp_plan != "ulysses" else 0
+        return -skipped, "pairs of parts behind the own positions, which ranks leave out"
+
+    def dtypes(self, axis: str, kind: str, dtype: str) -> tuple[str, ...]:
+        """Return the dtypes of tensors in a kind of collective in a group, in a run in ``dtype``."""
+        if axis == "cp" and kind == "all_gather":  # logarithms of sums
+            return ("float32",)
         if axis != EP_BATCHES:
-            return ()
+            return (dtype,)
         gathered = ("int64", *(("float32",) * self.wide_weights))
-        return {"all_gather": gathered, "all_to_all": ("int64",)}.get(kind, ())
+        return (dtype, *{"all_gather": gathered, "all_to_all": ("int64",)}.get(kind, ()))
 
     def copies_of_batches(self, role: str, metric: Metric) -> int:
         """Return how many groups of ranks, each with all of a module, share the batch: ``dp``, for experts fewer.
@@ -469,6 +504,7 @@ _REDUCED: Final[Mapping[str, Part]] = {
 """Role of a module whose results are parts of a sum over ranks -> part of the plan."""
 
 
+SEQUENCE_COPIES: Final = "copies of ranks that share a sequence"
 KV_COPIES: Final = "key/value heads that several ranks hold"
 _LATENTS: Final = (".q_down", ".q_norm", ".kv_down", ".kv_norm")
 """Ends of roles of modules whose results are latents, which every rank needs whole."""

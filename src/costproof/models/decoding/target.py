@@ -16,7 +16,7 @@ from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc, TokenPadding
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.mesh import PAIRS, PLAN, of_mesh, stage_layers
+from costproof.ledger.mesh import CP_PLAN, PAIRS, PLAN, of_mesh, stage_layers
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import (
@@ -327,8 +327,8 @@ class CausalTarget(Native[C]):
         """Return the invocations of prefill and decode on the counted rank, with the values of their symbols."""
         more = {} if workload.mesh.one else mesh_symbols(self.config, workload, self.plan_of(workload))
         mine = workload.own
-        if (ranks := workload.mesh.cp) > 1:  # a quotient is not a polynomial of the tokens, so no border is solved then
-            mine = replace(mine, text_tokens=workload.text_tokens // ranks)
+        if workload.mesh.cp > 1:  # a quotient is not a polynomial of the tokens, so no border is solved then
+            mine = replace(mine, text_tokens=workload.own_tokens)
         return tuple(replace(call, symbols={**call.symbols, **more}) for call in invocations(mine, self.config))
 
     @classmethod
@@ -379,9 +379,8 @@ class CausalTarget(Native[C]):
         Raises:
             Incomplete: no graph counts a rank of this mesh.
         """
-        _refuse_shared_sequences(workload)
         model = Native.build(self, workload)
-        return model if workload.mesh.one else shard_for_export(model, workload)
+        return model if workload.mesh.one else shard_for_export(model, workload, self._of_stage(workload))
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
         """Return the model that runs; on several devices, as transformers distributes it to the counted rank.
@@ -390,7 +389,6 @@ class CausalTarget(Native[C]):
             Problems: the checkpoint does not fit.
             Incomplete: the device or packages are missing, or transformers cannot run the model on this mesh.
         """
-        _refuse_shared_sequences(workload)
         refuse_values(workload, self.options)
         return distributed(Native.build_run(self, workload, progress), workload)
 
@@ -406,20 +404,29 @@ class CausalTarget(Native[C]):
         if workload.mesh.coordinates(workload.rank).pp > 0:
             jobs = [exports.with_hidden_states(job, workload, self.config.hidden) for job in jobs]
         shared = {"S": workload.text_tokens} if self.plan is not None and self.plan_of(workload).sequence else {}
-        return tuple(jobs) if workload.mesh.tp == 1 else exports.of_rank(jobs, workload, shared)
+        if workload.mesh.cp > 1:
+            jobs = [exports.with_positions(job) for job in jobs]
+            shared |= {} if workload.keeps_new_tokens else {"P": workload.own_tokens}
+            if workload.inputs.get(CP_PLAN, "zigzag") == "zigzag":  # halves of a symbol are rounded
+                shared["S"] = workload.own_tokens
+        of_one = workload.mesh.tp == workload.mesh.cp == 1
+        return tuple(jobs) if of_one else exports.of_rank(jobs, workload, shared)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return jobs that run the prefill and some decode steps, each in isolation."""
-        return tuple(exports.stage_runs(model, workload.own, self.decoder, workload.text_tokens))
+        return tuple(exports.stage_runs(model, own := _own(workload), self.decoder, own.text_tokens))
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """Return the runs of the prefill and of the decode steps after it."""
-        decoder, workload = self._of_stage(workload), _own(workload)
+        decoder, whole, workload = self._of_stage(workload), workload, _own(workload)
         if workload.rows:
             return self._row_runs(model, workload)
         prompt = runs.prompt_inputs(workload, decoder, workload.text_tokens)
         if next(model.parameters()).device.type == "meta":
-            found = runs.shape_runs(model, workload, decoder, runs.behind_past(model, workload, decoder, prompt))
+            given = runs.behind_past(model, workload, decoder, prompt)
+            found = runs.shape_runs(model, workload, decoder, given, grows=whole.keeps_new_tokens)
+            if workload.mesh.cp > 1:
+                found = tuple(map(runs.with_positions, found))
             if workload.mesh.coordinates(workload.rank).pp > 0:
                 found = tuple(runs.with_hidden_states(run, workload, self.config.hidden) for run in found)
             return as_rank(found, model)
@@ -434,17 +441,9 @@ class CausalTarget(Native[C]):
         return runs.rows_runs(model, workload, self.decoder, ids)
 
 
-def _refuse_shared_sequences(workload: Workload) -> None:
-    """Raise ``Incomplete`` if ranks share a sequence, which no graph and no run here can show."""
-    if workload.mesh.cp > 1:
-        raise Incomplete(
-            "the classes of transformers attend to whole sequences: ranks that share one are counted by formulas only",
-            where="--cp", expected="1", got=workload.mesh.cp, fix="--sources analytic",
-        )  # fmt: skip
-
-
 def _own(workload: Workload) -> Workload:
     """Return the workload with the sequences that the counted rank runs; of a stage before the last, all positions."""
     mesh = workload.mesh
     last = mesh.coordinates(workload.rank).pp == mesh.pp - 1
-    return workload.own if last else replace(workload.own, logits="all")
+    own = replace(workload.own, text_tokens=workload.own_tokens)
+    return own if last else replace(own, logits="all")

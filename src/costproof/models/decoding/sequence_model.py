@@ -1,0 +1,205 @@
+"""Make the attention of a decoder that of one rank among those that share a sequence, for an export.
+
+A rank is given its own positions and attends their queries to the keys of all ranks, which come to it in a ring, or it
+exchanges heads for positions (Ulysses). In a decode step every rank has the query of the new token and attends it to
+the part of the cache that it keeps; the partial results are weighted and added. Linear layers and norms are not
+touched. The dynamic source has code of its own (:mod:`costproof.patches.sequences`). Importing this imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from costproof.models.decoding.decoder import Decoder
+
+Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], tuple[torch.Tensor, torch.Tensor]]
+"""(queries, keys, values, causal, scale) -> results [B, H, n, D_v] and logarithms of their sums [B, H, n, 1]."""
+SHARED: Final = "shared_sequence"
+"""Name of this attention among the implementations of transformers."""
+
+
+def fused(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run torch's operator of cuDNN, which returns logarithms of the sums for any widths and groups of heads."""
+    attend = torch.ops.aten._scaled_dot_product_cudnn_attention
+    found = attend(query, key, value, None, True, 0.0, causal, False, scale=scale)
+    return found[0], found[1]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPositions:
+    """The place of a rank among those that share a sequence."""
+
+    layout: str
+    """``ring``, ``zigzag`` or ``ulysses``."""
+    ranks: int
+    rank: int
+    kernel: Kernel = fused
+
+    @property
+    def group(self) -> str:
+        """Return the name of the group in collectives of an export."""
+        return f"cp:{self.ranks}"
+
+    @property
+    def appends(self) -> bool:
+        """Return whether the rank keeps new tokens of decode steps: the last one does."""
+        return self.rank == self.ranks - 1
+
+
+def share_sequence(model: Any, decoder: Decoder, own: OwnPositions) -> None:
+    """Let every attention of a decoder run as one rank of those that share a sequence."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    if SHARED not in ALL_ATTENTION_FUNCTIONS.valid_keys():
+        ALL_ATTENTION_FUNCTIONS.register(SHARED, _attend)
+    for path in decoder.attention_paths(model):
+        part: Any = model.get_submodule(path)
+        part._own_positions = own
+        part.config._attn_implementation = SHARED
+        base = type(part)
+        # The name stays, since it is that of the module in a ledger.
+        part.__class__ = type(base.__name__, (base,), {"forward": _forward_of(base), "__module__": base.__module__})
+
+
+def _forward_of(base: Any) -> Callable[..., Any]:
+    """Return the forward of an attention that says whether its cache is filled, and leaves new tokens to the owner."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        cache = kwargs.get("past_key_values")
+        in_step = cache is not None and cache.layers[self.layer_idx].is_initialized
+        if in_step and not self._own_positions.appends:
+            kwargs["past_key_values"] = _ReadOnly(cache)
+        return base.forward(self, *args, **kwargs, in_step=in_step)
+
+    return forward
+
+
+class _ReadOnly:
+    """Cache that returns what it holds and does not grow."""
+
+    def __init__(self, cache: Any) -> None:
+        self.layers = cache.layers
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *more: Any, **kwargs: Any) -> Any:
+        """Return the keys and values of a layer."""
+        return self.layers[layer].keys, self.layers[layer].values
+
+
+def _attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    in_step: bool = False,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    own: OwnPositions = module._own_positions
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if in_step:
+        found = _in_step(own, query, key, value, scale)
+    elif own.layout == "ulysses":
+        found = _by_heads(own, query, key, value, scale)
+    else:
+        found = _in_ring(own, query, key, value, scale)
+    return found.transpose(1, 2).contiguous(), None
+
+
+def _passed_on(own: OwnPositions, sent: torch.Tensor, number: int) -> torch.Tensor:
+    """Send a tensor to the next rank, and return the one that comes from the rank before."""
+    ops, n = torch.ops._c10d_functional, own.ranks
+    going = ops.isend(sent, (own.rank + 1) % n, number, own.group)
+    coming = ops.irecv(torch.empty_like(sent), (own.rank - 1) % n, number, own.group)
+    ops.wait_tensor(going)
+    got: torch.Tensor = ops.wait_tensor(coming)
+    return got
+
+
+def _in_ring(
+    own: OwnPositions, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attend own queries to the parts of keys of all ranks up to the own positions, one part after another.
+
+    Contiguous parts behind the own one are hidden; they are passed on only. Of two zigzag parts, r and 2 n - 1 - r, the
+    first ones of earlier ranks are seen by all own queries, and both parts of later ranks by the own second half.
+    """
+    zigzag, length = own.layout == "zigzag", query.shape[2]
+    half = length // 2
+    key, value = key.contiguous(), value.contiguous()
+    keys, values = key, value
+    result, logs = own.kernel(query, key, value, True, scale)
+    kind, result = result.dtype, result.float()
+    for step in range(1, own.ranks):
+        packed = _passed_on(own, torch.cat([keys.flatten(), values.flatten()]), step)
+        keys = packed[: key.numel()].view(key.shape)
+        values = packed[key.numel() :].view(value.shape)
+        earlier = step <= own.rank
+        if not earlier and not zigzag:
+            continue
+        if not zigzag:
+            part, more = own.kernel(query, keys, values, False, scale)
+        elif earlier:
+            part, more = own.kernel(query, keys[:, :, :half], values[:, :, :half], False, scale)
+        else:
+            part, more = own.kernel(query[:, :, half:], keys, values, False, scale)
+        if zigzag and not earlier:
+            behind, of = _merged(result[:, :, half:], logs[:, :, half:], part, more)
+            result = torch.cat([result[:, :, :half], behind], 2)
+            logs = torch.cat([logs[:, :, :half], of], 2)
+        else:
+            result, logs = _merged(result, logs, part, more)
+    return result.to(kind)
+
+
+def _merged(
+    result: torch.Tensor, logs: torch.Tensor, part: torch.Tensor, more: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return results [.., n, D_v] and logarithms of sums [.., n, 1] over both parts of keys, in float32.
+
+    The weight of the new part is e^more / (e^logs + e^more), a sigmoid, and the logarithm of the sum is
+    logs - log sigmoid(logs - more).
+    """
+    weight = torch.sigmoid(more - logs)
+    joined = result - weight * (result - part.float())
+    return joined, logs - torch.nn.functional.logsigmoid(logs - more)
+
+
+def _by_heads(
+    own: OwnPositions, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Exchange positions of all heads for all positions of some heads, attend, and exchange the results back."""
+
+    def of_own_heads(whole: torch.Tensor) -> torch.Tensor:
+        got = _traded(own, torch.cat(whole.split(whole.shape[1] // own.ranks, 1)))
+        return torch.cat(got.split(whole.shape[0]), 2)
+
+    result, _ = own.kernel(of_own_heads(query), of_own_heads(key), of_own_heads(value), True, scale)
+    got = _traded(own, torch.cat(result.split(query.shape[2], 2)))
+    return torch.cat(got.split(query.shape[0]), 1)
+
+
+def _traded(own: OwnPositions, parts: torch.Tensor) -> torch.Tensor:
+    """Send each rank its one of the equal parts [ranks rows, ..], and return those that come, in order of the ranks."""
+    ops, rows = torch.ops._c10d_functional, [parts.shape[0] // own.ranks] * own.ranks
+    got: torch.Tensor = ops.wait_tensor(ops.all_to_all_single(parts, rows, rows, own.group))
+    return got
+
+
+def _in_step(
+    own: OwnPositions, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attend the query of the new token to the cached part, weight the result, and add those of all ranks."""
+    ops = torch.ops._c10d_functional
+    result, logs = own.kernel(query, key, value, False, scale)
+    every = ops.wait_tensor(ops.all_gather_into_tensor(logs, own.ranks, own.group))
+    total = torch.logsumexp(every.view(own.ranks, *logs.shape), 0)
+    weighted = (result * torch.exp(logs - total)).to(result.dtype)
+    summed: torch.Tensor = ops.wait_tensor(ops.all_reduce(weighted, "sum", own.group))
+    return summed
