@@ -289,7 +289,7 @@ def _sums_in_symbols(target: Sharded, workload: Workload) -> Iterator[tuple[str,
             if metric in node.exprs:
                 times, _ = sharing.held_by(node.role, metric)
                 more, _ = sharing.added(node.role) if metric in ("params", "weight_bytes") else (0, "")
-                groups = mesh.cp * sharing.copies_of_batches(node.role) if not stage else 1
+                groups = mesh.cp * sharing.copies_of_batches(node.role, metric) if not stage else 1
                 _, rows = sharing.padding_of(node.role, metric, 0)
                 pad = sharing.padding_of(node.role, metric, config["text_vocab"])[0] if rows else 0
                 added = more * (item if metric == "weight_bytes" else 1)
