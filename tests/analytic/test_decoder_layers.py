@@ -9,9 +9,9 @@ from costproof.algebra.series import ROW_SIZES, ROW_SUMS
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention import Attention, PackedAttention
 from costproof.analytic.collectives import (
-    AttentionOfParts,
     AllGather,
     AllReduce,
+    AttentionOfParts,
     ExchangedPairs,
     GatheredTokens,
     Joined,
@@ -166,45 +166,83 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
     (
         "attention in a ring of 3 ranks with 4 positions, the last one",
         RingAttention(
-            local=Attention(2, 4, 6, 2, 5, 2, cached=True, causal=True), batch=2, tokens=4, heads=6, kv_heads=2,
-            key_dim=5, value_dim=5, ranks=3, rank=2, item_bytes=2,
+            local=Attention(2, 4, 6, 2, 5, 2, cached=True, causal=True),
+            batch=2,
+            tokens=4,
+            heads=6,
+            kv_heads=2,
+            key_dim=5,
+            value_dim=5,
+            ranks=3,
+            rank=2,
+            item_bytes=2,
         ),
         # 3 parts of 12 heads x 4 x 4 = 192 scores, each a product of 5 terms and a weighted row of 5;
         # two merges of 48 rows: 3 * 240 + 8 * 48 each; in 240 queries and 160 of keys and values
         Expected(
-            flops={"attention": 576 * 20}, vector={"softmax": 2880, "elementwise": 576 + 2 * 1104}, incoming=800,
-            outgoing=480, cache=320,
+            flops={"attention": 576 * 20},
+            vector={"softmax": 2880, "elementwise": 576 + 2 * 1104},
+            incoming=800,
+            outgoing=480,
+            cache=320,
         ),
     ),
     (
         "attention in zigzag order, the first of 3 ranks",
         RingAttention(
-            local=Attention(2, 4, 6, 2, 5, 2, cached=True, causal=True), batch=2, tokens=4, heads=6, kv_heads=2,
-            key_dim=5, value_dim=5, ranks=3, rank=0, item_bytes=2, zigzag=True,
+            local=Attention(2, 4, 6, 2, 5, 2, cached=True, causal=True),
+            batch=2,
+            tokens=4,
+            heads=6,
+            kv_heads=2,
+            key_dim=5,
+            value_dim=5,
+            ranks=3,
+            rank=0,
+            item_bytes=2,
+            zigzag=True,
         ),
         # half of its queries see both later parts: 192 + 2 * 96 scores, two merges of 24 rows
         Expected(
-            flops={"attention": 384 * 20}, vector={"softmax": 1920, "elementwise": 384 + 1104}, incoming=800,
-            outgoing=480, cache=320,
+            flops={"attention": 384 * 20},
+            vector={"softmax": 1920, "elementwise": 384 + 1104},
+            incoming=800,
+            outgoing=480,
+            cache=320,
         ),
     ),
     (
         "attention of a step to 4 positions on one of 3 ranks, another keeps the new token",
         AttentionOfParts(
-            local=Attention(2, 1, 6, 2, 5, 2, past=4, new_keys=0), batch=2, heads=6, value_dim=5, ranks=3, item_bytes=2,
+            local=Attention(2, 1, 6, 2, 5, 2, past=4, new_keys=0),
+            batch=2,
+            heads=6,
+            value_dim=5,
+            ranks=3,
+            item_bytes=2,
             elsewhere=20,
         ),
         # 12 rows of 4 scores; 3 logarithms a row: 4 each and 2, minus, power; 60 products; in 60 queries and 20 keys
         Expected(
-            flops={"attention": 48 * 20}, vector={"softmax": 240, "elementwise": 48 + 12 * 16 + 60}, incoming=160,
-            outgoing=120, past=320,
+            flops={"attention": 48 * 20},
+            vector={"softmax": 240, "elementwise": 48 + 12 * 16 + 60},
+            incoming=160,
+            outgoing=120,
+            past=320,
         ),
     ),
     (
         "attention of 2 of 6 heads on all 12 positions of 3 ranks",
         UlyssesAttention(
-            local=Attention(2, 4, 6, 3, 5, 2, cached=True, causal=True), batch=2, tokens=4, heads=6, kv_heads=3,
-            key_dim=5, value_dim=5, ranks=3, item_bytes=2,
+            local=Attention(2, 4, 6, 3, 5, 2, cached=True, causal=True),
+            batch=2,
+            tokens=4,
+            heads=6,
+            kv_heads=3,
+            key_dim=5,
+            value_dim=5,
+            ranks=3,
+            item_bytes=2,
         ),
         # 2 * 2 heads x 12 x 12 scores; in 2 * 12 * (2 + 1 + 1) * 5 elements, out 2 * 12 * 2 * 5, cached 2 * 12 * 2 * 5
         Expected(

@@ -422,8 +422,12 @@ def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInp
         for kind, has in kinds.items() if has
     ]  # fmt: skip
     for wrong, where, expected, got in (
-        (workload.new_tokens > 0 and getattr(config, "kv_rank", 0) > 0, "--new-tokens",
-         "0: of latents the prompt is counted", workload.new_tokens),
+        (
+            workload.new_tokens > 0 and getattr(config, "kv_rank", 0) > 0,
+            "--new-tokens",
+            "0: of latents the prompt is counted",
+            workload.new_tokens,
+        ),
         (workload.text_tokens < 2 * mesh.cp, "--text-tokens", "at least 2 a rank", workload.text_tokens),
         (workload.past > 0, "--past", "0", workload.past),
         (workload.logits != "all", "--logits", "all: each rank has logits of its positions", workload.logits),
