@@ -338,7 +338,7 @@ def test_ranks_that_share_a_sequence_position_by_position(plan: str, cp: int, tp
 def test_a_step_behind_a_shared_sequence_by_hand() -> None:
     """Llama-3.1-8B, cp 4 after 4096 tokens: each rank has 1024 positions, the last one also the new token.
 
-    A layer gathers 3 x 32 logarithms of 4 bytes, and all-reduces 4096 elements of 2 bytes: 2 x 3 chunks of 1024 of them.
+    A layer gathers 3 x 32 logarithms of 4 bytes, and all-reduces 4096 elements of 2 bytes: 6 chunks of 1024.
     The last rank reads 1024 cached keys and values of 8 heads of 128 in 32 layers, and so do the others.
     """
     model = target("llama-3.1-8b")

@@ -386,14 +386,14 @@ class AttentionOfParts:
     """Attention of a decode step to a cache whose positions are spread over ``ranks`` ranks.
 
     Each rank has the query of the new token and attends it to the part that it keeps (``local``). It gathers the
-    logarithms L of the sums of all P = ranks parts, in float32, weighs its result by e^(L - log sum e^L), and adds those
-    of all ranks. For batch heads rows of x = rows value_dim elements
+    logarithms L of the sums of all P = ranks parts, in float32, weighs its result by e^(L - log sum e^L), and adds
+    those of all ranks. For batch heads rows of x = rows value_dim elements
 
         all_gather: comm_payload_bytes = 4 P rows, comm_bytes = 4 (P - 1) rows
         all_reduce: comm_payload_bytes = x item_bytes, comm_bytes = 2 (P - 1) ceil(x / P) item_bytes
 
-    and 4 P rows + 4 rows + x operations. Another rank may keep the new token (``elsewhere``): its key is made and turned,
-    and not read; its value is made only.
+    and 4 P rows + 4 rows + x operations. Another rank may keep the new token (``elsewhere``): its key is made and
+    turned, and not read; its value is made only.
 
     Unfused: results and logarithms are written, gathered, summed up, taken off, put into powers, multiplied and added:
     4 item_bytes x + (36 + 8 P) rows. A turned key of another rank is neither written nor read.
@@ -526,36 +526,3 @@ class Joined:
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
         return LayerCosts(intermediate_bytes=2 * self.elements * self.item_bytes)
-
-
-@layer
-class MaskedRows:
-    """Overwrites with zeros the rows of experts that other ranks hold; each rank is given all rows and skips those.
-
-    Of ``rows`` pairs of a token and an expert. Unfused, the weights of the rows are read and written, and so are their
-    hidden states, what the first products return, 2 intermediate wide, and what the second ones do:
-
-        2 rows (weight_item + (2 hidden + 2 intermediate) item_bytes)
-
-    A kernel that gathers the weights of each row (``batched``) overwrites the rows' weights only, twice.
-
-    Numbers of experts and the masks are integers, which do not count. The FLOPs are those of all rows, as the products
-    are called; which of them a rank does depends on the routing: none to all.
-    """
-
-    name: ClassVar[str] = "masked_rows"
-    title: ClassVar[str] = "Rows of experts that other ranks hold"
-    source: ClassVar[str] = "transformers distributed.expert_parallel (AllReduceEP), integrations.moe"
-
-    rows: Size
-    hidden: Size
-    intermediate: Size
-    item_bytes: Size
-    weight_item: Size
-    batched: bool = False
-
-    def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
-        wide = (2 * self.hidden + 2 * self.intermediate) * self.item_bytes
-        moved = self.weight_item if self.batched else wide
-        return LayerCosts(intermediate_bytes=2 * self.rows * (self.weight_item + moved))

@@ -262,3 +262,36 @@ class ExpertLoop:
             output_bytes=(rows + self.tokens) * self.hidden * self.item_bytes,
             intermediate_bytes=(6 * rows + 2 * added) * self.hidden * self.item_bytes + 8 * rows * self.hidden,
         )
+
+
+@layer
+class MaskedRows:
+    """Overwrites with zeros the rows of experts that other ranks hold; each rank is given all rows and skips those.
+
+    Of ``rows`` pairs of a token and an expert. Unfused, the weights of the rows are read and written, and so are their
+    hidden states, what the first products return, 2 intermediate wide, and what the second ones do:
+
+        2 rows (weight_item + (2 hidden + 2 intermediate) item_bytes)
+
+    A kernel that gathers the weights of each row (``batched``) overwrites the rows' weights only, twice.
+
+    Numbers of experts and the masks are integers, which do not count. The FLOPs are those of all rows, as the products
+    are called; which of them a rank does depends on the routing: none to all.
+    """
+
+    name: ClassVar[str] = "masked_rows"
+    title: ClassVar[str] = "Rows of experts that other ranks hold"
+    source: ClassVar[str] = "transformers distributed.expert_parallel (AllReduceEP), integrations.moe"
+
+    rows: Size
+    hidden: Size
+    intermediate: Size
+    item_bytes: Size
+    weight_item: Size
+    batched: bool = False
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        wide = (2 * self.hidden + 2 * self.intermediate) * self.item_bytes
+        moved = self.weight_item if self.batched else wide
+        return LayerCosts(intermediate_bytes=2 * self.rows * (self.weight_item + moved))

@@ -287,8 +287,8 @@ def expert_meshes(batches: int, ranks: int) -> tuple[DeviceMesh, DeviceMesh]:
 class SharedSequence:
     """Attention of ranks that share a sequence: torch's ring of context parallelism, or Ulysses', and decode steps.
 
-    Torch has no Ulysses and no decode steps. There DeepSpeed's exchange of heads, and the merge of vLLM's decode context
-    parallelism (``cp_lse_ag_out_ar``) are written here. The last rank keeps the new tokens of steps.
+    Torch has no Ulysses and no decode steps. There DeepSpeed's exchange of heads, and the merge of vLLM's decode
+    context parallelism (``cp_lse_ag_out_ar``) are written here. The last rank keeps the new tokens of steps.
     """
 
     def __init__(self, model: nn.Module, layout: str, ranks: int, rank: int, kernel: Any = None) -> None:

@@ -177,12 +177,12 @@ def _by_heads(
     """Exchange positions of all heads for all positions of some heads, attend, and exchange the results back."""
 
     def of_own_heads(whole: torch.Tensor) -> torch.Tensor:
-        got = _traded(own, torch.cat(whole.split(whole.shape[1] // own.ranks, 1)))
-        return torch.cat(got.split(whole.shape[0]), 2)
+        got = _traded(own, torch.cat(torch.split(whole, whole.shape[1] // own.ranks, 1)))
+        return torch.cat(torch.split(got, whole.shape[0]), 2)
 
     result, _ = own.kernel(of_own_heads(query), of_own_heads(key), of_own_heads(value), True, scale)
-    got = _traded(own, torch.cat(result.split(query.shape[2], 2)))
-    return torch.cat(got.split(query.shape[0]), 1)
+    got = _traded(own, torch.cat(torch.split(result, query.shape[2], 2)))
+    return torch.cat(torch.split(got, query.shape[0]), 1)
 
 
 def _traded(own: OwnPositions, parts: torch.Tensor) -> torch.Tensor:

@@ -477,7 +477,8 @@ class Shards:
 
     def _of_other_ranks(self, experts: Experts | ClampedExperts, call: StackCall) -> Iterator[Layer]:
         """Yield the layers by which experts get rows of other ranks, and mask those that are not theirs."""
-        from costproof.analytic.collectives import ExchangedPairs, GatheredTokens, MaskedRows
+        from costproof.analytic.collectives import ExchangedPairs, GatheredTokens
+        from costproof.analytic.experts import MaskedRows
 
         width, b = sym("text_hidden"), call.item_bytes
         item = getattr(experts, "weight_item", b)

@@ -269,7 +269,7 @@ class ImageTextTarget(Native[C]):
         Raises:
             Incomplete: no graph counts a rank of this mesh.
         """
-        return shard_for_export(Native.build(self, workload), workload)
+        return shard_for_export(Native.build(self, workload), workload, self.decoder)
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
         """Return the model that runs; on several devices, as transformers distributes it to the counted rank.
