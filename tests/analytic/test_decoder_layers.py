@@ -16,7 +16,6 @@ from costproof.analytic.collectives import (
     GatheredParameters,
     GatheredTokens,
     Joined,
-    MaskedRows,
     ReduceScatter,
     RingAttention,
     Send,
@@ -24,7 +23,7 @@ from costproof.analytic.collectives import (
 )
 from costproof.analytic.costs import Layer
 from costproof.analytic.embedding import PickedPositions
-from costproof.analytic.experts import ClampedExperts
+from costproof.analytic.experts import ClampedExperts, MaskedRows
 from costproof.analytic.latent_attention import AbsorbedAttention, LatentAttention
 from costproof.analytic.norms import WideRmsNorm
 from costproof.analytic.rotary import RotaryAxes, RotaryComplex, RotaryHalves, RotaryPairs

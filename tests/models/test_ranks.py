@@ -424,6 +424,7 @@ def test_plans_are_those_of_transformers() -> None:
         ("llama", {"cp": 3, "tp": 4, "text_tokens": 9, "cp_plan": "ulysses"}, "--cp"),
         ("llama", {"cp_plan": "ring"}, "--cp-plan"),
         ("gemma2", {"cp": 2, "text_tokens": 8}, "--cp"),
+        ("deepseek-v3", {"cp": 2, "text_tokens": 8, "cp_plan": "ulysses"}, "--cp-plan"),
         ("gpt-oss", {"cp": 2, "text_tokens": 8}, "--cp"),
         ("llama", {"tp": 2, "rank": 2}, "--rank"),
         ("llama", {"dp": 2}, "--batch"),

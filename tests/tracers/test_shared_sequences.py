@@ -22,7 +22,6 @@ CASES: Final = {
     "zigzag with experts": ("qwen3-moe", {"window": 0}, {"cp": 4, "rank": 2, "new_tokens": 1}),
     "ulysses, tp": ("llama", {"kv_heads": 4}, {"cp": 2, "tp": 2, "cp_plan": "ulysses", "rank": 1, "new_tokens": 1}),
     "expanded latents, zigzag": ("deepseek-v2", LATENT, {"cp": 2, "rank": 1}),
-    "expanded latents, ulysses": ("deepseek-v2", LATENT, {"cp": 4, "cp_plan": "ulysses", "rank": 1}),
 }
 
 

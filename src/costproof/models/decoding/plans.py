@@ -430,6 +430,7 @@ def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInp
             workload.new_tokens,
         ),
         (workload.text_tokens < 2 * mesh.cp, "--text-tokens", "at least 2 a rank", workload.text_tokens),
+        (plan == "ulysses" and getattr(config, "kv_rank", 0) > 0, "--cp-plan", "ring or zigzag, of latents", plan),
         (workload.past > 0, "--past", "0", workload.past),
         (workload.logits != "all", "--logits", "all: each rank has logits of its positions", workload.logits),
         (workload.attention != "sdpa", "--attention", "sdpa", workload.attention),
