@@ -303,8 +303,8 @@ def test_ranks_that_share_a_sequence_position_by_position(plan: str, cp: int, tp
             every, seen = (heads // cp * n for n in (length * length, length * (length + 1) // 2))
             for tensor_heads in (heads, kv_heads, kv_heads, heads):
                 messages += 1
-                own = range(rank * tensor_heads // cp, (rank + 1) * tensor_heads // cp)
-                moved = [(p, h) for p in positions[rank] for h in range(tensor_heads) if h not in own]
+                kept_heads = range(rank * tensor_heads // cp, (rank + 1) * tensor_heads // cp)
+                moved = [(p, h) for p in positions[rank] for h in range(tensor_heads) if h not in kept_heads]
                 sent += batch * width * item * len(moved)
         else:
             held = list(positions)

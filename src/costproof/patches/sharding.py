@@ -300,7 +300,8 @@ class SharedSequence:
         """
         import torch
 
-        self.layout, self.ranks, self.rank, self.group = layout, ranks, rank, None
+        self.layout, self.ranks, self.rank = layout, ranks, rank
+        self.group: Any = None
         self.kernel = kernel or torch.ops.aten._scaled_dot_product_cudnn_attention
         self._stepping = False
         whole: Any = model
@@ -328,7 +329,7 @@ class SharedSequence:
 
     def _note_cache(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Note whether a cache is given; on all ranks but the last it does not grow then."""
-        cache = kwargs.get("past_key_values")
+        cache: Any = kwargs.get("past_key_values")
         self._stepping = cache is not None
         if self._stepping and self.rank < self.ranks - 1:
             for layer in cache.layers:
@@ -356,9 +357,10 @@ class SharedSequence:
 
     def _merged(self, result: Any, sums: Any) -> Any:
         """Add the results of all ranks by their shares e^sums / (sum of e^sums)."""
-        from torch.distributed import _functional_collectives as collectives
+        from torch.distributed import _functional_collectives
 
-        gather: Any = getattr(collectives, "all_gather_single", collectives.all_gather_tensor)  # its name in torch 2.13
+        collectives: Any = _functional_collectives
+        gather = getattr(collectives, "all_gather_single", collectives.all_gather_tensor)  # its name in torch 2.13
         stacked = gather(sums, 0, self.group)
         of_all = stacked.unflatten(0, (self.ranks, -1)).logsumexp(0)
         share = (sums - of_all).exp()
@@ -372,8 +374,9 @@ class SharedSequence:
     def _swapped(self, tensor: Any, cut: int, join: int) -> Any:
         """Send each rank its chunk along one dimension, and join those that come along another."""
         import torch
-        from torch.distributed import _functional_collectives as collectives
+        from torch.distributed import _functional_collectives
 
+        collectives: Any = _functional_collectives
         chunks = torch.cat(tensor.chunk(self.ranks, cut), 0)
         got = collectives.wait_tensor(collectives.all_to_all_single(chunks, None, None, self.group))
         return torch.cat(got.chunk(self.ranks, 0), join)
