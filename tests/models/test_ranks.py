@@ -475,7 +475,7 @@ def test_files_state_ranks_collectives_and_copies(tmp_path: Path) -> None:
     config.write_text(json.dumps(small))
     run: dict[str, Any] = {"config": config, "sources": "analytic", "text_tokens": 5}
     found = json.loads(costproof.report("llama", **run, tp=4, rank=3).render("static-json"))
-    assert found["parallel"] == {"tp": 4, "ep": 1, "pp": 1, "dp": 1, "cp": 1}
+    assert found["parallel"] == {"tp": 4, "ep": 1, "pp": 1, "dp": 1, "cp": 1, "fsdp": 1}
     assert found["rank"] == 3
     assert [row["ranks"] for row in found["ranks"]] == [[0, 1, 2], [3]]
     # The counted rank's totals are its row.
