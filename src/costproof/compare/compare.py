@@ -260,7 +260,8 @@ def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
     of = dynamic if KEPT_SCORES in dynamic.metrics else capture.by_source.get("static", dynamic)
     open_, unseen = _kept_pairs(of, judge, {(r.stage, r.module) for r in (*differing, *left, *ruleless)})
     alone += [
-        f"kept scores in {pattern or '(root)'}, {row.stage}: the run does not show what its masks contain"
+        f"kept scores in {pattern or '(root)'}, {row.stage}: the run does not show what its masks contain, or it is "
+        "too much"
         for row, pattern, _ in _merged(unseen)
     ]
     found = (_judge_finding(*each) for each in _merged((*differing, *open_)))

@@ -24,7 +24,7 @@ _STORED: Final = 2**18
 """Maximum number of elements of a tensor whose values are stored; of larger ones some rows are computed at a time."""
 _LONGEST: Final = 2**24
 """The same of a vector."""
-_MOST: Final = 2**28
+_MOST: Final = 2**26
 """Maximum number of elements of a mask that are counted."""
 _HIDDEN: Final = -9_999.0
 """Scores to which at most this number is added are hidden."""
