@@ -1,8 +1,9 @@
 """Quantise linear layers with the libraries of the formats, and write the tensors that they store.
 
 ``tests/storage/quantised_libraries.json`` holds the result: format -> options, library with its version, and layer ->
-tensor -> [dtype, shape], or the reason why the library refuses the layer. All of it runs on a processor. AutoAWQ and
-GPTQModel have no wheels: ``--sources`` is a folder with their unpacked sources.
+tensor -> [dtype, shape], or the reason why the library refuses the layer; and model -> module -> stored and resident
+bytes of a small Llama that the libraries of costproof[quantised] quantise. All of it runs on a processor, but for
+torchao's int4, which needs a GPU. AutoAWQ has no wheel: ``--sources`` is a folder with its unpacked source.
 
     PYTHONPATH=FOLDER python -m benchmarks.quantised_libraries --sources FOLDER
 """
@@ -14,6 +15,7 @@ import importlib.metadata
 import importlib.util
 import json
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,11 +26,14 @@ import torch
 from torch import nn
 
 from costproof.ledger.errors import first_line
+from costproof.models.registry import load_target
+from costproof.tracers.storage import storage_of_run
 
 OUT: Final = Path("tests/storage/quantised_libraries.json")
 SHAPES: Final[dict[str, tuple[int, int, bool]]] = {
     "l0": (192, 256, True), "l1": (96, 384, False), "l2": (130, 260, False), "l3": (64, 100, True),
-    "l4": (257, 512, False), "l5": (160, 224, True), "l6": (32, 640, False), "l7": (416, 96, True), "table": (50, 96, False),
+    "l4": (257, 512, False), "l5": (160, 224, True), "l6": (32, 640, False), "l7": (416, 96, True),
+    "table": (50, 96, False),
 }  # fmt: skip
 """Layer -> rows, columns, and whether it has a bias; ``table`` is an embedding."""
 DTYPES: Final = {
@@ -228,7 +233,8 @@ def _part(path: Path, package: str, **stubs: Any) -> Any:
     for name, stub in stubs.items():
         sys.modules[name.replace("__", ".")] = stub
     spec = importlib.util.spec_from_file_location(package, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     made = importlib.util.module_from_spec(spec)
     sys.modules[package] = made
     spec.loader.exec_module(made)
@@ -380,7 +386,60 @@ def table(sources: Path) -> dict[str, Any]:
                 except Exception as error:  # of a library, which raises what it likes
                     layers[name] = f"refused: {first_line(error) or type(error).__name__}"
             formats[label] = {"library": library, "config": config, "dtype": dtype, "layers": layers}
-    return {"versions": versions, "layers": SHAPES, "formats": formats}
+    return {"versions": versions, "layers": SHAPES, "formats": formats, "models": models()}
+
+
+LLAMA: Final[dict[str, Any]] = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 96, "intermediate_size": 224,
+    "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 50,
+    "max_position_embeddings": 1024, "torch_dtype": "bfloat16", "attention_bias": True,
+}  # fmt: skip
+
+
+def models() -> dict[str, Any]:
+    """Return model -> configuration, and module -> its stored and resident bytes as the libraries make them."""
+    integers = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+    packed = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    cache = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    four = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    rows = {"_type": "Int8WeightOnlyConfig", "_version": 2, "_data": {
+        "granularity": {"_type": "PerRow", "_version": 1, "_data": {"dim": -1}}}}  # fmt: skip
+    torchao = {"quant_method": "torchao", "quant_type": {"default": rows}}
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+    def linear(weights: dict[str, Any], *targets: str, ignore: tuple[str, ...] = ("lm_head",)) -> dict[str, Any]:
+        return {"config_groups": {"group_0": {"targets": list(targets), "weights": weights}}, "ignore": list(ignore)}
+
+    described: dict[str, dict[str, Any]] = {
+        "bnb nf4": four,
+        "bnb nf4, list": four | {"llm_int8_skip_modules": ["q_proj", "model.layers.1.mlp"]},
+        "bnb nf4 nested": four | {"bnb_4bit_use_double_quant": True},
+        "bnb int8": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+        "ct w4a16": packed | linear(integers, "Linear"),
+        "ct w4a16, list": packed
+        | linear(integers, "Linear", ignore=("re:.*layers\\.0\\..*", "model.layers.1.mlp.up_proj")),
+        "ct w4a16, tables": packed | linear(integers, "Linear", "Embedding", ignore=()),
+        "ct w4a16, names": packed | linear(integers, "re:.*down_proj$", "model.layers.0.self_attn.q_proj"),
+        "ct w4a16 asymmetric, cache": packed | linear({**integers, "symmetric": False}, "Linear")
+        | {"kv_cache_scheme": cache},
+        "ao int8": torchao,
+        "ao int8, list": torchao | {"modules_to_not_convert": ["q_proj", "model.layers.0.mlp.up_proj", "lm_head"]},
+        "fp8": fp8,
+        "fp8 static": fp8 | {"activation_scheme": "static", "modules_to_not_convert": ["model.layers.1"]},
+        "fp8 ue8m0": fp8 | {"scale_fmt": "ue8m0"},
+    }  # fmt: skip
+    found = {}
+    for tied in (False, True):
+        for label, of in described.items():
+            config = LLAMA | {"tie_word_embeddings": tied, "quantization_config": of}
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
+                target: Any = load_target(f"hf:{folder}")
+            made = storage_of_run(target, target.build(target.workload()), target.workload())
+            if not made.metrics:
+                raise RuntimeError(f"{label}: {made.notes}")
+            found[f"{label}{', tied' if tied else ''}"] = {"config": config, "modules": made.modules}
+    return found
 
 
 def main() -> None:

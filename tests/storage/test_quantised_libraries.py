@@ -13,9 +13,12 @@ import pytest
 import sympy
 
 from costproof.analytic.quantised import MatrixShape, parts_of
+from costproof.models.registry import load_target
+from costproof.parametric.targets import evaluate_formulas
 from costproof.storage.formats import LinearShape
 from costproof.storage.scheme import LinearModule, Scheme, UnknownFormat, read_scheme
 from costproof.storage.tensors import DTYPE_BITS, STORED_AS
+from tests.storage.test_metrics import of_formulas, of_module
 
 LIBRARIES: dict[str, Any] = json.loads(Path(__file__).with_name("quantised_libraries.json").read_text("utf-8"))
 DTYPES = {stored: dtype for dtype, stored in STORED_AS.items()}
@@ -73,3 +76,15 @@ def test_formula_layout_and_library_agree(name: str) -> None:
         found = parts_of(of, MatrixShape(rows, columns, bias, DTYPES[made["dtype"]]))  # type: ignore[arg-type]
         assert {part: tuple(map(int, sizes)) for part, sizes in found.items()} == expected
     assert (seen >= 2) is (name not in REFUSED | REMOVED)
+
+
+@pytest.mark.parametrize("name", LIBRARIES["models"])
+def test_modules_of_a_model_are_those_that_the_libraries_make(name: str, tmp_path: Path) -> None:
+    """Lists of modules, targets, tables, tied heads, biases and scales of a cache of a Llama, module by module."""
+    made = LIBRARIES["models"][name]
+    (tmp_path / "config.json").write_text(json.dumps(made["config"]), encoding="utf-8")
+    target: Any = load_target(f"hf:{tmp_path}")
+    layout, run = of_module(target, target.build(target.workload()))
+    assert layout.modules == made["modules"]
+    assert of_formulas(evaluate_formulas(target, target.workload())) == made["modules"]
+    assert not run.metrics or run.modules == made["modules"], "where the library is installed"

@@ -259,19 +259,20 @@ def _compiled(pattern: str, method: str) -> re.Pattern[str]:
         raise UnknownFormat(method, f"{pattern[:60]} is not a regular expression: {error}") from error
 
 
-def _kept_by_transformers(described: Data, keys: tuple[str, ...]) -> Callable[[LinearModule], bool]:
+def _kept_by_transformers(described: Data, keys: tuple[str, ...], end: str = "") -> Callable[[LinearModule], bool]:
     """Return a predicate: whether transformers leaves a module unquantised.
 
-    A name matches from the start up to the end of a part of the path, also as a regular expression, or as a suffix.
-    Without a list the head is kept, and what shares its weights with the embedding. What the class of the model loads
-    in float32 is kept in any case.
+    A name matches from the start up to the end of a part of the path, also as a regular expression, or as a suffix of
+    the path with ``end``. Without a list the head is kept, and what shares its weights with the embedding. What the
+    class of the model loads in float32 is kept in any case.
     """
     names = _names(described, *keys)
     if names is None:
         return lambda module: module.is_head or module.in_float32
     patterns = [(_compiled(rf"(?:{name})(?:(?<=\.)|(?=\.|$))", _method(described)), name) for name in names]
     return lambda module: (
-        module.in_float32 or any(p.match(path) or path.endswith(name) for path in module.paths for p, name in patterns)
+        module.in_float32
+        or any(p.match(path) or f"{path}{end}".endswith(name) for path in module.paths for p, name in patterns)
     )
 
 
@@ -569,7 +570,7 @@ def _torchao(described: Data, model_type: str) -> Scheme:
     if not isinstance(stated, Mapping) or described.get("include_input_output_embeddings"):
         raise UnknownFormat("torchao", f"quant_type {stated!r}"[:80] if stated else "embeddings are quantised too")
     of, rows, columns = _torchao_format(stated)
-    left = _kept_by_transformers(described, ("modules_to_not_convert",))
+    left = _kept_by_transformers(described, ("modules_to_not_convert",), ".weight")
 
     def quantised(module: LinearModule) -> bool:
         if module.kind == "Expert":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
@@ -101,20 +102,24 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
     for name, size in resident_bytes(tensors).items():
         tensor = tensors[name]
         dtype = made.dtypes.get(name, dtype_name(tensor.dtype))
-        _hold(found, name, tensor.numel() * _ITEM[dtype] if name in made.dtypes else size)
+        described = name.rpartition(".")[2].startswith(_DESCRIPTION)
+        _hold(found, name, 0 if described else tensor.numel() * _ITEM[dtype] if name in made.dtypes else size)
         costs = found[name.rpartition(".")[0]]
+        if described and any(rule.format.undetermined() for rule in scheme.rules):
+            costs["stored_bytes"] = costs["stored_elements"] = None
         if name in persistent and size != 0:
             cast = stored_dtype is not None and dtype == workload.dtype and name in paths.parameters
             stored = stored_dtype if cast and stored_dtype is not None else dtype
-            costs["stored_bytes"] = (costs["stored_bytes"] or 0) + tensor.numel() * _ITEM[stored]
-            costs["stored_elements"] = (costs["stored_elements"] or 0) + tensor.numel()
-    known = _known(found, PLAIN)
+            for metric, size_of in (("stored_bytes", _ITEM[stored]), ("stored_elements", 1)):
+                before = costs[metric]
+                costs[metric] = None if before is None else before + tensor.numel() * size_of
+    known = _known(found, scheme)
     return replace(known, notes=(*known.notes, *made.notes))
 
 
 _ITEM: Final = {
-    **ITEM_BYTES, "float8_e4m3fn": 1, "float8_e8m0fnu": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
-    "bool": 1,
+    **ITEM_BYTES, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e8m0fnu": 1, "uint8": 1, "int8": 1, "int16": 2,
+    "int32": 4, "int64": 8, "bool": 1,
 }  # fmt: skip
 """Bytes of an element, also in the dtypes of quantised weights and of buffers."""
 NOT_OF_RUN: Final = "stored and resident bytes have no dynamic source"
@@ -142,9 +147,9 @@ class BuiltQuantised:
 def built_quantised(model: nn.Module, stored: Stored, scheme: Scheme) -> BuiltQuantised:
     """Return a module with the tensors of a quantised checkpoint, on meta, as transformers replaces its parts.
 
-    Which parts are quantised, and the shapes of their tensors, follow from the code of transformers, and for AWQ, whose
-    linear layer is in another package, from packing a matrix. A format has no part in it, except for the dtype of
-    scales, which only its producer decides.
+    Which parts are quantised, and the shapes of their tensors, follow from the code of transformers and of the format's
+    library, and for AWQ, whose linear layer is in another package, from packing a matrix. A format has no part in it,
+    except for the dtype of scales, which only its producer decides.
 
     Args:
         model: the module that runs, which is not changed.
@@ -157,7 +162,7 @@ def built_quantised(model: nn.Module, stored: Stored, scheme: Scheme) -> BuiltQu
     build = _BUILDERS.get(scheme.method)
     if build is None or not isinstance(own, dict) or not hasattr(model, "get_input_embeddings"):
         raise NotBuilt(scheme.method, "no class for it can be built here")
-    if scheme.cache:
+    if scheme.cache == "modelopt":
         raise NotBuilt(scheme.method, "transformers has no scales of the cache")
     made: Any = on_meta(model)
     before = {name: dtype_name(t.dtype) for name, t in made.named_parameters()}
@@ -166,6 +171,9 @@ def built_quantised(model: nn.Module, stored: Stored, scheme: Scheme) -> BuiltQu
             build(made, dict(own))
     except NotBuilt:
         raise
+    except ImportError as error:
+        why = f"no class for it can be built without its library, costproof[quantised]: {first_line(error)}"
+        raise NotBuilt(scheme.method, why) from error
     except Exception as error:  # of transformers' code, which raises what it likes
         raise NotBuilt(scheme.method, first_line(error)) from error
     producers = {getattr(rule.format, "scale_dtype", "F32") for rule in scheme.rules}
@@ -183,15 +191,12 @@ def built_quantised(model: nn.Module, stored: Stored, scheme: Scheme) -> BuiltQu
 
 def _built_fp8(model: Any, described: dict[str, Any]) -> None:
     """Replace linear layers and experts by those of transformers in E4M3, with a scale for each block."""
-    from torch.nn import Linear
-    from transformers.integrations.finegrained_fp8 import FP8Experts, FP8Linear
+    from transformers.integrations.finegrained_fp8 import FP8Experts
     from transformers.quantizers.auto import AutoHfQuantizer
 
     quantiser: Any = AutoHfQuantizer.from_config(described, pre_quantized=True)
     quantiser.preprocess_model(model, dtype=model.dtype)
     for module in model.modules():
-        if isinstance(module, Linear) and not isinstance(module, FP8Linear) and type(module) is not Linear:
-            raise NotBuilt("fp8", f"transformers leaves {type(module).__name__} as it is, which is a linear layer too")
         block = module.block_size if isinstance(module, FP8Experts) else None
         if block is not None and module.has_gate and module.intermediate_dim % block[0]:
             rows = module.intermediate_dim
@@ -222,9 +227,127 @@ def _built_mxfp4(model: Any, described: dict[str, Any]) -> None:
                 module.register_parameter(f"{name}_scales", torch.nn.Parameter(scales, requires_grad=False))
 
 
-def _built_awq(model: Any, described: dict[str, Any]) -> None:
-    """Replace linear layers of the numbered layers by packed matrices, as AutoAWQ replaces those in its blocks."""
+_MOST_WEIGHTS: Final = 2**27
+"""Weights of a matrix that a library quantises on the processor, to see its tensors."""
+_DESCRIPTION: Final = "weight_quant_state"
+"""Start of the names of JSON objects, which a loaded module does not keep."""
+Quantise = Callable[[Any], Mapping[str, Any]]
+
+
+def _replace_linear(model: Any, method: str, quantise: Mapping[str, Quantise]) -> None:
+    """Replace linear layers by modules with the tensors that a library makes of zeros of their shape.
+
+    Args:
+        quantise: path of a layer -> the function that returns the tensors of an equal layer.
+
+    Raises:
+        NotBuilt: experts are one tensor, which the library does not take, or a layer is too large.
+    """
     import torch
+
+    if any(path.endswith(".experts") and part._parameters for path, part in model.named_modules()):
+        raise NotBuilt(method, "transformers has experts as one tensor, which the library does not quantise")
+    seen: dict[tuple[object, ...], Mapping[str, Any]] = {}
+    for path, of in quantise.items():
+        linear = model.get_submodule(path)
+        table = isinstance(linear, torch.nn.Embedding)
+        rows, columns = linear.weight.shape if table else (linear.out_features, linear.in_features)
+        if rows * columns > _MOST_WEIGHTS:
+            raise NotBuilt(method, f"{path} has more than {_MOST_WEIGHTS:,} weights, which are quantised to see them")
+        bias = getattr(linear, "bias", None)
+        key = (type(linear), rows, columns, bias is None, getattr(linear, "quantization_scheme", None) and id(of))
+        if key not in seen:
+            kind = torch.nn.Embedding(rows, columns) if table else torch.nn.Linear(columns, rows, bias is not None)
+            with torch.no_grad():
+                kind.weight.zero_()
+            seen[key] = of(kind.to(model.dtype).requires_grad_(False))
+        made = torch.nn.Module()
+        for name, tensor in seen[key].items():
+            made.register_buffer(name.replace(".", "_"), torch.empty_like(tensor, device="meta"))
+        model.set_submodule(path, made)
+
+
+def _built_bitsandbytes(model: Any, described: dict[str, Any]) -> None:
+    """Replace the linear layers that transformers replaces by those of bitsandbytes."""
+    import bitsandbytes as bnb
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    quantiser: Any = AutoHfQuantizer.from_config(described, pre_quantized=True)
+    quantiser.preprocess_model(model, dtype=model.dtype, device_map=None)
+    config = quantiser.quantization_config
+
+    def four(plain: Any) -> Mapping[str, Any]:
+        settings = {
+            "compress_statistics": config.bnb_4bit_use_double_quant, "quant_type": config.bnb_4bit_quant_type,
+            "quant_storage": config.bnb_4bit_quant_storage,
+        }  # fmt: skip
+        made = bnb.nn.Linear4bit(plain.in_features, plain.out_features, plain.bias is not None, plain.weight.dtype)
+        made.load_state_dict(plain.state_dict(), assign=True)
+        made.weight = bnb.nn.Params4bit(plain.weight.data, requires_grad=False, module=made, **settings)
+        return dict(made.to("cpu").state_dict())
+
+    def eight(plain: Any) -> Mapping[str, Any]:
+        made = bnb.nn.Linear8bitLt(
+            plain.in_features, plain.out_features, plain.bias is not None, has_fp16_weights=False
+        )
+        made.load_state_dict(plain.state_dict(), assign=True)
+        made.weight = bnb.nn.Int8Params(plain.weight.data, requires_grad=False, has_fp16_weights=False)
+        return dict(made.to("cpu").state_dict())
+
+    kinds = {bnb.nn.Linear4bit: four, bnb.nn.Linear8bitLt: eight}
+    _replace_linear(model, "bitsandbytes", {p: kinds[type(m)] for p, m in model.named_modules() if type(m) in kinds})
+
+
+def _built_compressed(model: Any, described: dict[str, Any]) -> None:
+    """Replace the layers that compressed-tensors' own matching finds by what its compressors make of them."""
+    from compressed_tensors.compressors.base import compress_module
+    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+    from compressed_tensors.quantization.lifecycle import initialize_module_for_quantization
+
+    apply_quantization_config(model, QuantizationConfig.model_validate(described))
+
+    def compressed(scheme: Any, plain: Any) -> Mapping[str, Any]:
+        initialize_module_for_quantization(plain, scheme, force_zero_point=False)
+        for name, parameter in plain.named_parameters():
+            if name.endswith("scale"):
+                parameter.data.fill_(1)
+        compress_module(plain, described["format"])
+        return dict(plain.state_dict())
+
+    schemes = {path: module.quantization_scheme for path, module in model.named_modules()
+               if hasattr(module, "quantization_scheme") and hasattr(module, "weight")}  # fmt: skip
+    made = {id(scheme): partial(compressed, scheme) for scheme in schemes.values()}
+    _replace_linear(model, "compressed-tensors", {path: made[id(scheme)] for path, scheme in schemes.items()})
+
+
+def _built_torchao(model: Any, described: dict[str, Any]) -> None:
+    """Replace the linear layers that transformers gives to torchao by its tensors, as files have them."""
+    from torch.nn import Sequential
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+    from torchao.quantization import quantize_
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    quantiser: Any = AutoHfQuantizer.from_config(described, pre_quantized=True)
+    quantiser.preprocess_model(model, dtype=model.dtype)
+
+    def quantised(plain: Any) -> Mapping[str, Any]:
+        made = Sequential(plain)
+        quantize_(made, quantiser.quantization_config.get_apply_tensor_subclass())
+        tensors, _ = flatten_tensor_state_dict(made.state_dict())
+        return {name.removeprefix("0."): tensor for name, tensor in tensors.items()}
+
+    names = [name for name, _ in model.named_parameters() if quantiser.param_needs_quantization(model, name)]
+    _replace_linear(model, "torchao", {name.rpartition(".")[0]: quantised for name in names})
+
+
+def _built_awq(model: Any, described: dict[str, Any]) -> None:
+    """Replace linear layers of the numbered layers by packed matrices, as AutoAWQ replaces those in its blocks.
+
+    Raises:
+        NotBuilt: transformers reads the list of other modules in another way than AutoAWQ, which wrote the checkpoint.
+    """
+    import torch
+    from transformers.quantizers.quantizers_utils import should_convert_module
 
     kept = described.get("modules_to_not_convert") or ()
     bits, group = int(described.get("bits", 4)), int(described.get("group_size", 128))
@@ -233,7 +356,9 @@ def _built_awq(model: Any, described: dict[str, Any]) -> None:
     for path, linear in list(model.named_modules()):
         inside = any(part.isdigit() for part in path.split(".")) and not any(name in path for name in kept)
         rows = linear.out_features if inside and isinstance(linear, torch.nn.Linear) else 0
-        if rows and rows % (32 // bits) == 0:  # AutoAWQ leaves others as they are
+        if should_convert_module(path, list(kept)) is not inside and hasattr(linear, "out_features") and "." in path:
+            raise NotBuilt("awq", f"transformers reads modules_to_not_convert otherwise than AutoAWQ for {path}")
+        if rows > 1:  # AutoAWQ leaves the gates of shared experts as they are
             matrix = torch.empty(linear.in_features, rows, dtype=torch.int32, device="meta")
             if matrix.shape[0] % max(group, 1):
                 raise NotBuilt("awq", f"{matrix.shape[0]} columns of {path} are not whole groups of {group}")
@@ -265,7 +390,8 @@ def packed_awq(matrix: torch.Tensor, bits: int, group: int, *, bias: bool) -> nn
 
 
 _BUILDERS: Final[Mapping[str, Callable[[Any, dict[str, Any]], None]]] = {
-    "fp8": _built_fp8, "mxfp4": _built_mxfp4, "awq": _built_awq,
+    "fp8": _built_fp8, "mxfp4": _built_mxfp4, "awq": _built_awq, "bitsandbytes": _built_bitsandbytes,
+    "compressed-tensors": _built_compressed, "torchao": _built_torchao,
 }  # fmt: skip
 """Format -> the function that replaces the parts of a model that a checkpoint in it has quantised."""
 
