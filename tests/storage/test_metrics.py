@@ -39,13 +39,16 @@ SOURCES = ("analytic", "static", "dynamic")
 WITHOUT_AWQ: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("deepseek-v2", "deepseek-v3", "mixtral", "qwen3-moe", "deepseek-ocr", "deepseek-ocr2"), ("fp8",)
 )
-BUILT = WITHOUT_AWQ | {"qwen3-vl-vision": ("fp8",), "siglip-vision": ("awq",), "gpt-oss": ("mxfp4",)}
-"""Formats in which transformers builds the modules of a family; experts have none in AWQ (default: fp8 and AWQ)."""
+BUILT = WITHOUT_AWQ | {"qwen2-5-vl": ("fp8",), "qwen3-vl-vision": ("fp8",), "gpt-oss": ("mxfp4",)}
+"""Formats in which transformers builds the modules of a family (default: fp8 and AWQ).
+
+Experts have none in AWQ; of ``visual`` AutoAWQ leaves the tower of Qwen2.5-VL, and transformers does not.
+"""
 LINEAR_4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
 SCHEMES: dict[str, dict[str, Any]] = {
     "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128},
-    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "modules_to_not_convert": ["gate", "visual"]},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "modules_to_not_convert": ["q_proj", "visual"]},
     "nf4": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     "int4, an expert left, scales of the cache": {
         "quant_method": "compressed-tensors", "format": "pack-quantized", "kv_cache_scheme": {"num_bits": 8},

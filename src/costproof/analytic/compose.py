@@ -116,8 +116,8 @@ def module_of(part: ModulePart, names: Mapping[str, str]) -> str:
     return path.replace("{i}", str(part.i))
 
 
-_ATTENTION: Final = ".attention"
-"""End of the role of a module that may store scales of its cache, though it has no parameters."""
+_WITHOUT_WEIGHTS: Final = (".attention", "lm_head")
+"""Ends of roles of modules whose storage is of interest without parameters: scales of a cache, and tied projections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def stage_nodes(stage: str, parts: Iterable[ModulePart], names: Mapping[str, str
     """Yield stage-wide nodes: the parameters and buffers that each module owns; names as in :func:`module_of`."""
     for part in parts:
         owner, exprs, unknown = _held_costs(part.layers)
-        if exprs or part.role.endswith(_ATTENTION):
+        if exprs or part.role.endswith(_WITHOUT_WEIGHTS):
             costs: dict[Metric, int | None] = dict.fromkeys(unknown)
             yield HeldNode(
                 stage, "", module_of(part, names), "", costs, dict(exprs), owner, role=part.role, layers=part.layers

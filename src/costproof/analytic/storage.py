@@ -185,7 +185,17 @@ def _costed(node: HeldNode, quantised: _Quantised, storage: Storage) -> CostNode
 
 
 def _quantised(node: HeldNode, storage: Storage) -> _Quantised:
-    """Return (matrix, format) of the quantised matrices of a module."""
+    """Return (matrix, format) of the quantised matrices of a module.
+
+    Raises:
+        UnknownFormat: a tied output projection would be quantised apart from the table.
+    """
+    for head in node.layers:
+        if isinstance(head, LmHead) and head.tied and storage.scheme.rules:
+            columns, rows = (_number(size, storage.sizes) for size in (head.hidden, head.vocabulary))
+            path = storage.layout.path(node.module)
+            tied = LinearModule(path, "Linear", columns, True, False, node.module, rows=rows, is_tied=True)
+            storage.scheme.format_of(tied)
     return tuple(
         (part, of)
         for layer in node.layers

@@ -208,20 +208,21 @@ def stored_modules(model: nn.Module, scheme: Scheme, dtypes: Mapping[str, str] =
         plain: list[StoredTensor] = []
         formats: set[Format] = set()
         replaced = 0
-        if isinstance(module, Linear | Embedding | Conv1D) and "weight" in own:
-            rows, columns = own["weight"].shape[:: -1 if isinstance(module, Conv1D) else 1]
+        tied = isinstance(module, Linear) and module is head and "weight" not in own
+        if isinstance(module, Linear | Embedding | Conv1D) and ("weight" in own or tied):
+            rows, columns = module.weight.shape[:: -1 if isinstance(module, Conv1D) else 1]
             place = LinearModule(
-                names.module(path), type(module).__name__, columns, module is head or id(own["weight"]) in shared,
+                names.module(path), type(module).__name__, columns, module is head or id(module.weight) in shared,
                 in_numbered_layer(path), path, tuple(c.__name__ for c in type(module).__mro__), rows,
-                not in_float32.isdisjoint(path.split(".")),
+                not in_float32.isdisjoint(path.split(".")), tied,
             )  # fmt: skip
-            if (of := scheme.format_of(place)) is not None:
+            if (of := scheme.format_of(place)) is not None and not tied:
                 bias = own.pop("bias", None)
                 linear = LinearShape(place.rows, place.columns, bias is not None, as_stored(_dtype(own.pop("weight"))))
                 quantised += _named(_packed(of, linear), place.path)
                 replaced += linear.elements
                 formats.add(of)
-            elif scheme.float32 and place.in_float32:
+            elif scheme.float32 and place.in_float32 and not tied:
                 plain.append(replace(_plain(f"{place.path}.weight".lstrip("."), own["weight"]), dtype="F32"))
         for name in [n for n, p in own.items() if p.dim() == 3 and names.layers_of(n)]:
             found = list(_stack(path, name, module, own[name], own.get(f"{name}_bias"), scheme, names, as_stored))

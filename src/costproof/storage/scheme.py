@@ -38,6 +38,8 @@ class LinearModule:
     """Output features."""
     in_float32: bool = False
     """Whether its class loads it in float32 whatever its dtype."""
+    is_tied: bool = False
+    """Whether it is an output projection without weights of its own."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -128,11 +130,14 @@ class Scheme:
         """Return the format of a linear layer or table; ``None`` if it is not quantised.
 
         Raises:
-            UnknownFormat: the library of the format refuses the shape.
+            UnknownFormat: the library of the format refuses the shape, or the weights are those of the table.
         """
         if set(self.classes).isdisjoint(module.classes):
             return None
         of = next((rule.format for rule in self.rules if rule.applies(module)), None)
+        if of is not None and module.is_tied and self.method != "mlx":  # which computes logits with the quantised table
+            why = f"{module.path[:60]} is tied and not left out: libraries quantise a copy, which files may lack"
+            raise UnknownFormat(self.method, why)
         if of is not None:
             for what, size, unit in zip(("rows", "columns"), (module.rows, module.columns), of.unit, strict=True):
                 if size % unit:

@@ -354,9 +354,10 @@ def _built_awq(model: Any, described: dict[str, Any]) -> None:
     if any(path.endswith(".experts") and part._parameters for path, part in model.named_modules()):
         raise NotBuilt("awq", "transformers has experts as one tensor, for which AWQ has no class")
     for path, linear in list(model.named_modules()):
-        inside = any(part.isdigit() for part in path.split(".")) and not any(name in path for name in kept)
+        named = any(name in path for name in kept)
+        inside = any(part.isdigit() for part in path.split(".")) and not named
         rows = linear.out_features if inside and isinstance(linear, torch.nn.Linear) else 0
-        if should_convert_module(path, list(kept)) is not inside and hasattr(linear, "out_features") and "." in path:
+        if hasattr(linear, "out_features") and should_convert_module(path, list(kept)) is named:
             raise NotBuilt("awq", f"transformers reads modules_to_not_convert otherwise than AutoAWQ for {path}")
         if rows > 1:  # AutoAWQ leaves the gates of shared experts as they are
             matrix = torch.empty(linear.in_features, rows, dtype=torch.int32, device="meta")
