@@ -23,9 +23,8 @@ HEAD: Final = """\
 # What a checkpoint takes on disk
 
 `costproof stored TARGET` states the tensors and bytes of a checkpoint from its configuration; no weights are read.
-With `--files` the layout is compared, tensor by tensor, with the headers of safetensors files (the first bytes of each
-are enough), and every difference is listed with its bytes and its cause. This page is made by
-`python -m benchmarks.checkpoints`.
+`--files` compares the layout with the headers of safetensors files, and lists every difference with its bytes and
+cause. This page is made by `python -m benchmarks.checkpoints`.
 
 ```sh
 costproof stored deepseek-v3 --mtp 1                                # 688,574,839,360 bytes
@@ -33,34 +32,33 @@ costproof stored hf:docs/examples/qwen3.json -f json -o stored.json
 costproof fits gpt-oss-20b --memory 20GB                            # weights as they are stored
 ```
 
-Four numbers are different, and each has its name: *stored bytes* are the payload of the files; *stored elements* are
-what headers add up to, with scales and packed words; *parameters* are those of the model before it was quantised; what
-a run holds is in [`fits`](roofline.md): stored weights, buffers, cache and activations.
+Four numbers differ: *stored bytes* are the payload of the files; *stored elements* are what headers add up to, with
+scales and packed words; *parameters* are those before quantisation; what a run holds is in [`fits`](roofline.md).
 
 | read from | formats |
 |---|---|
 | `quantization_config`, `compression_config` (also of `text_config`) | fp8 with scales for blocks, rows or the matrix |
 | | bitsandbytes nf4, fp4, int8; GPTQ with `dynamic` rules; AWQ gemm |
-| | compressed-tensors int4 and int8 packed, int8, float8, NVFP4, MXFP4 |
+| | compressed-tensors integers packed, int8, float8, NVFP4, MXFP4, MXFP8 |
 | | MXFP4 of gpt-oss; ModelOpt FP8 and NVFP4; MLX (also in `quantization`) |
 | | torchao int4 (plain, tiles), int8 and float8, weights alone or with inputs |
 | `hf_quant_config.json`, `quantize_config.json` beside it | ModelOpt, GPTQ, AWQ |
 | `modules_to_not_convert`, `ignore`, `exclude_modules` | what is left in 16 bits |
 | `targets`, `llm_int8_skip_modules`, `lm_head` | likewise |
 
-A format or a key outside of this is exit code 3 with its name, and no number. What no key says is stated as assumed:
-the dtype of block scales (float32; bfloat16 for Qwen3), biases of zeros that AutoGPTQ writes, the dtype of the shapes
-of packed matrices. The JSON descriptions that bitsandbytes stores for nested maxima contain a number from the weights;
-their size is open. Modules for further tokens (MTP) count with `--mtp N` for DeepSeek-V3, Kimi K2, GLM-4.5 and 4.6,
-Qwen3-Next, Qwen3.5 and MiMo: a layer like the last one with full attention, a projection, norms, and in the first three
-copies of the tables.
+A format or a key outside of this is exit code 3 with its name, and no number; so is a tied head that no list leaves
+out. What no key says is stated as assumed: the dtype of block scales (float32; bfloat16 for Qwen3), biases of zeros of
+AutoGPTQ, the dtype of shapes of packed matrices. JSON descriptions of bitsandbytes' nested maxima contain a number from
+the weights; their size is open. Modules for further tokens (MTP) count with `--mtp N` for DeepSeek-V3, Kimi K2, GLM-4.5
+and 4.6, Qwen3-Next, Qwen3.5 and MiMo: a layer like the last one with full attention, a projection, norms, and in the
+first three copies of the tables.
 
 ## Headers against the layout
 
-`costproof report hf:FOLDER` reads the headers of safetensors files beside the configuration as a source of its own
-(`headers`), and compares stored bytes and elements with formulas and layout, module by module; `costproof stored
---files` compares tensor by tensor. Shards may end after their headers. These differences have a known cause, which both
-commands name with its bytes; any other difference is a finding (exit code 1):
+`costproof report hf:FOLDER` reads the headers of safetensors files beside the configuration as a source (`headers`),
+and compares them with formulas and layout, module by module; `costproof stored --files` compares tensor by tensor.
+Shards may end after their headers. These differences have a known cause, named with its bytes; any other is a finding
+(exit code 1):
 
 | cause | evidence |
 |---|---|
@@ -74,17 +72,23 @@ commands name with its bytes; any other difference is a finding (exit code 1):
 ## GGUF
 
 A GGUF file states the type of each tensor, which no configuration does. `costproof stored hf:FOLDER --files FILE.gguf`
-takes the types from the file and the shapes from the configuration, compares them tensor by tensor, and lists the bytes
-of keys, of the table of tensors and of alignment, so that the sum is the size of the file. `costproof report
-hf:FOLDER` compares the weights of each module with its parameters. Names of tensors are known of Llama, Mistral,
-Mixtral, Qwen2, Qwen3 and their mixtures, Gemma 1 to 3, DeepSeek V2 and V3, and gpt-oss; other architectures are exit
-code 3. Frequencies (`rope_freqs`, `rope_factors_*`) and copies of tied tables have a known cause, as above.
+takes types from the file and shapes from the configuration, and lists the bytes of keys, table and alignment, so that
+the sum is the size of the file. `costproof report hf:FOLDER` compares weights with parameters. Names are known of
+Llama, Mistral, Mixtral, Qwen2, Qwen3 and their mixtures, Gemma 1 to 3, DeepSeek V2 and V3, and gpt-oss; others are exit
+code 3. Frequencies (`rope_freqs`, `rope_factors_*`) and tied copies have known causes.
+
+## What is independent
+
+Formulas (`analytic/quantised.py`) and layouts (`storage/formats.py`) define each format twice, and share only what the
+configuration is read for: method, bits, groups, and the modules that lists name. The third source is the module that
+transformers and the library build: fp8, AWQ and MXFP4 always, bitsandbytes, compressed-tensors and torchao with
+`costproof[quantised]`; GPTQ, MLX and ModelOpt have none. Tests hold all against 504 layers and 28 models that the
+libraries quantised (`benchmarks.quantised_libraries`); shapes that a library refuses are exit code 3. torchao's int4,
+which needs a GPU, is counted by hand.
 
 ## Published totals
 
-The layouts of compressed-tensors 0.20, bitsandbytes 0.50 and torchao 0.18 (8 bits) are held by tests against headers
-that these libraries wrote; that of fp8 against transformers' modules. Differences of these rows have a name and its
-bytes:
+Differences have a name and its bytes:
 """
 
 

@@ -101,7 +101,7 @@ def compressed_rows() -> Iterator[Row]:
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
 
     def quantised(name: str, config: dict[str, Any], dtype: torch.dtype) -> Tensors:
-        made = nn.Sequential()
+        made: Any = nn.Sequential()
         made.add_module(name, layer(name, dtype))
         apply_quantization_config(made, QuantizationConfig.model_validate(config))
         for tensor in (t for part in made.modules() for n, t in part.named_parameters(recurse=False) if "scale" in n):
@@ -250,7 +250,7 @@ def auto_gptq_rows() -> Iterator[Row]:
         rows, columns, _ = SHAPES[name]
         if name == "table":
             raise ValueError("AutoGPTQ quantises linear layers alone")
-        plain = layer(name, torch.float16)
+        plain: Any = layer(name, torch.float16)
         if plain.bias is None:
             plain.bias = nn.Parameter(torch.zeros(rows, dtype=torch.float16))
         made = own.QuantLinear(bits, size, columns, rows, True, weight_dtype=torch.float16)
@@ -335,7 +335,7 @@ def modelopt_rows() -> Iterator[Row]:
     for label, algorithm, config in (
         ("modelopt fp8", "FP8", mtq.FP8_DEFAULT_CFG), ("modelopt nvfp4", "NVFP4", mtq.NVFP4_DEFAULT_CFG),
     ):  # fmt: skip
-        of = {"quant_method": "modelopt", "quant_algo": algorithm}
+        of: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": algorithm}
         of |= {"group_size": 16} if algorithm == "NVFP4" else {}
         yield label, of, "BF16", lambda name, c=config: quantised(name, c)  # type: ignore[misc]
 

@@ -15,6 +15,7 @@ from costproof.models.registry import load_target
 from costproof.storage import mismatches as naming
 from costproof.storage.gguf import GgufTensor, gguf_tensors, split_latents
 from costproof.storage.headers import GGUF_TYPES, FileSection, gguf_sections, read_header
+from costproof.storage.tensors import BLOCKS as BLOCKS_OF_TYPES
 from tests.storage.test_metrics import counted
 from tests.support.running import costproof
 
@@ -117,6 +118,11 @@ def test_a_file_that_the_library_of_the_format_wrote() -> None:
     assert {str(of[0]) for of in found.values()} == {*GGUF_TYPES.values()} - {"Q8_1"}
     sections = sum(section.bytes for section in gguf_sections(file))
     assert sections + sum(int(str(of[2])) for of in found.values()) == written["file_bytes"]
+
+
+def test_a_block_of_intermediate_results_is_that_of_ggml() -> None:
+    """ggml-common.h: ``sizeof(block_q8_1) == 2*sizeof(ggml_half) + QK8_1``, where QK8_1 is 32."""
+    assert BLOCKS_OF_TYPES["Q8_1"] == (32, 2 * 2 + 32)
 
 
 def test_causes_and_findings(tmp_path: Path) -> None:
