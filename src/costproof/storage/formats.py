@@ -133,7 +133,7 @@ class Fp8(Format):
 class ModelOptFp8(Format):
     """Format of ModelOpt: W in E4M3, a float32 scale for W and one for its input."""
 
-    title: ClassVar[str] = "ModelOpt FP8"
+    title: ClassVar[str] = "fp8, one scale"
     source: ClassVar[str] = "NVIDIA ModelOpt, export of FP8"
 
     @property

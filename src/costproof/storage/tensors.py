@@ -27,7 +27,7 @@ BLOCKS: Final[dict[str, tuple[int, int]]] = {
 }  # fmt: skip
 """Type of GGUF -> weights in a block, and bytes of a block (constants of gguf-py).
 
-A block of Q8_1, a type of intermediate results that no file has, is that of ggml's C code: two factors in 2 bytes,
+A block of Q8_1, a type of intermediate results that no file has, is that of ggml's C code: two factors in 2 bytes each,
 where older versions, and gguf-py still, have them in 4 (40 bytes).
 """
 
