@@ -260,3 +260,15 @@ def test_a_collective_runs_in_a_group_of_the_counted_rank(
     one = Collectives("prefill", "prompt", "send", group, ranks, "bfloat16", 1, 2, 2, "model")
     found = Parallel(mesh, rank, "a plan", of_all, (one,), {}, ()).problems()
     assert [p.where for p in found] == ([] if right else ["$.parallel.collectives[0]"])
+
+
+def test_groups_of_ranks_that_store_parts() -> None:
+    """Of 16 ranks tp is fastest, then fsdp, then dp: rank 11 is 1 + 2 x (1 + 4 x 1); of 9 sequences the first has 2."""
+    mesh = Mesh(tp=2, dp=2, fsdp=4)
+    assert (mesh.world, mesh.text) == (16, "tp 2, dp 2, fsdp 4")
+    at = mesh.coordinates(11)
+    assert (at.tp, at.fsdp, at.dp) == (1, 1, 1)
+    assert mesh.group("fsdp", 11) == (9, 11, 13, 15)
+    assert mesh.group("dp", 11) == (3, 11)
+    assert mesh.group("tp", 11) == (10, 11)
+    assert [own_batch(9, mesh, rank) for rank in (0, 1, 2, 11)] == [2, 2, 1, 1]

@@ -23,7 +23,7 @@ from costproof.ledger.offline import OFFLINE
 from costproof.ledger.plural import plural
 from costproof.models.registry import TARGETS
 from costproof.opgraph.rules.registry import RULES
-from costproof.patches import export, flash_attention, flex_attention, inference, nested, tensor, torchlens
+from costproof.patches import export, flash_attention, flex_attention, inference, nested, sharding, tensor, torchlens
 from costproof.patches.flash_attention import COMPILED, FLASH, WITHOUT_CUDA
 from costproof.patches.patch import Patch
 from costproof.plugins import Registry
@@ -50,7 +50,7 @@ _VENDOR_ALONE: Final = "for vendor snapshots alone: native classes need transfor
 PATCHES: Final[tuple[Patch, ...]] = (
     *tensor.SPLIT_INDEXING, *tensor.STACK_INDEX_ROWS, *tensor.AUTOCAST, *tensor.REFUSE_GRADIENTS, *tensor.JIT_ON_META,
     tensor.READ_VALUES, *tensor.TO_NUMPY, tensor.EINSUM, *tensor.KNOWN_INTEGERS, tensor.SELECT_ALL_ROWS,
-    *tensor.ROW_COUNTS,
+    *tensor.ROW_COUNTS, *sharding.ON_META,
     export.NO_STACK_TRACES, export.NO_TENSOR_METADATA, export.NO_FAKE_TENSOR_CACHE, *export.SHAPES_OF_RESULTS,
     *export.QUIET_EXPORT, *export.CONCRETE_VALUES,
     torchlens.SET_DIRECTLY, torchlens.KEEP_COMPILER_TABLES, torchlens.KEEP_SEARCHED_MODULES,
