@@ -416,12 +416,10 @@ def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInp
     """Return an error for each reason why ranks cannot share the sequences of a workload, or are not counted so."""
     mesh, plan = workload.mesh, workload.inputs.get(CP_PLAN, "zigzag")
     parts = mesh.cp * (2 if plan == "zigzag" else 1)
-    kinds = {"a window": any(config.windows())}
-    found = [
-        BadInput(f"ranks that share a sequence are not counted for layers with {kind}", where="--cp", expected="1",
-                 got=mesh.cp)
-        for kind, has in kinds.items() if has
-    ]  # fmt: skip
+    found = []
+    if any(config.windows()):
+        what = "ranks that share a sequence are not counted for layers with a window"
+        found.append(BadInput(what, where="--cp", expected="1", got=mesh.cp))
     for wrong, where, expected, got in (
         (
             workload.new_tokens > 0 and getattr(config, "kv_rank", 0) > 0,
