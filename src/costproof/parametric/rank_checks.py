@@ -21,7 +21,7 @@ from costproof.estimate.routing import RoutedLayers
 from costproof.ledger.errors import Bug
 from costproof.ledger.mesh import PLAN, RANK, Collectives, Mesh, Parallel
 from costproof.ledger.metrics import FLOOR, UNFUSED
-from costproof.ledger.node import Ledger
+from costproof.ledger.node import Ledger, total
 from costproof.ledger.workload import FLOAT_BYTES, Workload
 
 _EXCHANGED: Final = ("messages", "comm_payload_bytes", "comm_bytes")
@@ -237,9 +237,9 @@ def _of_engine(workload: Workload, counted: Ledger, one: Ledger, symbols: Mappin
     engine, mesh = str(workload.inputs.get(PLAN, "")), workload.mesh
     if engine not in ("vllm", "megatron") or mesh.tp == 1 or "fsdp" in workload.inputs:
         return
-    whole = {(n.stage, n.module): n.costs["params"] for n in one.nodes if n.costs.get("params")}
+    whole = {(n.stage, n.module): n.cost("params") or 0 for n in one.nodes if n.cost("params")}
     for n in counted.nodes:
-        params, all_of_it = n.costs.get("params"), whole.get((n.stage, n.module))
+        params, all_of_it = n.cost("params"), whole.get((n.stage, n.module))
         if params and all_of_it:
             again = _own_params(engine, n.module, all_of_it, mesh, symbols)
             yield Recount(n.stage, n.module, "params", params, again)
@@ -281,7 +281,7 @@ def _engine_collectives(
     batch, rows = workload.own_batch, _padded_rows(engine, symbols["text_vocab"], mesh.tp)
     for stage, tokens, calls in (("prefill", workload.text_tokens, 1), ("decode", 1, workload.new_tokens)):
         nodes = [n for n in counted.nodes if n.stage == stage]
-        names = {n.module for n in nodes if n.costs.get("params")}
+        names = {n.module for n in nodes if n.cost("params")}
         layers = sum(name.endswith(".o_proj") for name in names)
         first, last = any(name.endswith("embed_tokens") for name in names), any(n.module == "lm_head" for n in nodes)
         if not calls or not names:
@@ -298,8 +298,8 @@ def _engine_collectives(
         for name in ("all_reduce", "reduce_scatter", "all_gather"):
             messages, payload = expected.get(name, (0, 0))
             for metric, again in (("messages", messages), ("comm_payload_bytes", payload)):
-                total = sum(n.costs.get(metric) or 0 for n in nodes if n.kind == name)
-                yield Recount(stage, f"all {name} by {engine}", metric, total, calls * again)
+                found = total((n for n in nodes if n.kind == name), metric) or 0
+                yield Recount(stage, f"all {name} by {engine}", metric, found, calls * again)
 
 
 # --- Tokens for experts of other ranks -------------------------------------------------------------------------------
@@ -314,13 +314,13 @@ _MOST_SETS: Final = 20_000
 def _mixtures(sizes: RoutedLayers, one: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
     """Yield the sizes of the mixtures of experts, from the configuration and the parameters of one device."""
     stage = one.stages[-1]
-    nodes = [n for n in one.nodes if n.stage == stage and n.role.endswith(".experts") and n.costs.get("params")]
+    nodes = [n for n in one.nodes if n.stage == stage and n.role.endswith(".experts") and n.cost("params")]
     yield Recount("", "mixtures of experts", "layers", sizes.layers, len(nodes))
     if not nodes:
         return
     for name, found in (("text_experts", sizes.experts), ("text_topk", sizes.top_k), ("text_hidden", sizes.hidden)):
         yield Recount("", "mixtures of experts", name, found, symbols[name])
-    each, hidden = (nodes[0].costs["params"] or 0) // symbols["text_experts"], symbols["text_hidden"]
+    each, hidden = (nodes[0].cost("params") or 0) // symbols["text_experts"], symbols["text_hidden"]
     weights = 3 * hidden * sizes.inner
     again = weights if each != weights + 2 * sizes.inner + hidden else each  # with biases
     yield Recount("", "mixtures of experts", "parameters of an expert", each, again)
