@@ -35,7 +35,6 @@ from costproof.models.decoding.sharding import (
     Shards,
     chosen_plan,
     mesh_symbols,
-    refuse_ranks,
 )
 from costproof.models.native import Native
 from costproof.models.specs import Built, ExportJob, Run, layers_cut
@@ -141,11 +140,12 @@ class CausalTarget(Native[C]):
         from costproof.models.decoding.formulas import decoder_stack
         from costproof.models.decoding.memory import decoder_tapes, row_tapes
 
-        refuse_ranks(workload)
         style = self.style()
-        stack = decoder_stack(self.config, workload, style)
-        tapes = row_tapes if workload.rows else decoder_tapes
-        return tapes(self.config, workload, stack, capped=style.logits_capped)
+        shards = None if workload.mesh.one else self.shares(workload)
+        stack = decoder_stack(self.config, workload, style, shards)
+        if workload.rows:
+            return row_tapes(self.config, workload, stack, capped=style.logits_capped)
+        return decoder_tapes(self.config, workload, stack, capped=style.logits_capped, shards=shards)
 
     def blocked_cache(self, workload: Workload) -> cache_dtype.BlockedCache | None:
         """Return the blocks of the cache; ``None`` if the workload does not request them.
