@@ -12,9 +12,11 @@ from costproof.ledger.errors import CostproofError
 from costproof.ledger.workload import Workload
 from costproof.models.target import Exportable, WithMemory
 from costproof.opgraph.liveness import timeline
+from costproof.run.capture import count_sources
 from costproof.run.fits import fits
 from costproof.run.operands import target_with_settings
 from costproof.run.peaks import graph_peaks
+from costproof.run.prepare import Prepared
 from costproof.tracers.peaks.calls import calls
 from costproof.tracers.peaks.program import exported_memory, on_fake_cpu
 from tests.estimate.test_live_peaks import load_pieces
@@ -170,3 +172,13 @@ def test_a_rank_fits_by_the_formula_of_its_live_peak() -> None:
     assert (found.live_source, found.verdict) == ("formula", "fits")
     assert found.live_bytes == 2 * 2 * 14 * 12 * 2 + 2 * 14 * 4 * 5001 * 2
     assert [row.live_bytes for row in found.ranks] == [found.live_bytes, found.live_bytes]
+
+
+def test_a_capture_of_one_stage_states_the_ranks_of_all() -> None:
+    """A capture is of one rank; the other stages are counted by formulas, and the answers are those of the target."""
+    run = f"llama@chat,batch=2,text_tokens=7,new_tokens=0,pp=2,{DENSE}"
+    target, work = target_with_settings(run)
+    capture = count_sources(Prepared(target, work, ("analytic",))).capture
+    found, expected = fits(capture, memory="1MB"), fits(run, memory="1MB")
+    assert found.ranks == expected.ranks
+    assert sorted(row.ranks for row in found.ranks) == [(0,), (1,)]

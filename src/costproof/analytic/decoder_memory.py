@@ -37,7 +37,7 @@ class RankSteps:
     biased: frozenset[str] = frozenset()
     """Which of ``attention`` and ``mlp`` add a bias after a sum over ranks."""
     rejoined: bool = False
-    """Whether latents are taken apart and joined again."""
+    """Whether latents are split in two parts and joined again."""
     layers: range | None = None
     """Layers of the rank's pipeline stage (default: all)."""
     first: bool = True

@@ -34,6 +34,8 @@ class MixtureTape(LayerTape):
 
         Experts of other ranks have a number behind the last one and weight 0. Sums over ranks add up in place.
 
+        Branches: tokens are gathered only if there are several batches.
+
         Source: ``AllReduceEP`` (transformers); with several batches, ``AgRsAll2AllManager`` (vLLM).
 
         Raises:
