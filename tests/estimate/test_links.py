@@ -163,7 +163,7 @@ def test_experts_of_a_rank_have_the_mean_of_the_rows() -> None:
     expert = 3 * 2048 * 768 * 2
     assert (part.bytes or 0) >= 48 * 32 * expert
     assert (part.bytes or 0) - 48 * 32 * expert < 48 * expert
-    assert any(note.startswith("routed experts have the mean of a rank") for note in found.notes)
+    assert any(note.startswith("routed experts have the mean of the ranks") for note in found.notes)
 
 
 def test_no_rate_no_time() -> None:
@@ -195,3 +195,48 @@ def test_as_many_ranks_as_devices() -> None:
     with pytest.raises(BadInput, match="another number of ranks than there are devices"):
         costproof.roofline("bert", on="8xh100-sxm")
     assert costproof.roofline("bert", on="1xh100-sxm").links is None
+
+
+@pytest.mark.parametrize("run", [f"{MIXTURE},tp=4,ep=4", f"{MIXTURE},batch=8,dp=2,tp=2,ep=4"])
+def test_borders_of_shared_experts_have_the_clocks_of_the_stage(run: str) -> None:
+    """At the workload's own size both sides of a border are clocks of the stage, of the mean of the experts' rows."""
+    found, compared = of(run, "4xh100-sxm"), 0
+    assert found.links is not None
+    stages, links = {s.id: s.modules for s in found.stages}, {s.id: s.seconds for s in found.links.stages}
+    for border in found.borders:
+        own = found.workload.batch if border.setting == "batch" else found.workload.text_tokens
+        for point in (p for p in border.points if p.at == own and border.unit == "s"):
+            work = stages[border.stage]
+            clocks = {"compute": work.compute_s, "memory": work.memory_s, "links": links[border.stage]}
+            for name, seconds in ((border.left, point.left), (border.right, point.right)):
+                if (clock := clocks.get(name)) is not None:
+                    assert abs(Fraction(seconds) / Fraction(clock) - 1) < Fraction(1, 10**6)
+                    compared += 1
+    assert compared >= 6
+
+
+def test_the_rows_of_a_given_routing_bound_a_rank() -> None:
+    """Of 8 pairs rank 0 keeps 5, sends 3 and gets 4: 9 rows of 3 products of 2 x 2,048 x 768, in each of 48 layers.
+
+    3 + 4 rows of 2,048 elements cross its links, and the counts of 64 experts of the other rank in int64, at 450 GB/s.
+    """
+    run = "qwen3-30b-a3b@chat,batch=2,text_tokens=1,new_tokens=0,dp=2,ep=2,dispatch=all-to-all,pairs=5+3;4+4"
+    found = of(run, "2xh100-sxm")
+    assert found.links is not None
+    (experts,) = (part.at_roof for part in found.parts if part.part == "text.layer.experts")
+    assert experts.flops == 48 * 9 * 6 * 2048 * 768
+    sent = 48 * (7 * 2048 * 2 + 64 * 8)
+    (exchanged,) = found.links.collectives
+    assert (exchanged.sent_bytes, Fraction(exchanged.seconds)) == (sent, Fraction(sent, 450_000_000_000))
+    assert not found.borders
+    assert not any("mean" in note for note in found.notes)
+    assert [times.ranks for times in found.links.ranks] == [(0,), (1,)]
+
+
+def test_bytes_of_a_given_routing_between_nodes() -> None:
+    """With another rank in its node a rank sends through its links and the network at once; without, by the latter."""
+    rates = LinkRates(400, 2, 50)
+    assert rates.per_sent_byte((0, 1), 1) == Fraction(1, 400)
+    assert rates.per_sent_byte((0, 1, 2, 3), 3) == Fraction(1, 450)
+    assert rates.per_sent_byte((0, 2), 0) == Fraction(1, 50)
+    assert LinkRates(400, 2, None).per_sent_byte((0, 2), 0) is None

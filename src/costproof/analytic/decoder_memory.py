@@ -5,21 +5,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.costs import Size
 from costproof.analytic.embedding import INT64
-from costproof.analytic.feed_forward import ExpertMixture, Mlp
+from costproof.analytic.feed_forward import ExpertMixture
 from costproof.analytic.latent_attention import LatentBlock
 from costproof.analytic.layer_memory import LayerTape, plain_attention
 from costproof.analytic.memory_tape import MemoryTape, Piece
+from costproof.analytic.mixture_memory import MixtureTape
 from costproof.analytic.rotary import RotaryAxes, RotaryComplex, RotaryHalves
 from costproof.analytic.transformer import DecoderStack, TransformerLayer
-from costproof.ledger.errors import Incomplete
+
+
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """What a rank of several does in a call besides the layers of its local widths; sums over ranks add up in place.
+
+    Source: ``shard`` of :mod:`costproof.models.decoding.rank_model` reads transformers' plans in the same way.
+    """
+
+    masked: bool = False
+    """Whether the rank has some rows of the embedding's table, and overwrites look-ups of others with zeros."""
+    gathered: tuple[Size, Size, Size] | None = None
+    """(columns of all logits, the same with padding, those of a chunk); ``None`` if the rank computes all columns."""
+    padded: bool = False
+    """Whether the rank has fewer columns than a chunk."""
+    one_row: bool = False
+    """Whether a single row of logits is gathered, whose chunks lie in order."""
+    biased: frozenset[str] = frozenset()
+    """Which of ``attention`` and ``mlp`` add a bias after a sum over ranks."""
+    rejoined: bool = False
+    """Whether latents are split in two parts and joined again."""
+    layers: range | None = None
+    """Layers of the rank's pipeline stage (default: all)."""
+    first: bool = True
+    last: bool = True
+    """Whether the stage has the last norm and the output projection; others return hidden states."""
+
+
+ALONE: Final = RankSteps()
 
 
 @dataclass(slots=True)
-class DecoderTape(LayerTape):
+class DecoderTape(MixtureTape):
     """Memory tape of one call of a decoder.
 
     A layer that two later layers of its kind follow holds less than these at every moment: they differ by the cache of
@@ -28,6 +58,7 @@ class DecoderTape(LayerTape):
 
     masks: dict[bool, Piece] = field(default_factory=dict)
     """Whether a layer has a window -> the mask that the call is given."""
+    rank: RankSteps = ALONE
     apart: bool = False
     """Whether keys and values of the prompt stay apart from those of later tokens, and each call joins both anew."""
 
@@ -54,17 +85,20 @@ class DecoderTape(LayerTape):
         Branches: layers differ by having a window, and a decoder may have a table for each of both kinds.
         """
         tape, call = self.tape, self.call
+        own = range(len(stack.layers)) if self.rank.layers is None else self.rank.layers
+        embedded = embedded or not self.rank.first
         given = tape.give(call.rows * (stack.width * call.item_bytes if embedded else INT64))
-        old = [self._given_cache(layer) if call.past != 0 else () for layer in stack.layers]
+        old = {i: self._given_cache(stack.layers[i]) if call.past != 0 else () for i in own}
         for windowed, (keys, item) in masks.items():
             self.masks[windowed] = tape.give(item * call.rows * keys)
         hidden = given if embedded else self._embedding(stack, given)
         # A cache with a window, or with the prompt apart, holds a number until it is first extended.
         numbered = call.past == 0
-        widths = {i: tape.make(INT64) for i, window in enumerate(windows) if numbered and (window or self.apart)}
+        widths = {i: tape.make(INT64) for i in own if numbered and (windows[i] or self.apart)}
         tables = self._tables(stack, hidden)
-        last = last_two([(layer, window) for layer, window in zip(stack.layers, windows, strict=True)])
-        for i, layer in enumerate(stack.layers):
+        last = {own[at] for at in last_two([(stack.layers[i], windows[i]) for i in own])}
+        for i in own:
+            layer = stack.layers[i]
             table = tables[0 if windows[i] or len(tables) == 1 else 1]
             number = (widths[i],) if i in widths else ()
             if i in last:
@@ -76,20 +110,42 @@ class DecoderTape(LayerTape):
                 for k, size in enumerate(self._cache_sizes(layer, past=0 if self._joins else call.past)):
                     tape.keep(tape.make(size, *old[i][k : k + 1]))
                 tape.read(*number)
+        if not self.rank.last:
+            tape.keep(hidden)
+            return tape
         out = self._norm(stack.norm, hidden, call.rows, stack.width)
-        size = call.batch * positions * stack.vocabulary * call.item_bytes
-        logits = tape.make(size, out)
+        rows = call.batch * positions
+        logits = self._make(rows * (stack.vocabulary if stack.head is None else stack.head), out)
+        columns = stack.vocabulary
+        if self.rank.gathered is not None:
+            columns, gathered, chunk = self.rank.gathered
+            logits = self._make(rows * chunk, logits) if self.rank.padded else logits
+            logits = self._make(rows * gathered, logits)
+            logits = logits if self.rank.one_row else self._make(rows * gathered, logits)
         for _ in range(3 if capped else 0):
-            logits = tape.make(size, logits)
+            logits = self._make(rows * columns, logits)
         tape.keep(logits)
         return tape
 
     def _embedding(self, stack: DecoderStack, ids: Piece) -> Piece:
         tokens, elements = self.call.tokens, self.call.rows * stack.width
-        hidden = self._make(elements, ids)
+        hidden = self._look_up(elements, ids)
         if stack.table == 0:  # learned positions are added
             hidden = self._make(elements, hidden, self._make(tokens * stack.width, self._token_positions()))
         return self._make(elements, hidden) if stack.scaled else hidden
+
+    def _look_up(self, elements: Size, ids: Piece) -> Piece:
+        """Record look-ups in the embedding's table; those of rows that other ranks hold are overwritten with zeros."""
+        if not self.rank.masked:
+            return self._make(elements, ids)
+        return masked_look_up(self.tape, elements, self.call.rows, self.call.item_bytes, ids)
+
+    def _project_out(self, block: AttentionBlock | LatentBlock, core: Piece) -> Piece:
+        """Record the output projection of attention, and the addition of its bias if ranks are summed before it."""
+        return self._summed(self._make(self.call.rows * block.width, core), self.call.rows * block.width, "attention")
+
+    def _summed(self, x: Piece, elements: Size, part: str) -> Piece:
+        return self._make(elements, x) if part in self.rank.biased else x
 
     def _token_positions(self) -> Piece:
         """Record the positions of the tokens, which follow those of the cache."""
@@ -196,7 +252,7 @@ class DecoderTape(LayerTape):
     def _feed_forward(self, layer: TransformerLayer, x: Piece) -> Piece:
         if isinstance(layer.feed_forward, ExpertMixture):
             return self._mixture(layer.feed_forward, x)
-        return LayerTape._feed_forward(self, layer, x)
+        return self._summed(LayerTape._feed_forward(self, layer, x), self.call.rows * layer.width, "mlp")
 
     def _attention(
         self, block: AttentionBlock, x: Piece, table: tuple[Piece, ...], old: tuple[Piece, ...], mask: Piece | None
@@ -218,7 +274,7 @@ class DecoderTape(LayerTape):
             self.tape.keep(*() if self._joins else cache)
         # Queries that were joined lie in order.
         core = self._core(block, queries, cache[0], cache[1], mask, copied=not (block.pairs or self.branches.one_token))
-        return self._make(rows * block.width, core)
+        return self._project_out(block, core)
 
     def _projected(self, block: AttentionBlock, x: Piece, table: tuple[Piece, ...]) -> tuple[Piece, Piece, Piece]:
         """Record the projections; return queries and keys, normalized and rotated as in the block, and values."""
@@ -263,125 +319,6 @@ class DecoderTape(LayerTape):
             halves.append(self._make(elements / 2, *products))
         return self._make(elements, *halves)
 
-    def _mixture(self, mixture: ExpertMixture, x: Piece) -> Piece:
-        rows, width = self.call.rows, mixture.width
-        if mixture.looped:
-            raise Incomplete(
-                "no formula for the memory of a loop over experts, which depends on the router's choices",
-                fix="--experts grouped_mm or batched_mm",
-            )
-        indices, weights = self._router(mixture, x)
-        run = self._gathered if mixture.batched else self._grouped
-        result = run(mixture, x, indices, weights)
-        if mixture.shared == 0:
-            return result
-        shared = self._mlp(Mlp(width, mixture.shared, mixture.function, gated=True, bias=False), x)
-        return self._make(rows * width, result, shared)
-
-    def _router(self, mixture: ExpertMixture, x: Piece) -> tuple[Piece, Piece]:
-        """Record the router of a mixture of experts; return the pieces of expert indices and weights."""
-        tape, rows, how = self.tape, self.call.rows, mixture.routing
-        scores, chosen = rows * mixture.experts, rows * mixture.top_k
-        if how.upcast:
-            reads = [self._widen(x, rows * mixture.width)]
-            reads += [] if self.branches.wide else [tape.make(4 * mixture.experts * mixture.width)]
-            logits = tape.make(4 * scores, *reads)
-        else:
-            logits = self._make(scores, x)
-        if how.late:
-            best, indices = self._make(chosen, logits), tape.make(INT64 * chosen, logits)
-            return indices, self._make(chosen, best)
-        wide = logits if how.upcast else self._widen(logits, scores)
-        # Qwen3-MoE casts inside of the softmax, Mixtral before it.
-        inside = (logits,) if how.narrow and not how.upcast else ()
-        shares = tape.make(4 * scores, wide, *inside)
-        if how.corrected:
-            corrected = tape.make(4 * scores, shares)
-            best_groups = self._group_scores(mixture, corrected)
-            masked = tape.make(4 * scores, corrected, best_groups)
-            tops, indices = tape.make(4 * chosen, masked), tape.make(INT64 * chosen, masked)
-            tape.read(tops, indices)
-            best = tape.make(4 * chosen, shares, indices)
-        else:
-            best, indices = tape.make(4 * chosen, shares), tape.make(INT64 * chosen, shares)
-        if how.normalised:
-            total = tape.make(4 * rows, best)
-            total = tape.make(4 * rows, total) if how.floor else total
-            tape.read(best, total)
-        if how.scaled:
-            best = tape.make(4 * chosen, best)
-        return indices, self._narrow(best, chosen) if how.narrow else best
-
-    def _group_scores(self, mixture: ExpertMixture, corrected: Piece) -> Piece:
-        """Record group-limited routing; return the mask of the experts outside of the chosen groups."""
-        tape, rows, how = self.tape, self.call.rows, mixture.routing
-        scores, groups = rows * mixture.experts, rows * how.groups
-        best = [tape.make(size * groups * how.group_best, corrected) for size in (4, INT64)]
-        tape.read(*best)
-        judged = tape.make(4 * groups, best[0])
-        top = [tape.make(size * rows * how.best_groups, judged) for size in (4, INT64)]
-        tape.read(*top)
-        marks = tape.make(4 * groups, judged)
-        tape.read(marks, top[1])
-        spread = tape.make(4 * scores, marks)
-        return tape.make(scores, tape.make(scores, spread))
-
-    def _grouped(self, mixture: ExpertMixture, x: Piece, indices: Piece, weights: Piece) -> Piece:
-        """Record experts as grouped products over rows sorted by expert (``grouped_mm``)."""
-        tape, chosen = self.tape, self.call.rows * mixture.top_k
-        wide, inner = chosen * mixture.width, chosen * mixture.inner
-        item = self.call.item_bytes if mixture.routing.narrow else 4
-        sorted_ids, order = tape.make(INT64 * chosen, indices), tape.make(INT64 * chosen, indices)
-        rows = self._make(wide, x, tape.make(INT64 * chosen, order))
-        weight = tape.make(item * chosen, weights, order)
-        counts = tape.make(4 * mixture.experts, tape.make(4 * chosen, sorted_ids))
-        ends = tape.make(4 * mixture.experts, counts)
-        bias = (self._make(2 * inner, sorted_ids),) if mixture.clamped else ()
-        both = self._make(2 * inner, rows, ends)
-        if mixture.clamped:
-            tape.read(both, *bias)
-            product = self._clamped_gate(both, inner)
-            bias = (self._make(wide, sorted_ids),)
-        else:
-            product = self._make(inner, self._activate(mixture.function, both, inner), both)
-        down = self._make(wide, product, ends)
-        tape.read(down, *bias)
-        weighted = tape.make(item * wide, down, weight)
-        back, counted = tape.make(INT64 * chosen, order), tape.make(INT64 * chosen)
-        tape.read(back, order, counted)
-        return self._sum(mixture, tape.make(item * wide, weighted, back), item)
-
-    def _gathered(self, mixture: ExpertMixture, x: Piece, indices: Piece, weights: Piece) -> Piece:
-        """Record experts as batched products of each row with a copy of its expert's weights (``batched_mm``)."""
-        tape, chosen = self.tape, self.call.rows * mixture.top_k
-        wide, inner = chosen * mixture.width, chosen * mixture.inner
-        item = self.call.item_bytes if mixture.routing.narrow else 4
-        rows = self._make(wide, x)
-        gathered = self._make(2 * inner * mixture.width, indices)
-        bias = (self._make(2 * inner, indices),) if mixture.clamped else ()
-        both = self._make(2 * inner, rows, gathered)
-        if mixture.clamped:
-            tape.read(both, *bias)
-            product = self._clamped_gate(both, inner)
-        else:
-            product = self._make(inner, self._activate(mixture.function, both, inner), both)
-        gathered = self._make(inner * mixture.width, indices)
-        bias = (self._make(wide, indices),) if mixture.clamped else ()
-        down = self._make(wide, product, gathered)
-        tape.read(down, *bias)
-        return self._sum(mixture, tape.make(item * wide, down, weights), item)
-
-    def _clamped_gate(self, both: Piece, inner: Size) -> Piece:
-        gate, up = self._make(inner, both), self._make(inner, both)
-        gated = self._make(inner, gate, self._make(inner, self._make(inner, gate)))
-        return self._make(inner, self._make(inner, up), gated)
-
-    def _sum(self, mixture: ExpertMixture, weighted: Piece, item: Size) -> Piece:
-        """Record the sum over each token's experts, and its cast to the run's dtype."""
-        elements = self.call.rows * mixture.width
-        total = self.tape.make(item * elements, weighted)
-        return total if mixture.routing.narrow else self._narrow(total, elements)
-
     def _latent(
         self, block: LatentBlock, x: Piece, table: tuple[Piece, ...], old: tuple[Piece, ...], mask: Piece | None
     ) -> Piece:
@@ -395,7 +332,7 @@ class DecoderTape(LayerTape):
         else:
             q = self._make(call.rows * block.heads * (block.nope + block.rope), q, turned)
             core = self._latent_core(block, q, *self._expanded(block, call.batch * keys, cache), mask)
-        return self._make(call.rows * block.width, core)
+        return self._project_out(block, core)
 
     def _latent_projected(self, block: LatentBlock, x: Piece, table: tuple[Piece, ...]) -> tuple[Piece, ...]:
         """Record the projections; return queries, their rotated part, the new latents and their rotated keys."""
@@ -403,6 +340,8 @@ class DecoderTape(LayerTape):
         low = x if block.q_rank == 0 else self._norm("rms", self._make(rows * block.q_rank, x), rows, block.q_rank)
         q = self._make(rows * block.heads * (block.nope + block.rope), low)
         down = self._make(rows * (block.rank + block.rope), x)
+        if self.rank.rejoined:
+            down = self._make(rows * (block.rank + block.rope), down)
         latents = self._norm("rms", down, rows, block.rank)
         turned, key = self._rotate_latent(block, q, down, table)
         return q, turned, latents, key
@@ -553,3 +492,14 @@ def last_two(kinds: Sequence[object]) -> set[int]:
     for i, kind in enumerate(kinds):
         found.setdefault(kind, []).append(i)
     return {i for places in found.values() for i in places[-2:]}
+
+
+def masked_look_up(tape: MemoryTape, elements: Size, rows: Size, item: Size, ids: Piece) -> Piece:
+    """Record look-ups of ``rows`` tokens in a table of which the rank has some rows; return the piece of their sums.
+
+    Two comparisons and their union find the ids of other ranks, for which row 0 is read and overwritten with a zero.
+    """
+    outside = tape.make(rows, tape.make(rows, ids), tape.make(rows, ids))
+    found = tape.make(elements * item, tape.make(INT64 * rows, tape.make(INT64 * rows, ids), outside))
+    tape.read(found, outside, tape.make(item))
+    return found

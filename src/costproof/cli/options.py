@@ -16,6 +16,7 @@ from costproof.cli.output import check_apart, emit, print_table, shown_on_termin
 from costproof.cli.params import DEVICE, FILE, PRESET, TARGET_OF, ChoiceParam, IntParam, ListParam
 from costproof.cli.progress import show_progress
 from costproof.ledger.errors import EXIT_OK, BadInput, CostproofError
+from costproof.ledger.mesh import CP_PLAN, DISPATCH, PAIRS
 from costproof.ledger.run import ALL_SOURCES, DEFAULT_SOURCES, Convention, RunDevice
 from costproof.reports.escape import visible
 from costproof.reports.outputs import variant, variants
@@ -123,11 +124,18 @@ def mesh_options(command: F) -> F:
 
     @wraps(command)
     def with_settings(*args: Any, target: str, **choices: Any) -> Any:
-        given = {name: choices.pop(name) for name in (*_MESH, "rank", "plan")}
-        settings = [f"{name}={value}" for name, value in given.items() if value is not None]
+        given = {name: choices.pop(name) for name in (*_MESH, "rank", "plan", CP_PLAN, DISPATCH, PAIRS)}
+        # Commas separate the settings of an operand.
+        settings = [f"{name}={str(value).replace(',', '+')}" for name, value in given.items() if value is not None]
         return command(*args, target=",".join((target, *settings)), **choices)
 
     add: Any = with_settings
+    add = click.option("--pairs", metavar="N,..;N,..", help="Pairs of a token and an expert of each rank for each.")(
+        add
+    )
+    forms, ways = ("all-gather", "all-to-all"), ("ring", "zigzag", "ulysses")
+    add = click.option("--dispatch", type=ChoiceParam(*forms), help="How tokens reach experts of other ranks.")(add)
+    add = click.option("--cp-plan", type=ChoiceParam(*ways), help="How devices share a sequence.")(add)
     add = click.option(
         "--plan",
         metavar="PLAN|FILE",

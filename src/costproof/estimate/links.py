@@ -5,7 +5,7 @@ group within a node sends or receives at least
 
     all_reduce                    M            what the others contribute, or their sum
     all_gather, reduce_scatter    (n - 1)/n M
-    all_to_all                    (n - 1)/n M  of its own send buffer
+    all_to_all                    (n - 1)/n M  of its own send buffer; of a given routing, what leaves the rank
     send                          M
 
 through its links. A ring sends 2 (n - 1)/n M in an all-reduce; switches that add up on the way need only M. A group
@@ -33,7 +33,7 @@ from typing import Final, Literal
 from costproof.estimate.hardware import Device, machine
 from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import BadInput
-from costproof.ledger.mesh import Mesh
+from costproof.ledger.mesh import PAIRS, Mesh
 from costproof.ledger.metrics import UNFUSED
 from costproof.ledger.workload import Workload
 
@@ -120,6 +120,18 @@ class LinkRates:
         crossing = {"all_reduce": Fraction(1, most), "send": Fraction(1)}
         outside = Fraction(n - most, n) if kind == "all_to_all" else Fraction(n - most, n * most)
         return max(crossing.get(kind, outside) / self.network, bytes_of_rank / (self.interconnect + self.network))
+
+    def per_sent_byte(self, group: tuple[int, ...], rank: int) -> Fraction | None:
+        """Return the least seconds for each byte that a rank sends to others of its group, in any parts.
+
+        Between nodes it has its links and its part of the network; without others in its node, only the latter.
+        """
+        here = sum(1 for other in group if not self.node or other // self.node == rank // self.node)
+        if here == len(group):
+            return Fraction(1, self.interconnect)
+        if self.network is None:
+            return None
+        return Fraction(1, self.network + (self.interconnect if here > 1 else 0))
 
 
 def link_rates(devices: Devices, mesh: Mesh) -> tuple[LinkRates | None, str]:
@@ -223,16 +235,24 @@ def collective_bounds(
                     continue
                 group = workload.mesh.ranks_of(kind, axis_of(part, kind), workload.rank)
                 rate, payload = rates.per_byte(kind, group), costs["comm_payload_bytes"] or 0
+                moved = payload
+                if kind == "all_to_all" and PAIRS in workload.inputs:
+                    rate, moved = rates.per_sent_byte(group, workload.rank), costs["comm_bytes"] or 0
                 nodes = len({rank // rates.node if rates.node else 0 for rank in group})
                 assert rate is not None  # link_rates has asked for all of a mesh
                 yield CollectiveBound(
                     stage, part, kind, len(group), nodes, costs["messages"] or 0, payload, costs["comm_bytes"] or 0,
-                    str(payload * rate),
+                    str(moved * rate),
                 )  # fmt: skip
 
 
 EXPERT_PRODUCTS: Final = "expert_gemm"
 """Kind of the products of routed experts in formulas."""
+
+
+def by_rows(metric: str) -> bool:
+    """Return whether a metric of routed experts grows with the rows that a rank has of them."""
+    return metric in ("flops", "params_active", "input_bytes", "output_bytes") or metric.endswith("_flops")
 
 
 def mean_of_experts(folded: Folded, ranks: int) -> Folded:
@@ -242,10 +262,9 @@ def mean_of_experts(folded: Folded, ranks: int) -> Folded:
     together multiply each once. FLOPs and activations of the experts are divided and rounded down, and so are the
     parameters that one token meets. The weights read stay those of min(E / ranks, T k) experts.
     """
-    divided = ("flops", "kept_flops", "params_active", "input_bytes", "output_bytes")
 
     def share(costs: dict[str, int | None]) -> dict[str, int | None]:
-        few = {m: n // ranks for m, n in costs.items() if n is not None and (m in divided or m.endswith("_flops"))}
+        few = {m: n // ranks for m, n in costs.items() if n is not None and by_rows(m)}
         read, unfused = costs.get("weight_read_bytes", 0), costs.get(UNFUSED)
         if unfused is not None and read is not None:
             few[UNFUSED] = read + (unfused - read) // ranks

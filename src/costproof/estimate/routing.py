@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from costproof.algebra.symbols import parse
+from costproof.estimate.hardware import machine
 from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import BadInput
 from costproof.ledger.files import read_json
@@ -301,7 +302,7 @@ class DispatchForm:
         """
         if self.unit == "batch":
             return Fraction(mesh.batches - 1)
-        units = mesh.ep // NODE if self.unit == "node" else mesh.ep
+        units = mesh.ep // node_size() if self.unit == "node" else mesh.ep
         others = Fraction(units - 1, units)
         if self.unit == "expert":
             most = min(sizes.top_k, sizes.experts - sizes.experts // units)
@@ -309,8 +310,8 @@ class DispatchForm:
         return (units - 1) * sizes.reached(units) if uniform else Fraction(min(sizes.most_units(units), units - 1))
 
 
-NODE: Final = 8
-"""Ranks of a node."""
+NODES_OF: Final = "h100-sxm"
+"""Device whose nodes the form by-node counts, since those of the run are not known yet."""
 DISPATCHES: Final = (
     DispatchForm("all-gather", "batch", "vLLM all2all AgRsAll2AllManager, its default; TensorRT-LLM for few ranks"),
     DispatchForm("all-to-all", "expert", "transformers distributed.expert_parallel AllToAllEP"),
@@ -318,6 +319,13 @@ DISPATCHES: Final = (
     DispatchForm("by-rank", "rank", "DeepEP normal kernels, within a node"),
     DispatchForm("by-node", "node", "DeepEP normal kernels, between nodes"),
 )
+
+
+def node_size() -> int:
+    """Return the ranks of a node of :data:`NODES_OF`, as the file of the device states them."""
+    found = machine(NODES_OF).node
+    assert found is not None
+    return found.value
 
 
 def fp8_bytes(hidden: int) -> int:
@@ -337,12 +345,12 @@ def dispatch_rows(
         tokens: (stage, invocation) -> the tokens of the batch in a call, those that the rank sends, and calls.
         item: bytes of an element.
     """
-    wide, narrow = sizes.hidden * item, fp8_bytes(sizes.hidden)
+    wide, narrow, node = sizes.hidden * item, fp8_bytes(sizes.hidden), node_size()
     for (stage, invocation), (batch, own, calls) in tokens.items():
         every = batch * mesh.batches
         for form in DISPATCHES:
-            gathers, units = form.unit == "batch", mesh.ep // NODE if form.unit == "node" else mesh.ep
-            if form.unit == "node" and (mesh.ep <= NODE or mesh.ep % NODE):
+            gathers, units = form.unit == "batch", mesh.ep // node if form.unit == "node" else mesh.ep
+            if form.unit == "node" and (mesh.ep <= node or mesh.ep % node):
                 continue
             for routing in ("any",) if gathers else ("bound", "uniform"):
                 uniform = routing == "uniform"

@@ -248,13 +248,14 @@ def own_batch(batch: int, mesh: Mesh, rank: int) -> int:
 def pairs_of(inputs: Mapping[str, object]) -> tuple[tuple[int, ...], ...]:
     """Return, for each rank, how many pairs of a token and an expert it sends to each rank of its group along ``ep``.
 
-    They are those of one call, in every layer; ``6,2;3,5`` has two ranks. Empty if the workload names no routing.
+    They are those of one call, in every layer; ``6,2;3,5`` has two ranks, and so has ``6+2;3+5``. Empty if the workload
+    names no routing.
 
     Raises:
         BadInput: the text is not such a table.
     """
     text = str(inputs.get(PAIRS, ""))
-    rows = [row.split(",") for row in text.split(";")] if text else []
+    rows = [row.replace("+", ",").split(",") for row in text.split(";")] if text else []
     if not all(n.strip().isdecimal() for row in rows for n in row):
         expected = "numbers, with commas in a row and semicolons between rows: 6,2;3,5"
         raise BadInput("these are not the pairs of ranks", where="--pairs", expected=expected, got=text[:80])

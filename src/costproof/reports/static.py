@@ -77,8 +77,8 @@ RING: Final = (
 DISPATCH: Final = (
     "Ways in which tokens reach the experts of other ranks; the costs of this report are those of all-gather, which"
     " hold for any routing. bound: the most that any routing needs; uniform: the mean if every choice that the router"
-    " may make is equally likely. Left out: the numbers and weights of chosen experts, collectives along tp, and"
-    " copies inside a node of by-node. A low-latency copy has a header of 16 B."
+    " may make is equally likely. Nodes of by-node are those of h100-sxm. Left out: the numbers and weights of chosen"
+    " experts, collectives along tp, and copies inside a node of by-node. A low-latency copy has a header of 16 B."
 )
 SUMS: Final = "All ranks together have what one device has for the same batch, and these copies; nothing is left over."
 

@@ -44,7 +44,7 @@ from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.run.count_lock import count_lock
 from costproof.run.graph_limits import CACHE, GraphRun, block_limits, memory_limits, report_order
 from costproof.run.operand_files import OperandInput, check_whole
-from costproof.run.operands import Operand, check_counted, export_target, read_operand
+from costproof.run.operands import Operand, baseline_by_formulas, check_counted, export_target, read_operand
 from costproof.run.peaks import graph_peaks
 from costproof.run.stored import stored_checkpoint
 from costproof.storage.checkpoint import StoredCheckpoint
@@ -104,7 +104,7 @@ def fits(
         if mesh.one and isinstance(target, str) and sharded(found.target) is not None:
             return _smallest_mesh(target, devices.count or 1, read, room)
         devices.check(mesh)
-    return _of_all_ranks(target, found, read, room)
+    return _of_all_ranks(target, found, room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +134,13 @@ def _smallest_mesh(target: str, count: int, read: Callable[[str], Operand], room
                 tried.append(MeshTried(tp, ep, None, None, first_problem(error)))
                 continue
             held = _formula_weights(side.baseline)
-            found = None if held is not None and held > room.room else _of_all_ranks(spread, side, read, room)
+            found = None if held is not None and held > room.room else _of_all_ranks(spread, side, room)
             tried.append(MeshTried(tp, ep, "does not fit" if found is None else found.verdict, held))
             if found is not None and found.verdict == "fits":
                 return replace(found, count=count, tried=tuple(tried))
             too_large = spread, side
     assert too_large is not None  # one device is tried first
-    return replace(_of_all_ranks(*too_large, read, room), count=count, tried=tuple(tried))
+    return replace(_of_all_ranks(*too_large, room), count=count, tried=tuple(tried))
 
 
 def _formula_weights(side: Baseline) -> int | None:
@@ -151,19 +151,19 @@ def _formula_weights(side: Baseline) -> int | None:
     return exact_sum(map(folded.total, ("weight_bytes", "buffer_bytes")))
 
 
-def _of_all_ranks(target: OperandInput, found: Operand, read: Callable[[str], Operand], room: _Room) -> Fits:
+def _of_all_ranks(target: OperandInput, found: Operand, room: _Room) -> Fits:
     """Return the answer of the rank that holds most, with the smallest limits of all; of a named rank, its own."""
     workload, model = found.baseline.workload, sharded(found.target)
     named = RANK in workload.inputs or (isinstance(target, str) and _RANK_NAMED.search(target) is not None)
-    if workload.mesh.one or named or model is None:
+    if workload.mesh.one or named or model is None or found.target is None:
         return _of_rank(found, room)
     answers: list[tuple[tuple[int, ...], Fits]] = []
     counted = count_ranks(model, workload, evaluate_formulas(model, workload))
     for row in counted.ranks:
         own = workload.rank in row.ranks
-        side = found if own else read(f"{target},rank={row.ranks[0]}") if isinstance(target, str) else None
-        if side is not None:
-            answers.append((row.ranks, _of_rank(side, room)))
+        other = replace(workload, inputs={**workload.inputs, RANK: row.ranks[0]})
+        side = found if own else replace(found, baseline=baseline_by_formulas(found.target, other), peaks=())
+        answers.append((row.ranks, _of_rank(side, room)))
     answers.sort(key=lambda a: (-_ORDER[a[1].verdict], -(a[1].most_bytes or a[1].certain_bytes or 0), a[0]))
     ranks = tuple(
         RankMemory(ranks, a.held_weights, a.planned_cache_bytes, a.live_bytes, a.most_bytes, a.verdict)

@@ -10,14 +10,23 @@ from functools import partial
 from math import lcm, prod
 from typing import Final, Literal, TypeGuard
 
-from costproof.estimate.arithmetic import Arithmetic, FormulaSum, MetricTerm, arithmetic_of, depends_on_context
+from costproof.estimate.arithmetic import (
+    Arithmetic,
+    CallTerm,
+    FormulaSum,
+    MetricTerm,
+    arithmetic_of,
+    depends_on_context,
+)
 from costproof.estimate.hardware import Device
 from costproof.estimate.links import (
+    EXPERT_PRODUCTS,
     CollectiveBound,
     LinkBounds,
     LinkRates,
     RankTimes,
     StageLinks,
+    by_rows,
     collective_bounds,
     devices_in,
     link_rates,
@@ -36,10 +45,9 @@ from costproof.estimate.roofline import (
 )
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
 from costproof.ledger.baseline import Folded, fold_ledger
-from costproof.ledger.errors import Incomplete
-from costproof.ledger.mesh import RANK, RankCosts, Schedule
+from costproof.ledger.mesh import PAIRS, RANK, RankCosts, Schedule
 from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED
-from costproof.ledger.node import CostNode
+from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import Workload
 from costproof.models.target import Sharded, sharded
@@ -113,14 +121,9 @@ def roofline(
         # Engines unpack the weights on a device that does not multiply in eight bits.
         arithmetic, dtype = replace(arithmetic, instead={FLOAT8: run_dtype}), run_dtype
         notes = (*notes, f"{device.name} has no peak of {FLOAT8}: weights are unpacked and multiplied in {run_dtype}")
-    if mesh.ep > 1:
-        if mesh.ep != mesh.tp:
-            raise Incomplete(
-                "how many rows of experts a rank gets depends on the routing: its least time is data",
-                where=f"roofline of {mesh.text}", fix=f"--ep {mesh.tp}, as --tp, or no ep",
-            )  # fmt: skip
-        folded = mean_of_experts(folded, mesh.ep)
-        notes = (*notes, _MEAN)
+    shared = _sharing(side.workload)
+    if shared > 1:
+        folded, notes = mean_of_experts(folded, shared), (*notes, _MEAN)
     if microbatches is not None or schedule is not None:
         notes = (*notes, _bubble(side.workload, schedule or "1f1b", 1 if microbatches is None else microbatches))
     of = roof(device, dtype)
@@ -145,10 +148,12 @@ def roofline(
                 counted = count_ranks(of_ranks, side.workload, evaluate_formulas(of_ranks, side.workload))
                 check_recounts(link_recounts(links, counted.collectives, devices))
     solved: Iterable[BottleneckThreshold] = ()
-    # The rows say all lengths, and under ep the formulas have the rows of all ranks.
-    if batch is not None and read.target is not None and not side.workload.rows and mesh.ep == 1:
+    # The rows, and the pairs of a given routing, say all lengths.
+    if batch is not None and read.target is not None and not side.workload.rows and PAIRS not in side.workload.inputs:
         length = SettingCurve(side, read.target, "text_tokens")
-        solved = _borders(batch, length, of, arithmetic, {} if links is None else links.rates())
+        found = _borders(batch, length, of, arithmetic, {} if links is None else links.rates(), shared)
+        called = {stage.id for stage in stages}  # formulas of an uneven batch have stages that are never called
+        solved = [border for border in found if border.stage in called]
     # Formulas give a bound: if a stage reads other experts, its weight bytes are unknown.
     other = {t.stage for t in experts}
     borders = tuple(b for b in solved if b.stage not in other or b.unit == "FLOP")
@@ -168,9 +173,14 @@ def _splits(target: OperandInput, read: Operand) -> TypeGuard[str]:
 _GroupRates = Mapping[tuple[str, str, str], Fraction]
 """(stage, part, kind of a collective) -> seconds for each byte of its payload."""
 _MEAN: Final = (
-    "routed experts have the mean of a rank, tokens x k / ep rows, which the slowest rank has at least; no border is "
-    "solved"
+    "routed experts have the mean of the ranks that share them, tokens of all their batches x k / ep rows, which the "
+    "slowest rank has at least"
 )
+
+
+def _sharing(workload: Workload) -> int:
+    """Return the ranks over which rows of routed experts are averaged; 1 if the workload says the rows of each."""
+    return 1 if PAIRS in workload.inputs else workload.mesh.ep
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +224,8 @@ class _Ranks:
             return replace(counted, ranks=ranks)
         other = replace(workload, inputs={**workload.inputs, RANK: ranks[0]})
         folded = fold_ledger(evaluate_formulas(target, other), {})
-        if other.mesh.ep > 1:
-            folded = mean_of_experts(folded, other.mesh.ep)
+        if (shared := _sharing(other)) > 1:
+            folded = mean_of_experts(folded, shared)
         run, _, _ = bounds(folded, self.of, self.arithmetic)
         found = _with_links(run, tuple(collective_bounds(folded, self.rates, other, self.axis_of)))
         return RankTimes(ranks, run.modules.seconds, found.exposed_s, found.overlapped_s)
@@ -249,8 +259,14 @@ def _bubble(workload: Workload, schedule: str, microbatches: int) -> str:
 
 
 def _borders(
-    batch: SettingCurve, length: SettingCurve, of: Roof, arithmetic: Arithmetic, exchange: _GroupRates
+    batch: SettingCurve, length: SettingCurve, of: Roof, arithmetic: Arithmetic, exchange: _GroupRates, shared: int
 ) -> Iterator[BottleneckThreshold]:
+    """Yield the borders of all stages.
+
+    Args:
+        shared: ranks over which rows of routed experts are averaged.
+    """
+    border = partial(_border, shared=shared)
     ledger = batch.regime(batch.own).ledger
     assert ledger is not None
     peaks = {**of.peaks, of.math: of.flops}
@@ -280,25 +296,25 @@ def _borders(
         unpacked = _sum(UNPACKED, stage, factor=-every)
         moved = (*unpacked, *(term for metric in TRAFFIC for term in _sum(metric, stage, factor=every)))
         unit = every * of.bandwidth
-        yield from _border(batch, stage, "is bound by compute", ("compute", "memory"), (tuple(flops), moved), "s", unit)
+        yield from border(batch, stage, "is bound by compute", ("compute", "memory"), (tuple(flops), moved), "s", unit)
         if sent := {(part, kind): rate for (where, part, kind), rate in exchange.items() if where == stage}:
-            yield from _link_borders((batch, length), stage, (tuple(flops), moved), unit, sent)
+            yield from _link_borders((batch, length), stage, (tuple(flops), moved), unit, sent, shared)
         weights = (*unpacked, *_sum("weight_read_bytes", stage, factor=every))
         asked = "computes longer than it reads weights"
-        yield from _border(batch, stage, asked, ("compute", "weights once"), (tuple(flops), weights), "s", unit)
+        yield from border(batch, stage, asked, ("compute", "weights once"), (tuple(flops), weights), "s", unit)
         here = [node for node in ledger.nodes if node.stage == stage]
         if any(node.kind == ATTENTION for node in here) and any(_mixes(node) for node in here):
             scores = (MetricTerm(KEPT_FLOPS, _where(stage, lambda node: node.kind == ATTENTION)),)
             mlp = (MetricTerm(KEPT_FLOPS, _where(stage, _mixes)),)
             asked = "spends more FLOPs on scores than on MLPs"
-            yield from _border(length, stage, asked, ("scores of attention", "MLPs"), (scores, mlp), "FLOP")
+            yield from border(length, stage, asked, ("scores of attention", "MLPs"), (scores, mlp), "FLOP")
         if any(depends_on_context(node.exprs.get("kv_read_bytes", "0")) for node in here):
             sides = (
                 _sum("kv_read_bytes", stage),
                 (*_sum(UNPACKED, stage, factor=-1), *_sum("weight_read_bytes", stage)),
             )
             asked = "reads more of its past than of its weights"
-            yield from _border(length, stage, asked, ("keys and values of the past", "weights"), sides, "B")
+            yield from border(length, stage, asked, ("keys and values of the past", "weights"), sides, "B")
 
 
 def _link_borders(
@@ -307,6 +323,7 @@ def _link_borders(
     clocks: tuple[FormulaSum, FormulaSum],
     unit: int,
     rates: Mapping[tuple[str, str], Fraction],
+    shared: int,
 ) -> Iterator[BottleneckThreshold]:
     """Yield where collectives take longer than the memory traffic, and where the products take longer than them.
 
@@ -324,7 +341,7 @@ def _link_borders(
             ("waits longer for its links than for its memory", ("links", "memory"), (sent, _times(moved, every))),
             ("computes longer than it waits for its links", ("compute", "links"), (_times(compute, every), sent)),
         ):
-            yield from _border(curve, stage, asked, names, sides, "s", unit * every)
+            yield from _border(curve, stage, asked, names, sides, "s", unit * every, shared=shared)
 
 
 def _times(terms: FormulaSum, factor: int) -> FormulaSum:
@@ -358,6 +375,31 @@ def _mixes(node: CostNode) -> bool:
     return bool(MIXING & set(node.role.split(".")))
 
 
+def _mean(terms: FormulaSum, ledger: Ledger, shared: int) -> FormulaSum:
+    """Return a sum times ``shared``, of which what grows with the rows of routed experts is only the sum."""
+    outer = {node.role for node in ledger.nodes if node.kind == EXPERT_PRODUCTS}
+
+    def routed(node: CostNode) -> bool:
+        return any(node.role == role or node.role.startswith(f"{role}.") for role in outer)
+
+    found: list[MetricTerm | CallTerm] = []
+    for t in terms:
+        if not isinstance(t, MetricTerm) or not by_rows(t.metric):
+            found += _times((t,), shared)
+            continue
+        found.append(replace(t, nodes=partial(_both, t.nodes, routed)))
+        found.append(replace(t, nodes=partial(_but_not, t.nodes, routed), factor=t.factor * shared))
+    return tuple(found)
+
+
+def _both(one: Callable[[CostNode], bool], other: Callable[[CostNode], bool], node: CostNode) -> bool:
+    return one(node) and other(node)
+
+
+def _but_not(one: Callable[[CostNode], bool], other: Callable[[CostNode], bool], node: CostNode) -> bool:
+    return one(node) and not other(node)
+
+
 def _border(
     along: SettingCurve,
     stage: str,
@@ -366,6 +408,8 @@ def _border(
     sides: tuple[FormulaSum, FormulaSum],
     unit: Literal["s", "FLOP", "B"],
     over: int = 1,
+    *,
+    shared: int = 1,
 ) -> Iterator[BottleneckThreshold]:
     """Yield the value of a setting at which the two sums cross, unless neither depends on the setting.
 
@@ -374,7 +418,12 @@ def _border(
         stage, question, names, unit: as the threshold describes them.
         sides: the two sums.
         over: divisor of both sides where they are shown.
+        shared: ranks over which rows of routed experts are averaged.
     """
+    if shared > 1:
+        ledger = along.regime(along.own).ledger
+        assert ledger is not None
+        sides, over = (_mean(sides[0], ledger, shared), _mean(sides[1], ledger, shared)), over * shared
     left, right = sides
     if not along.depends(left) and not along.depends(right):
         return

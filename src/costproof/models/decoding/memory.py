@@ -14,7 +14,7 @@ from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock, PackedBlock
 from costproof.analytic.compose import StackCall, prompt_call
 from costproof.analytic.costs import Size
-from costproof.analytic.decoder_memory import DecoderTape, last_two
+from costproof.analytic.decoder_memory import ALONE, DecoderTape, RankSteps, last_two
 from costproof.analytic.embedding import INT64
 from costproof.analytic.latent_attention import LatentBlock, PackedLatentBlock
 from costproof.analytic.layer_memory import CopyBranches
@@ -32,6 +32,7 @@ from costproof.models.decoding.formulas import (
     windows_of,
 )
 from costproof.models.decoding.names import WithRows, row_kinds
+from costproof.models.decoding.sharding import Shards
 
 FLASH: Final = "flash_attention_2"
 _WIDEST_SHARED: Final = 256
@@ -245,6 +246,7 @@ def decoder_tapes(
     capped: bool = False,
     embedded: bool = False,
     apart: bool = False,
+    shards: Shards | None = None,
 ) -> dict[tuple[str, str, str], MemoryTape]:
     """Return (stage, invocation, part) -> the memory tape of the prompt, and of a step at context P.
 
@@ -253,6 +255,7 @@ def decoder_tapes(
         apart: whether the cache keeps the prompt apart from later tokens.
         stack: returns the layers of the decoder in a call.
         capped: whether logits pass a soft cap.
+        shards: of a rank, if the workload runs on several devices.
 
     Branches: some operators copy an argument unless one of its dimensions is 1.
 
@@ -265,25 +268,30 @@ def decoder_tapes(
         calls["decode", "steps", "step"] = StackCall(sym("B"), 1, sym("b"), past=CONTEXT)
     found = {}
     for name, call in calls.items():
-        branches = _branches(config, workload, call)
-        masks = tuple(_given_masks(config, workload, call).items())
+        branches = _branches(config, workload, call, shards)
+        rank = ALONE if shards is None else shards.steps(workload, call)
+        seen = _given_masks(config, workload, call, None if rank.layers is None else rank.layers)
+        masks = tuple(seen.items())
         layers, windows = stack(call), tuple(windows_of(config))
         given = embedded and call.past != CONTEXT
         found[name] = _recorded_tape(
-            call, branches, layers, windows, positions_kept(workload, call), masks, capped, given, apart
+            call, branches, layers, windows, positions_kept(workload, call), masks, capped, given, apart, rank
         )
     return found
 
 
-def _branches(config: DecoderSizes, workload: Workload, call: StackCall) -> CopyBranches:
+def _branches(config: DecoderSizes, workload: Workload, call: StackCall, shards: Shards | None = None) -> CopyBranches:
     """Return the branches of operators in a call that copy an argument unless one of its dimensions is 1."""
+    heads, kv_heads = config.heads, config.kv_heads
+    if shards is not None and "attention" in shards.plan.split:
+        heads, kv_heads = heads // shards.mesh.tp, max(1, kv_heads // shards.mesh.tp)
     one_token = call.past == CONTEXT or workload.text_tokens == 1
     return CopyBranches(
-        one_sequence=workload.batch == 1,
+        one_sequence=workload.own_batch == 1,
         one_token=one_token,
-        one_head=config.heads == 1,
-        shared=config.kv_heads < config.heads,
-        one_shared=config.kv_heads == 1 < config.heads,
+        one_head=heads == 1,
+        shared=kv_heads < heads,
+        one_shared=kv_heads == 1 < heads,
         wide=workload.dtype == "float32",
         one_key=one_token and call.past == 0,
         wide_heads=config.head_dim > _WIDEST_SHARED,
@@ -347,19 +355,23 @@ def _recorded_tape(
     capped: bool,
     embedded: bool,
     apart: bool,
+    rank: RankSteps,
 ) -> MemoryTape:
     """Return the memory tape of a call, memoized: calls that differ in sizes alone have the same one."""
-    return DecoderTape(call, branches, apart=apart).record(
+    return DecoderTape(call, branches, apart=apart, rank=rank).record(
         stack, windows, positions, dict(masks), capped=capped, embedded=embedded
     )
 
 
-def _given_masks(config: DecoderSizes, workload: Workload, call: StackCall) -> dict[bool, tuple[Size, Size]]:
+def _given_masks(
+    config: DecoderSizes, workload: Workload, call: StackCall, layers: range | None = None
+) -> dict[bool, tuple[Size, Size]]:
     """Return, for layers with (true) and without a window, (keys, bytes per element) of the mask that they get.
 
     Branches: fused attention gets a mask only if keys are outside of the window, or if several tokens follow others.
     """
     windows = windows_of(config)
+    windows = windows if layers is None else [windows[i] for i in layers]
     eager, window = workload.attention == "eager", max(windows)
     full = call.past + call.tokens
     seen = sym("text_window") - 1 + call.tokens if fills(workload, call, window) else full

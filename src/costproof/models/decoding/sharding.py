@@ -25,6 +25,7 @@ from costproof.models.decoding.plans import OWN, named_plan, routed_layers, spli
 if TYPE_CHECKING:
     from costproof.analytic.compose import ModulePart, StackCall
     from costproof.analytic.costs import Layer, Size
+    from costproof.analytic.decoder_memory import RankSteps
     from costproof.analytic.experts import ClampedExperts, Experts
     from costproof.models.decoding.config import DecoderConfig
     from costproof.models.decoding.formulas import DecoderStyle
@@ -475,6 +476,41 @@ class Shards:
                 others.append(AllGather(call.batch * positions, columns, own, ranks, b, one_row))
             yield replace(part, layers=(first, *others))
 
+    def steps(self, workload: Workload, call: StackCall) -> RankSteps:
+        """Return what the rank does in a call that its memory depends on, besides the layers of its local widths.
+
+        Branches: a pipeline stage, a single row of logits, and columns that fill the rank's chunk.
+
+        Raises:
+            Incomplete: ranks share the tokens of a prompt or of a sequence.
+        """
+        from costproof.analytic.decoder_memory import RankSteps
+
+        if self.plan.sequence or self.cp_plan:
+            raise Incomplete("no formula gives the live peak of ranks that share tokens", where=self.mesh.text)
+        tp, split = self.mesh.tp, self.plan.split if self.mesh.tp > 1 else frozenset[Part]()
+        gathered, padded = None, False
+        if "head" in split:
+            whole = self.padded_vocabulary()
+            gathered = sym("text_vocab"), whole, whole / sym("tp")
+            start, stop = shard(_padded(self.vocab, self.plan.multiple), tp, self.mesh.coordinates(workload.rank).tp)
+            padded = stop - start < -(-_padded(self.vocab, self.plan.multiple) // tp)
+        one = call.past == CONTEXT or workload.logits == "last" or workload.text_tokens == 1
+        places = {"text.layer.attention.out": "attention", "text.layer.mlp.down": "mlp"}
+        return RankSteps(
+            masked="embedding" in split,
+            gathered=gathered,
+            padded=padded,
+            one_row=one and workload.own_batch == 1,
+            biased=frozenset(places[role] for role, n in self.biased if role in places and n)
+            if tp > 1
+            else frozenset(),
+            rejoined=self.latent and "attention" in split and self.plan.name == OWN,
+            layers=self.layers if self.mesh.pp > 1 else None,
+            first=self.stage == 0,
+            last=self.last,
+        )
+
     def _of_other_ranks(self, experts: Experts | ClampedExperts, call: StackCall) -> Iterator[Layer]:
         """Yield the layers by which experts get rows of other ranks, and mask those that are not theirs."""
         from costproof.analytic.collectives import ExchangedPairs, GatheredTokens
@@ -556,13 +592,3 @@ def _mixtures(config: DecoderConfig, style: DecoderStyle | None) -> RoutedLayers
     inner = getattr(config, "expert_width", 0) or config.intermediate
     top_k: int = config.top_k  # type: ignore[attr-defined]
     return RoutedLayers(sum(routed_layers(config)), experts, top_k, config.hidden, inner, *limits)
-
-
-def refuse_ranks(workload: Workload) -> None:
-    """Check that the live peak of a run on one device is asked for.
-
-    Raises:
-        Incomplete: it is of a rank of several.
-    """
-    if not workload.mesh.one:
-        raise Incomplete("no formula gives the live peak of one rank of several", where=workload.mesh.text)

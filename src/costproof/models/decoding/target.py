@@ -45,7 +45,6 @@ from costproof.models.decoding.sharding import (
     Shards,
     chosen_plan,
     mesh_symbols,
-    refuse_ranks,
 )
 from costproof.models.native import Native
 from costproof.models.specs import Built, ExportJob, Run, layers_cut
@@ -165,11 +164,12 @@ class CausalTarget(Native[C]):
 
         if workload.mesh.fsdp > 1:  # a rank runs whole layers
             workload = replace(workload.own, inputs={k: v for k, v in workload.inputs.items() if not of_mesh(k)})
-        refuse_ranks(workload)
         style = self.style()
-        stack = decoder_stack(self.config, workload, style)
-        tapes = row_tapes if workload.rows else decoder_tapes
-        return tapes(self.config, workload, stack, capped=style.logits_capped)
+        shards = None if workload.mesh.one else self.shares(workload)
+        stack = decoder_stack(self.config, workload, style, shards)
+        if workload.rows:
+            return row_tapes(self.config, workload, stack, capped=style.logits_capped)
+        return decoder_tapes(self.config, workload, stack, capped=style.logits_capped, shards=shards)
 
     def blocked_cache(self, workload: Workload) -> cache_dtype.BlockedCache | None:
         """Return the blocks of the cache; ``None`` if the workload does not request them.

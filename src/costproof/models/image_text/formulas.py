@@ -16,6 +16,7 @@ from costproof.analytic.compose import (
     stage_nodes,
 )
 from costproof.analytic.costs import Size
+from costproof.analytic.decoder_memory import masked_look_up
 from costproof.analytic.embedding import INT64, FeaturesInPrompt
 from costproof.analytic.memory_tape import MemoryTape
 from costproof.ledger.node import CostNode, Ledger
@@ -28,19 +29,22 @@ IMAGES: Final = sym("n")
 """Number of images in the batch."""
 
 
-def glue_tape(features: Size, *, returned: bool) -> MemoryTape:
+def glue_tape(features: Size, *, returned: bool, masked: bool = False) -> MemoryTape:
     """Return the memory tape of the operators between towers and decoder, which put features in place of tokens.
 
     Args:
         features: rows of image features in the prompts.
         returned: whether the model also returns the concatenated features.
+        masked: whether the rank has some rows of the embedding's table.
 
     Source: ``LlavaModel.forward`` (transformers): the embeddings, the features in one tensor, a mask of their places,
     its sum as a check, and ``masked_scatter``.
     """
     tape, rows, row = MemoryTape(), sym("B") * sym("S"), sym("text_hidden") * sym("b")
     ids, given = tape.give(INT64 * rows), tape.give(features * row)
-    embedded, joined = tape.make(rows * row, ids), tape.make(features * row, given)
+    elements, b = rows * sym("text_hidden"), sym("b")
+    embedded = masked_look_up(tape, elements, rows, b, ids) if masked else tape.make(elements * b, ids)
+    joined = tape.make(features * row, given)
     mask = tape.make(rows, ids)
     tape.read(tape.make(1, tape.make(INT64, tape.make(INT64, mask))))
     tape.keep(tape.make(rows * row, embedded, mask, joined))

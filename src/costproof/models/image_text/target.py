@@ -24,7 +24,7 @@ from costproof.models.decoding.build import build
 from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta
 from costproof.models.decoding.plans import OWN, mesh_problems
 from costproof.models.decoding.rank_model import as_rank, distributed, refuse_values, shard_for_export
-from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards, mesh_symbols, refuse_ranks
+from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards, mesh_symbols
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, is_of
 from costproof.models.image_text.layout import CALL, IMAGES, SYMBOLS, ModelLayout, images_of, with_images
 from costproof.models.native import Native
@@ -89,15 +89,15 @@ class ImageTextTarget(Native[C]):
         from costproof.models.decoding.memory import decoder_tapes
         from costproof.models.image_text.formulas import glue_tape
 
-        refuse_ranks(workload)
-        count = workload.batch * images_of(workload)
+        count, own = workload.own_batch * images_of(workload), workload.own
         whole = replace(workload, text_tokens=self.length(workload))
-        stack = decoder_stack(self.config.text, whole, self.text_style())
-        found = decoder_tapes(self.config.text, whole, stack, embedded=count > 0)
+        shards = None if workload.mesh.one else self.shares(workload)
+        stack = decoder_stack(self.config.text, whole, self.text_style(), shards)
+        found = decoder_tapes(self.config.text, whole, stack, embedded=count > 0, shards=shards)
         if count:
-            found |= {(s, CALL, s): tape for s, tape in self.tower_tapes(workload, count).items()}
-            features = count * self.image_tokens(workload)
-            found["prefill", "prompt", "glue"] = glue_tape(features, returned=self.returns_features)
+            found |= {(s, CALL, s): tape for s, tape in self.tower_tapes(own, count).items()}
+            features, masked = count * self.image_tokens(workload), shards is not None and workload.mesh.tp > 1
+            found["prefill", "prompt", "glue"] = glue_tape(features, returned=self.returns_features, masked=masked)
         return found
 
     @property

@@ -269,6 +269,8 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return None if found < 0 else found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _IN_PLACE:
+            return args[0]
         result = func(*args, **(kwargs or {}))
         for made in tree_iter(result):
             if isinstance(made, torch.Tensor):
@@ -305,6 +307,15 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.events.append(MemoryEvent(number, made=False))
 
         return gone
+
+
+_IN_PLACE: Final = frozenset(
+    getattr(torch.ops._c10d_functional, name).default for name in ("wait_tensor", "all_reduce", "isend")
+)
+"""Collectives whose result is in the memory of their argument, of which fake tensors make another one.
+
+A sum over ranks is a copy in graphs only, as it mutates nothing there; runs of transformers add up in place.
+"""
 
 
 def _example(size: Any) -> int:

@@ -1,0 +1,184 @@
+"""The live peak of a rank of several devices by formula: by hand, and that of its exported graph to the byte."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from costproof.ledger.errors import CostproofError
+from costproof.ledger.workload import Workload
+from costproof.models.target import Exportable, WithMemory
+from costproof.opgraph.liveness import timeline
+from costproof.run.capture import count_sources
+from costproof.run.fits import fits
+from costproof.run.operands import target_with_settings
+from costproof.run.peaks import graph_peaks
+from costproof.run.prepare import Prepared
+from costproof.tracers.peaks.calls import calls
+from costproof.tracers.peaks.program import exported_memory, on_fake_cpu
+from tests.estimate.test_live_peaks import load_pieces
+from tests.models.test_random_ranks import configurations
+
+SMALL: Final = "layers=2,hidden=32,heads=4,kv_heads=2,head_dim=12,vocab=102,max_positions=4096"
+DENSE: Final = f"{SMALL},intermediate=48"
+MIXTURE: Final = f"{SMALL},config.experts=4,top_k=2,expert_width=16"
+LATENT: Final = (
+    "layers=2,hidden=32,heads=4,vocab=64,kv_rank=8,expert_width=8,intermediate=16,config.experts=4,top_k=2,rope=4,nope=4,"
+    "dense_layers=1,groups=2,best_groups=1"
+)
+RUNS: Final = {
+    "llama, last rank of an uneven vocabulary": f"llama@chat,batch=2,text_tokens=24,new_tokens=2,tp=4,rank=3,{DENSE}",
+    "llama, one row": f"llama@chat,text_tokens=24,new_tokens=2,attention=eager,logits=last,tp=4,rank=3,{DENSE}",
+    "llama, biases": f"llama@chat,batch=2,text_tokens=7,attention_bias=true,mlp_bias=true,tp=2,past=4,{DENSE}",
+    "llama, vllm": f"llama@chat,batch=2,text_tokens=7,new_tokens=2,tp=2,plan=vllm,{DENSE}",
+    "llama, first stage": f"llama@chat,batch=2,text_tokens=7,new_tokens=2,tp=2,pp=2,{DENSE}",
+    "llama, last stage": f"llama@chat,batch=2,text_tokens=7,new_tokens=2,tp=2,pp=2,rank=2,{DENSE}",
+    "gemma2, capped": f"gemma2@chat,batch=2,text_tokens=24,new_tokens=2,tp=4,rank=3,window=16,{DENSE}",
+    "qwen3-moe, ep": f"qwen3-moe@chat,batch=2,text_tokens=7,new_tokens=2,tp=2,ep=2,{MIXTURE}",
+    "qwen3-moe, batched": f"qwen3-moe@chat,batch=2,text_tokens=7,experts=batched_mm,tp=2,ep=2,{MIXTURE}",
+    "qwen3-moe, ep over dp": f"qwen3-moe@chat,batch=4,text_tokens=7,new_tokens=2,dp=2,ep=2,{MIXTURE}",
+    "deepseek-v3, ep": f"deepseek-v3@chat,batch=2,text_tokens=7,new_tokens=2,tp=2,ep=2,{LATENT}",
+}
+
+
+def peaks_of_graph(target: Exportable, work: Workload, *, inputs_held: bool) -> dict[tuple[str, str, str], int]:
+    return {
+        (job.stage, call, job.id): max(
+            timeline(exported_memory(on_fake_cpu(job)).program, inputs_held=inputs_held).held()
+        )
+        for call, job in calls(target, work)
+    }
+
+
+def check(target: object, work: Workload) -> int:
+    """Compare all calls; return their number."""
+    assert isinstance(target, WithMemory)
+    assert isinstance(target, Exportable)
+    for inputs_held in (True, False):
+        found = graph_peaks(target, work, inputs_held=inputs_held)
+        assert found == peaks_of_graph(target, work, inputs_held=inputs_held), (target, work)
+    return len(found)
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_the_live_peak_of_a_rank_is_that_of_its_graph(run: str) -> None:
+    assert check(*target_with_settings(run)) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llava", "qwen2-5-vl"])
+def test_the_live_peak_of_a_rank_with_a_tower_is_that_of_its_graph(family: str) -> None:
+    """Towers are whole on a rank; ranks sum up the token embeddings of the prompt before features are put into them."""
+    for piece in load_pieces(family):
+        work = replace(piece.workload, inputs={**piece.workload.inputs, "tp": 2, "rank": 1})
+        model: Any = piece.target
+        if not model.problems(work):
+            assert check(model, work) >= 2
+            return
+    raise AssertionError("no draw can be split")
+
+
+MESHES: Final[tuple[dict[str, int], ...]] = (
+    {"tp": 2}, {"tp": 4}, {"tp": 3}, {"tp": 2, "ep": 2}, {"tp": 4, "ep": 4}, {"tp": 2, "dp": 2}, {"dp": 2, "ep": 2},
+    {"tp": 2, "dp": 2, "ep": 4}, {"tp": 2, "pp": 2}, {"pp": 2},
+)  # fmt: skip
+
+
+def drawn_runs(model: Any, rng: random.Random) -> Workload | None:
+    """Return a random run on a random mesh; ``None`` if it does not fit the model."""
+    mesh = rng.choice(MESHES)
+    dp = mesh.get("dp", 1)
+    run = {
+        "text_tokens": rng.choice((1, 5, 12)), "new_tokens": rng.randint(0, 2), "batch": dp * rng.randint(1, 3),
+        "attention": rng.choice(("sdpa", "eager")), "logits": rng.choice(("all", "last")),
+        "dtype": rng.choice(("bfloat16", "float32")), "rank": rng.randrange(mesh.get("tp", 1) * dp * mesh.get("pp", 1)),
+    }  # fmt: skip
+    run |= {"past": rng.choice((1, 4))} if rng.random() < 0.3 else {}
+    if getattr(model.config, "experts", 0) and rng.random() < 0.3:
+        run["experts"] = "batched_mm"
+    try:
+        found: Workload = model.workload(**run, **mesh)
+    except CostproofError:
+        return None
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=pytest.mark.thorough)
+     for name in ("llama", "qwen2", "qwen3-moe", "mixtral", "deepseek-v2", "deepseek-v3", "gpt-oss", "gemma2")],
+)  # fmt: skip
+def test_the_live_peaks_of_ranks_of_random_configurations(family: str) -> None:
+    rng, models, compared = random.Random(f"peaks of {family}"), configurations(family), 0
+    while compared < 40:
+        model = next(models)
+        for _ in range(3):
+            if (work := drawn_runs(model, rng)) is not None:
+                compared += check(model, work)
+
+
+def peak(run: str, stage: str) -> int:
+    target, work = target_with_settings(run)
+    assert isinstance(target, WithMemory)
+    return next(n for (of, _, _), n in graph_peaks(target, work).items() if of == stage)
+
+
+def test_gathered_logits_by_hand() -> None:
+    """20,002 entries on 4 ranks: chunks of 5,001, of which the last rank has 4,999.
+
+    Of 2 x 7 positions all chunks are gathered, [4, ...], and joined. Beside them are 14 ids and the cache of one of 2
+    key/value heads of 12 elements, keys and values, in 2 layers.
+    """
+    run = f"llama@chat,batch=2,text_tokens=7,new_tokens=0,tp=4,rank=3,{DENSE}".replace("vocab=102", "vocab=20002")
+    held = 14 * 8 + 2 * 2 * 14 * 12 * 2
+    assert peak(run, "prefill") == held + 2 * 14 * 4 * 5001 * 2
+    one = run.replace("batch=2", "batch=1,logits=last")  # whose chunks lie in order, so nothing is joined
+    assert peak(one, "prefill") == 7 * 8 + 2 * 2 * 7 * 12 * 2 + (1 + 4) * 5001 * 2
+
+
+def test_experts_of_several_batches_by_hand() -> None:
+    """2 batches of 14 tokens x 2 experts: 56 rows of 2 x 4,000 columns, and the same with those of others masked.
+
+    Of the masked ones the activation and the product, 4,000 wide each, hold as much. Beside them are 14 ids, a cache of
+    14 tokens of 2 heads of 12 elements in a layer, hidden states of 32, the order of 56 rows in int64, their weights, a
+    mask, and the ends of 2 experts in int32.
+    """
+    run = f"qwen3-moe@chat,batch=4,text_tokens=7,new_tokens=0,logits=last,dp=2,ep=2,{MIXTURE}"
+    run = run.replace("layers=2", "layers=1").replace("expert_width=16", "expert_width=4000")
+    held = 14 * 8 + 2 * 14 * 2 * 12 * 2 + 14 * 32 * 2 + 56 * 8 + 56 * 2 + 56 + 2 * 4
+    assert peak(run, "prefill") == held + 2 * 56 * 8000 * 2
+
+
+def test_a_stage_of_a_pipeline_by_hand() -> None:
+    """A wide MLP in a layer each: both stages have it, and hidden states of 14 tokens of 32; the first also ids.
+
+    The stage that sends has no logits. Of the second, hidden states are what it is given, and those after attention.
+    """
+    run = f"llama@chat,batch=2,text_tokens=7,new_tokens=0,logits=last,pp=2,{DENSE}"
+    run = run.replace("intermediate=48", "intermediate=4000")
+    cache, hidden, wide = 2 * 14 * 2 * 12 * 2, 14 * 32 * 2, 14 * 4000 * 2
+    assert peak(run, "prefill") == 14 * 8 + cache + hidden + 3 * wide
+    assert peak(f"{run},rank=1", "prefill") == hidden + cache + hidden + 3 * wide
+
+
+def test_a_rank_fits_by_the_formula_of_its_live_peak() -> None:
+    """As by hand above for gathered logits; a run releases its ids. The rank with the most is named."""
+    run = f"llama@chat,batch=2,text_tokens=7,new_tokens=0,tp=4,{DENSE}".replace("vocab=102", "vocab=20002")
+    found = fits(run, memory="4MB")
+    assert (found.live_source, found.verdict) == ("formula", "fits")
+    assert found.live_bytes == 2 * 2 * 14 * 12 * 2 + 2 * 14 * 4 * 5001 * 2
+    assert [row.live_bytes for row in found.ranks] == [found.live_bytes, found.live_bytes]
+
+
+def test_a_capture_of_one_stage_states_the_ranks_of_all() -> None:
+    """A capture is of one rank; the other stages are counted by formulas, and the answers are those of the target."""
+    run = f"llama@chat,batch=2,text_tokens=7,new_tokens=0,pp=2,{DENSE}"
+    target, work = target_with_settings(run)
+    capture = count_sources(Prepared(target, work, ("analytic",))).capture
+    found, expected = fits(capture, memory="1MB"), fits(run, memory="1MB")
+    assert found.ranks == expected.ranks
+    assert sorted(row.ranks for row in found.ranks) == [(0,), (1,)]
