@@ -84,16 +84,16 @@ def recounts(
 
 def _places(workload: Workload) -> Iterator[Recount]:
     """Yield the coordinates, groups and batches of all ranks, placed one after another."""
-    mesh = workload.mesh
+    mesh, axes = workload.mesh, ("pp", "dp", "fsdp", "cp", "tp")
     place = {
-        rank: {"pp": p, "dp": d, "cp": c, "tp": t}
-        for rank, (p, d, c, t) in enumerate(product(*map(range, (mesh.pp, mesh.dp, mesh.cp, mesh.tp))))
+        rank: dict(zip(axes, at, strict=True))
+        for rank, at in enumerate(product(*(range(getattr(mesh, axis)) for axis in axes)))
     }
     yield Recount("", "ranks", "number", mesh.world, len(place))
-    dealt = Counter(sequence % mesh.dp for sequence in range(workload.batch))
+    dealt = Counter(sequence % (mesh.dp * mesh.fsdp) for sequence in range(workload.batch))
     stage = len(place) // mesh.pp
     for rank, at in place.items():
-        of = mesh.coordinates(rank)
+        of, turn = mesh.coordinates(rank), at["dp"] * mesh.fsdp + at["fsdp"]
         for axis, index in at.items():
             yield Recount("", f"rank {rank}", f"index along {axis}", int(getattr(of, axis)), index)
             alike = tuple(r for r, x in place.items() if {**x, axis: 0} == {**at, axis: 0})
@@ -108,7 +108,7 @@ def _places(workload: Workload) -> Iterator[Recount]:
                 "", f"rank {rank}, group along ep/tp", "ranks", _mask(mesh.group("ep/tp", rank)), _mask(apart)
             )
             yield Recount("", "experts of a rank", "batches", mesh.batches, len(apart))
-        yield Recount("", f"rank {rank}", "sequences", _of_rank(workload, rank).own_batch, dealt[at["dp"]])
+        yield Recount("", f"rank {rank}", "sequences", _of_rank(workload, rank).own_batch, dealt[turn])
 
 
 def _of_rank(workload: Workload, rank: int) -> Workload:
@@ -126,7 +126,7 @@ def _mask(ranks: Iterable[int]) -> int:
 def _sums(found: Parallel, workload: Workload) -> Iterator[Recount]:
     """Yield the sums that must be equal within a report, and the smaller ones of two bounds."""
     mesh = workload.mesh
-    for axis in ("tp", "ep", "pp", "dp", "cp"):
+    for axis in ("tp", "ep", "pp", "dp", "cp", "fsdp"):
         yield Recount("", "$.parallel", axis, getattr(found.mesh, axis), getattr(mesh, axis))
     costs = {rank: row.stages for row in found.ranks for rank in row.ranks}
     own = costs[workload.rank]
@@ -154,7 +154,7 @@ def _steps(found: Parallel, workload: Workload) -> Iterator[Recount]:
         n = len(c.ranks)
         at = c.ranks.index(workload.rank)
         axis, dtypes = _axis(c, workload.mesh), c.dtype.split(", ")
-        among = c.ranks if not axis or "fsdp" in workload.inputs else workload.mesh.group(axis, workload.rank)
+        among = c.ranks if not axis else workload.mesh.group(axis, workload.rank)
         if c.ranks != among:
             yield Recount(c.stage, f"{where}, along {axis}", "ranks", _mask(c.ranks), _mask(among))
         if axis == "ep/tp" and c.kind == "all_gather" and "int64" not in dtypes:  # numbers of the chosen experts
@@ -176,6 +176,8 @@ def _axis(c: Collectives, mesh: Mesh) -> str:
     """Return the group of the mesh in which a collective runs, by its kind and module; empty if both leave it open."""
     if c.kind in ("send", "all_to_all") or mesh.cp > 1:
         return ""
+    if mesh.fsdp > 1:
+        return "fsdp"
     if c.module.endswith(".experts") and mesh.ep > 1:
         return "ep" if mesh.batches == 1 else "tp" if c.kind == "all_reduce" else "ep/tp"
     return "tp"
@@ -235,7 +237,7 @@ def _padded_rows(engine: str, vocabulary: int, ranks: int) -> int:
 def _of_engine(workload: Workload, counted: Ledger, one: Ledger, symbols: Mapping[str, int]) -> Iterator[Recount]:
     """Yield the parameters of each module, and the collectives of each stage, as an engine's own classes give them."""
     engine, mesh = str(workload.inputs.get(PLAN, "")), workload.mesh
-    if engine not in ("vllm", "megatron") or mesh.tp == 1 or "fsdp" in workload.inputs:
+    if engine not in ("vllm", "megatron") or mesh.tp == 1:
         return
     whole = {(n.stage, n.module): n.cost("params") or 0 for n in one.nodes if n.cost("params")}
     for n in counted.nodes:

@@ -6,9 +6,11 @@ compared: the costs of a stage must not depend on what runs around it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from costproof.ledger.errors import Incomplete
+from costproof.ledger.mesh import Mesh
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention
@@ -49,7 +51,7 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
     Raises:
         Incomplete: a stage cannot be traced, its wrapper computes, or the model is split over several devices.
     """
-    if workload.mesh.tp > 1 or workload.mesh.pp > 1:
+    if replace(workload.mesh, dp=1) != Mesh():
         raise Incomplete(
             "TorchLens does not follow the collectives of a split model, so no stage is traced in isolation",
             where=workload.mesh.text, fix="--sources analytic,static,dynamic",
