@@ -12,7 +12,7 @@ import numpy as np
 from costproof.algebra.symbols import parse
 from costproof.ledger.baseline import BaselineRow
 from costproof.ledger.errors import BadInput, Bug, CostproofError, Incomplete, Problems
-from costproof.ledger.metrics import PEAK_METRICS, STAGE_WIDE, Metric
+from costproof.ledger.metrics import COMM, PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Workload
@@ -152,7 +152,11 @@ class Regime:
         return self.atoms.from_formula(parse(source), self.symbols[call.stage, call.invocation])
 
     def cost(self, what: CostCell | BaselineRow) -> Quotient:
-        """Return a cost compiled to a quotient of polynomials: of a row or a stage, or the largest graph peak."""
+        """Return a cost compiled to a quotient of polynomials: of a row or a stage, or the largest graph peak.
+
+        Raises:
+            Incomplete: the formulas leave the metric unknown, so no node has it.
+        """
         if what not in self.costs:
             if not isinstance(what, BaselineRow) and what[1] in PEAK_METRICS:
                 peaks = [self._of_call(call, call.form) for call in self.graphs if what[0] in ("", call.stage)]
@@ -163,6 +167,11 @@ class Regime:
             else:
                 assert self.ledger is not None
                 stage, metric = what
+                if metric not in self.ledger.metrics and metric not in COMM:  # one device sends nothing
+                    raise Incomplete(
+                        "the formulas leave this metric unknown at these points",
+                        where=metric, fix=f"leave out --metric {metric}",
+                    )  # fmt: skip
                 if not self.bearing:
                     for node in self.ledger.nodes:
                         for each in node.exprs:

@@ -71,7 +71,7 @@ class Sweep(SweepPoints):
         return sweep_files.write(self, Path(path), progress)
 
     def count(self) -> sweep_files.Tally:
-        """Return the number of points and the refused ones, without computing a cost."""
+        """Return the number of points and the refused ones, without computing a cost: an unknown one refuses later."""
         found = sweep_files.Tally()
         for part in replace(self, cells=()).parts():
             found.take(part)

@@ -194,10 +194,15 @@ class SweepPoints:
                 example = {k: int(v.flat[0]) for k, v in inside.items()}
                 why = self.points.refusal(choices, example)
                 refused.append(RefusedGroup(why, _by_name(block, example), count))
-            else:
+                continue
+            try:
                 columns = regime.columns(self.cells, inside, shape if whole else (count,))
-                self._check(regime, choices, inside, columns)
-                pieces.append(_RegimePart(here, columns))
+            except Incomplete as why:
+                example = {k: int(v.flat[0]) for k, v in inside.items()}
+                refused.append(RefusedGroup(why, _by_name(block, example), count))
+                continue
+            self._check(regime, choices, inside, columns)
+            pieces.append(_RegimePart(here, columns))
         return self._join(block, values, shape, pieces, refused)
 
     def _where_graphs_hold(
