@@ -104,6 +104,10 @@ class Uncut(WithFormulas, Protocol):
         """Return the model with all its layers."""
 
 
+SEQUENCE_COPIES: Final = "copies of ranks that share a sequence"
+"""Name of what ranks along ``cp`` have again, in a :class:`Sharing` and in sums over ranks."""
+
+
 class Sharing(Protocol):
     """Protocol of a plan by which the ranks of a mesh share a model: who has what whole."""
 

@@ -36,7 +36,7 @@ from costproof.ledger.metrics import KEPT, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, TargetInfo, Workload, folded_path
 from costproof.models.native import GivesFormulas, stored_formulas
-from costproof.models.target import Sharded, Sharing, WithKeys
+from costproof.models.target import SEQUENCE_COPIES, Sharded, Sharing, WithKeys
 from costproof.parametric.rank_checks import Recount, check_recounts, recounts
 
 
@@ -309,7 +309,6 @@ def _put_in(expr: str, numbers: Mapping[str, int]) -> sympy.Expr:
 
 
 DATA_COPIES: Final = "copies of data-parallel ranks"
-SEQUENCE_COPIES: Final = "copies of ranks that share a sequence"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from costproof.ledger.metrics import KEPT_FLOPS, Metric
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.names import STAGES
 from costproof.models.decoding.plans import OWN, named_plan, routed_layers, split_parts
+from costproof.models.target import SEQUENCE_COPIES
 
 if TYPE_CHECKING:
     from costproof.analytic.compose import ModulePart, StackCall
@@ -541,7 +542,6 @@ _REDUCED: Final[Mapping[str, Part]] = {
 """Role of a module whose results are parts of a sum over ranks -> part of the plan."""
 
 
-SEQUENCE_COPIES: Final = "copies of ranks that share a sequence"
 KV_COPIES: Final = "key/value heads that several ranks hold"
 _LATENTS: Final = (".q_down", ".q_norm", ".kv_down", ".kv_norm")
 """Ends of roles of modules whose results are latents, which every rank needs whole."""
