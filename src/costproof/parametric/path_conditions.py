@@ -146,9 +146,11 @@ def _first_zero(f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
 def to_sympy(expr: SizeExpr, symbol: Callable[[str], sympy.Symbol], *, floors: bool = False) -> sympy.Expr:
     """Return the expression of a size in sympy.
 
+    A quotient by a number that divides all terms but the constant one is a polynomial, and its remainder a number.
+
     Args:
-        symbol: returns the symbol of a variable.
-        floors: whether floor divisions and remainders are converted too, as ``floor`` of a quotient.
+        symbol: returns the symbol of a variable, or what it stands for.
+        floors: whether other floor divisions and remainders are converted too, as ``floor`` of a quotient.
 
     Raises:
         NotSolved: the expression is not a polynomial, and ``floors`` is not set.
@@ -160,9 +162,13 @@ def to_sympy(expr: SizeExpr, symbol: Callable[[str], sympy.Symbol], *, floors: b
         return sympy.Integer(parts[0])
     if how == "var":
         return symbol(parts[0])
+    left, right = (to_sympy(part, symbol, floors=floors) for part in parts)
+    if how in ("//", "%") and right.is_Integer and right > 0:
+        constant, terms = sympy.expand(left).as_coeff_Add()
+        if all((coefficient / right).is_Integer for coefficient in terms.as_coefficients_dict().values()):
+            return sympy.expand(terms / right) + constant // right if how == "//" else constant % right
     if how in ("//", "%") and not floors:
         raise NotSolved("not a polynomial")
-    left, right = (to_sympy(part, symbol, floors=floors) for part in parts)
     if how in ("//", "%"):
         whole = sympy.floor(left / right)
         return whole if how == "//" else left - right * whole
