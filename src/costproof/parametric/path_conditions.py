@@ -91,7 +91,7 @@ _MOST_ZEROS = 2
 """Number of zeros of a polynomial of degree two."""
 
 
-def branch_limit(path: PathCondition, variable: str, start: int) -> int | None:
+def branch_limit(path: PathCondition, variable: str, start: int, step: int = 1) -> int | None:
     """Return the smallest value above ``start`` at which a path condition fails or may fail, or ``None``.
 
     If a condition compares anything but polynomials of degree two at most, ``start + 1`` is returned.
@@ -99,16 +99,18 @@ def branch_limit(path: PathCondition, variable: str, start: int) -> int | None:
     Args:
         path: a path that ``start`` satisfies.
         variable: the only variable that changes.
-        start: the value to start from.
+        start: the value to start from, in units of ``step``, as the result is.
+        step: the variable takes only multiples of it.
     """
-    return min((end for condition in path.conditions for end in _limits(condition, variable, start)), default=None)
+    limits = (_limits(condition, variable, start, step) for condition in path.conditions)
+    return min((end for ends in limits for end in ends), default=None)
 
 
-def _limits(condition: BranchCondition, variable: str, start: int) -> Iterator[int]:
+def _limits(condition: BranchCondition, variable: str, start: int, step: int) -> Iterator[int]:
     """Yield candidate values; the smallest is the first value at which the condition fails."""
     name = sym(variable)
     try:
-        left, right = (to_sympy(part, lambda _: name) for part in (condition.left, condition.right))
+        left, right = (to_sympy(part, lambda _: step * name) for part in (condition.left, condition.right))
         yield from _difference_limits(condition, left - right, name, start)
     except NotSolved:
         yield start + 1
