@@ -239,10 +239,10 @@ class Schedule:
 def own_batch(batch: int, mesh: Mesh, rank: int) -> int:
     """Return the sequences of a batch that a rank runs; if it is uneven, the first ones have one more.
 
-    Ranks along ``dp`` and ``fsdp`` share it.
+    Ranks along ``dp`` and ``fsdp`` share it. It is a quotient without a branch, which can be solved for the batch.
     """
     at, parts = mesh.coordinates(rank), mesh.dp * mesh.fsdp
-    return batch // parts + (at.dp * mesh.fsdp + at.fsdp < batch % parts)
+    return (batch + parts - 1 - at.dp * mesh.fsdp - at.fsdp) // parts
 
 
 def pairs_of(inputs: Mapping[str, object]) -> tuple[tuple[int, ...], ...]:

@@ -91,7 +91,7 @@ _MOST_ZEROS = 2
 """Number of zeros of a polynomial of degree two."""
 
 
-def branch_limit(path: PathCondition, variable: str, start: int) -> int | None:
+def branch_limit(path: PathCondition, variable: str, start: int, step: int = 1) -> int | None:
     """Return the smallest value above ``start`` at which a path condition fails or may fail, or ``None``.
 
     If a condition compares anything but polynomials of degree two at most, ``start + 1`` is returned.
@@ -99,16 +99,18 @@ def branch_limit(path: PathCondition, variable: str, start: int) -> int | None:
     Args:
         path: a path that ``start`` satisfies.
         variable: the only variable that changes.
-        start: the value to start from.
+        start: the value to start from, in units of ``step``, as the result is.
+        step: the variable takes only multiples of it.
     """
-    return min((end for condition in path.conditions for end in _limits(condition, variable, start)), default=None)
+    limits = (_limits(condition, variable, start, step) for condition in path.conditions)
+    return min((end for ends in limits for end in ends), default=None)
 
 
-def _limits(condition: BranchCondition, variable: str, start: int) -> Iterator[int]:
+def _limits(condition: BranchCondition, variable: str, start: int, step: int) -> Iterator[int]:
     """Yield candidate values; the smallest is the first value at which the condition fails."""
     name = sym(variable)
     try:
-        left, right = (to_sympy(part, lambda _: name) for part in (condition.left, condition.right))
+        left, right = (to_sympy(part, lambda _: step * name) for part in (condition.left, condition.right))
         yield from _difference_limits(condition, left - right, name, start)
     except NotSolved:
         yield start + 1
@@ -146,9 +148,11 @@ def _first_zero(f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
 def to_sympy(expr: SizeExpr, symbol: Callable[[str], sympy.Symbol], *, floors: bool = False) -> sympy.Expr:
     """Return the expression of a size in sympy.
 
+    A quotient by a number that divides all terms but the constant one is a polynomial, and its remainder a number.
+
     Args:
-        symbol: returns the symbol of a variable.
-        floors: whether floor divisions and remainders are converted too, as ``floor`` of a quotient.
+        symbol: returns the symbol of a variable, or what it stands for.
+        floors: whether other floor divisions and remainders are converted too, as ``floor`` of a quotient.
 
     Raises:
         NotSolved: the expression is not a polynomial, and ``floors`` is not set.
@@ -160,9 +164,13 @@ def to_sympy(expr: SizeExpr, symbol: Callable[[str], sympy.Symbol], *, floors: b
         return sympy.Integer(parts[0])
     if how == "var":
         return symbol(parts[0])
+    left, right = (to_sympy(part, symbol, floors=floors) for part in parts)
+    if how in ("//", "%") and right.is_Integer and right > 0:
+        constant, terms = sympy.expand(left).as_coeff_Add()
+        if all((coefficient / right).is_Integer for coefficient in terms.as_coefficients_dict().values()):
+            return sympy.expand(terms / right) + constant // right if how == "//" else constant % right
     if how in ("//", "%") and not floors:
         raise NotSolved("not a polynomial")
-    left, right = (to_sympy(part, symbol, floors=floors) for part in parts)
     if how in ("//", "%"):
         whole = sympy.floor(left / right)
         return whole if how == "//" else left - right * whole

@@ -57,11 +57,14 @@ class _RunFamily:
     def _choices(self, changed: Mapping[str, int]) -> PointChoices:
         return PointChoices({}, None, {f"{WORKLOAD}{name}": value for name, value in changed.items()})
 
-    def _range_end(self, setting: str, changed: Mapping[str, int]) -> tuple[Regime, int | None]:
-        """Return the regime at a value of a setting, and the next value at which a branch may change."""
-        regime, numbers = self._regime_at(changed)
+    def _range_end(self, setting: str, changed: Mapping[str, int], step: int = 1) -> tuple[Regime, int | None]:
+        """Return the regime at a value of a setting, and the next value at which a branch may change.
+
+        The value is given in units of ``step``, as the next one is, which is looked for among its multiples.
+        """
+        regime, numbers = self._regime_at({**changed, setting: step * changed[setting]})
         path = next(path for path in regime.paths if path.holds(numbers))
-        return regime, branch_limit(path, _variable(setting), changed[setting])
+        return regime, branch_limit(path, _variable(setting), changed[setting], step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class RegimeRange:
-    """A range of values of a setting, both ends included."""
+    """A range of values of a setting, in its parts, both ends included."""
 
     low: int
     high: int
@@ -94,6 +97,9 @@ class RegimeRange:
 class SettingCurve(_RunFamily):
     """The formulas of a run as functions of one setting.
 
+    Ranks that share a batch see their own parts of it: sums are solved for the sequences of the counted rank, at
+    batches of which all ranks have equal parts, and mapped back to the first accepted batch that has as many.
+
     Args:
         side: the run.
         target: the target of its configuration.
@@ -103,6 +109,10 @@ class SettingCurve(_RunFamily):
     def __init__(self, side: Baseline, target: WithKeys, setting: str) -> None:
         _RunFamily.__init__(self, side, target)
         self.setting = setting
+        mesh, place = side.workload.mesh, side.workload.mesh.coordinates(side.workload.rank)
+        self._parts, self._index = 1, 0
+        if setting == "batch":
+            self._parts, self._index = mesh.dp * mesh.fsdp, place.dp * mesh.fsdp + place.fsdp
         self.own = cast(int, self.given[f"{WORKLOAD}{setting}"])
         self.variable = sym(setting)
         self._ranges: tuple[RegimeRange, ...] | NotSolved | None = None
@@ -137,7 +147,7 @@ class SettingCurve(_RunFamily):
 
     def _size(self, expr: SizeExpr) -> sympy.Expr:
         try:
-            return to_sympy(expr, lambda _: self.variable)
+            return to_sympy(expr, lambda _: self._parts * self.variable)
         except NotSolved:
             raise NotSolved(f"a size is not a polynomial of {self.setting}") from None
 
@@ -198,7 +208,7 @@ class SettingCurve(_RunFamily):
     def _each_range(self) -> Iterator[RegimeRange]:
         low = 1
         for _ in range(_MOST_RANGES):
-            regime, end = self._range_end(self.setting, {self.setting: low})
+            regime, end = self._range_end(self.setting, {self.setting: low}, self._parts)
             high = FAR if end is None else min(end - 1, FAR)
             yield RegimeRange(low, high, None if regime.ledger is None else regime)
             if end is None or end > FAR:
@@ -226,23 +236,10 @@ class SettingCurve(_RunFamily):
             left, right: the two sums.
             more: a constant that is added to the right sum.
         """
-        try:
-            accepted = [part for part in self.ranges() if part.regime is not None]
-            before: int | None = None
-            for part in accepted:
-                found = self._first_in(part, left, right, more, part.low)
-                if found is not None and found <= part.high:
-                    before = found - 1 if found > part.low else before
-                    self._check_threshold(found, before, left, right, more)
-                    return Threshold("from", found, before=before)
-                before = part.high
-            last = accepted[-1]
-            found = None if last.high >= FAR else self._first_in(last, left, right, more, last.high + 1)
-        except NotSolved as error:
-            return Threshold("not solved", None, str(error))
-        if found is None:
-            return Threshold("never")
-        return Threshold("refused", found, self._refusal_line(found))
+        return self._first(
+            lambda part, start: self._first_in(part, left, right, more, start),
+            lambda at: self.value(at, left) > self.value(at, right) + more,
+        )
 
     def first_over(self, over: Callable[[int], bool]) -> Threshold:
         """Return the first accepted value at which a quantity that does not shrink is too large, by bisection.
@@ -250,21 +247,46 @@ class SettingCurve(_RunFamily):
         Args:
             over: whether it is too large at a value; it is also asked at values that the model refuses.
         """
+
+        def first_in(part: RegimeRange, start: int) -> int | None:
+            end = part.high if start <= part.high else FAR
+            return _bisect(lambda n: over(n * self._parts), start, end) if over(end * self._parts) else None
+
+        return self._first(first_in, over)
+
+    def _first(self, first_in: Callable[[RegimeRange, int], int | None], above: Callable[[int], bool]) -> Threshold:
+        """Return the first value at which a condition holds, and check it there and at the value before.
+
+        Args:
+            first_in: range, start -> the first part from there on at which it holds by the formulas of the range.
+            above: whether it holds at a value of the setting.
+        """
         try:
             accepted = [part for part in self.ranges() if part.regime is not None]
+            before: int | None = None
+            for part in accepted:
+                found = first_in(part, part.low)
+                if found is not None and found <= part.high:
+                    before = found - 1 if found > part.low else before
+                    return self._checked(found, before, above)
+                before = part.high
+            last = accepted[-1]
+            found = None if last.high >= FAR else first_in(last, last.high + 1)
         except NotSolved as error:
             return Threshold("not solved", None, str(error))
-        before: int | None = None
-        for part in accepted:
-            if over(part.high):
-                found = _bisect(over, part.low, part.high)
-                return Threshold("from", found, before=found - 1 if found > part.low else before)
-            before = part.high
-        last = accepted[-1].high
-        if last >= FAR or not over(FAR):
+        if found is None:
             return Threshold("never")
-        found = _bisect(over, last + 1, FAR)
-        return Threshold("refused", found, self._refusal_line(found))
+        values = self._values(found)
+        if any(map(self._accepts, values)):  # the largest batch may be none of equal parts
+            return self._checked(found, last.high if found == last.high + 1 else None, above)
+        return Threshold("refused", values[0], self._refusal_line(values[0]))
+
+    def _values(self, part: int) -> range:
+        """Return the values of the setting at which the counted rank has a part of this size."""
+        return range((part - 1) * self._parts + self._index + 1, part * self._parts + self._index + 1)
+
+    def _accepts(self, at: int) -> bool:
+        return at > 0 and self._regime_at({self.setting: at})[0].ledger is not None
 
     def _first_in(self, part: RegimeRange, left: FormulaSum, right: FormulaSum, more: int, start: int) -> int | None:
         """Return the first value from ``start`` on, in one range, at which the left sum exceeds the right one."""
@@ -272,14 +294,20 @@ class SettingCurve(_RunFamily):
         less = self.expression(part.regime, right) + more
         return first_above(self.expression(part.regime, left) - less, self.variable, start)
 
-    def _check_threshold(self, found: int, before: int | None, left: FormulaSum, right: FormulaSum, more: int) -> None:
-        """Check a threshold by evaluating both sums just below and at it."""
+    def _checked(self, part: int, before: int | None, above: Callable[[int], bool]) -> Threshold:
+        """Return the threshold of a part of the setting, after a look at the values below and at it.
 
-        def above(at: int) -> bool:
-            return self.value(at, left) > self.value(at, right) + more
-
-        if not above(found) or (before is not None and above(before)):
+        Args:
+            part: the first part at which the condition holds.
+            before: the part before, if any.
+            above: whether the condition holds at a value of the setting.
+        """
+        found = next(at for at in self._values(part) if self._accepts(at))
+        below = () if before is None else reversed(self._values(before))
+        last = next((at for at in below if at < found and self._accepts(at)), None)
+        if not above(found) or (last is not None and above(last)):
             raise Bug("a border is not where it was solved to be", where=self.setting, got=found)
+        return Threshold("from", found, before=last)
 
     def last(self, below: int) -> int:
         """Return the largest value below a bound that the model accepts.
@@ -287,8 +315,9 @@ class SettingCurve(_RunFamily):
         Raises:
             NotSolved: the accepted values are not known.
         """
-        taken = [min(p.high, below - 1) for p in self.ranges() if p.regime is not None and p.low < below]
-        return taken[-1] if taken else self.own
+        ends = (min(self._values(p.high)[-1], below - 1) for p in reversed(self.ranges()) if p.regime is not None)
+        taken = (at for end in ends for at in range(end, max(0, end - self._parts), -1) if self._accepts(at))
+        return next(taken, self.own)
 
     def _refusal_line(self, at: int) -> str:
         """Return the error with which the model refuses a value, in one line."""

@@ -263,7 +263,7 @@ def _rank_line(found: Fits) -> str:
 def _most(x: MemoryLimit) -> str | None:
     """Return a sentence on the largest value of a setting that fits; ``None`` if it was not solved."""
     if x.outcome == "from" and x.at is not None:
-        return exact(x.at - 1) if x.at > 1 else "none"
+        return next((exact(p.at) for p in x.points if p.at < x.at), "none")
     return {"never": "any", "refused": "any that the model takes"}.get(x.outcome)
 
 

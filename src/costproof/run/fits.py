@@ -31,7 +31,7 @@ from costproof.estimate.roofline import choose_source
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.capture import Padding
 from costproof.ledger.environment import require
-from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_problem
+from costproof.ledger.errors import BadInput, Incomplete, first_problem
 from costproof.ledger.mesh import RANK
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
@@ -181,13 +181,12 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
     side, device, room, kept_free = read.baseline, of.device, of.room, of.reserve
     check_whole(side)
     name, folded = choose_source(side, needed=NEEDED)
-    varied = _of_replica(side)
-    along = {} if read.target is None else {s: SettingCurve(varied, read.target, s) for s in SETTINGS}
+    along = {} if read.target is None else {s: SettingCurve(side, read.target, s) for s in SETTINGS}
     sizes = along["batch"].sizes(along["batch"].own) if along else {}
     element = FLOAT_BYTES[side.workload.dtype]
     rows = max(map(row_kinds_in, sizes.values()), default=0)
     blocked = _blocked_cache(read.target, side.workload)
-    live, why = _live_memory(read.target, varied.workload)
+    live, why = _live_memory(read.target, side.workload)
     live = live if live is None or blocked is None else replace(live, blocked=blocked)
     peak = None if live is None else live.in_blocks
     by_stage = {} if live is None else live.stages()
@@ -217,13 +216,11 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
     if certain is not None and not side.workload.rows:  # the rows say all lengths
         run, matrix = (along, certain, room), unpacked or 0
         if blocked is not None:
-            limits = tuple(block_limits(*run, peak, blocked, varied.workload, matrix))
+            limits = tuple(block_limits(*run, peak, blocked, side.workload, matrix))
         else:
             limits = tuple(memory_limits(*run, kept, peak, read.peaks, matrix))
         if exported is not None:
             limits += tuple(_of_graph(exported, certain, room, matrix, cached=cached))
-    if varied is not side:
-        limits = tuple(_of_all_replicas(x, side.workload, read.target) for x in limits)
     answer = Fits(
         side.conventions, side.target, side.workload, side.environment, device, room, name,
         weights_bytes=weights,
@@ -248,47 +245,6 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         binding_ranks=_binding_ranks(read.target, side.workload),
     )  # fmt: skip
     return _with_graph(answer if blocked is None else _in_blocks(answer, blocked, by_stage), read)
-
-
-def _of_replica(side: Baseline) -> Baseline:
-    """Return the run of the counted rank's part of the batch, whose formulas do not change at multiples of dp."""
-    workload, mesh = side.workload, side.workload.mesh
-    if mesh.dp == 1 or mesh.ep not in (1, mesh.tp) or mesh.pp * mesh.cp > 1:
-        return side
-    inputs = {name: value for name, value in workload.inputs.items() if name not in ("dp", RANK)}
-    inputs |= {RANK: mesh.coordinates(workload.rank).tp} if RANK in workload.inputs else {}
-    return replace(side, workload=replace(workload, batch=workload.own_batch, inputs=inputs))
-
-
-def _of_all_replicas(limit: MemoryLimit, workload: Workload, target: Target | None) -> MemoryLimit:
-    """Return a limit of the batch that was solved for a rank's part of it as one of the whole batch.
-
-    The part of the rank with index d of dp has n sequences from batch (n - 1) dp + d + 1 on. If it takes none, the
-    limit is 1, and its place the smallest batch, dp. A batch that the target refuses is not a limit.
-    """
-    if limit.setting != "batch" or limit.at is None:
-        return limit
-    dp = workload.mesh.dp
-    first = (limit.at - 1) * dp + workload.mesh.coordinates(workload.rank).dp + 1
-    if limit.at == 1:
-        return replace(limit, points=tuple(replace(p, at=dp) for p in limit.points[-1:]))
-    places = {limit.at: first, limit.at - 1: first - 1}
-    points = tuple(replace(p, at=places.get(p.at, workload.batch)) for p in limit.points)
-    refused = {at: why for at in (first, *(p.at for p in points)) if (why := _refusal(target, workload, at))}
-    if first not in refused:
-        return replace(limit, at=first, points=points)
-    known = tuple(p for p in points if p.at not in refused)
-    return replace(limit, at=first, outcome="refused", why=refused[first], points=known)
-
-
-def _refusal(target: Target | None, workload: Workload, batch: int) -> str:
-    """Return the error with which a target refuses a batch, in one line; empty if it takes it."""
-    try:
-        if target is not None:
-            target.check(replace(workload, batch=batch))
-    except CostproofError as error:
-        return first_problem(error)
-    return ""
 
 
 def _with_graph(found: Fits, read: Operand) -> Fits:
