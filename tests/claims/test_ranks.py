@@ -9,7 +9,7 @@ import pytest
 
 import costproof
 from costproof.claims.types import Judgement
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, Incomplete
 
 TOKEN: Final = "text_tokens: '1', new_tokens: '0'"
 LLAMA, QWEN, V3 = "llama-3.1-70b", "qwen3-235b-a22b", "deepseek-v3"
@@ -256,6 +256,15 @@ def test_gathered_parameters(claim: str, cause: str | None, tmp_path: Path) -> N
         assert found.status == "right"
     else:
         assert {cause} in named(found)
+
+
+def test_a_number_that_is_unknown_of_a_rank(tmp_path: Path) -> None:
+    """What a checkpoint stores is not known of a rank's parts: no claim about it is judged, and no sum is 0."""
+    with pytest.raises(Incomplete, match="leaves this metric unknown"):
+        judged(tmp_path, LLAMA, "stage: prefill, stored_bytes: 0", FULLY)
+    found = costproof.capture(LLAMA, fsdp=8, batch=8, sources=["analytic"], text_tokens=1)
+    with pytest.raises(Incomplete, match="leaves this metric unknown"):
+        costproof.explain(found, "prefill", metric="stored_bytes")
 
 
 SHARED: Final = "text_tokens: '512', new_tokens: '1'"
