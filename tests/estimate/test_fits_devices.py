@@ -151,7 +151,7 @@ def test_a_wrong_limit_of_ranks_is_found_by_the_command(monkeypatch: pytest.Monk
         with pytest.raises(Bug, match="does not fit at"):
             costproof.fits(target, memory="24GB")
     solve = fits_module.memory_limits
-    for off, said in ((2, "does not fit at"), (-2, "does not fit at")):
+    for off in (2, -2):
 
         def moved(*of: Any, off: int = off) -> Iterator[MemoryLimit]:
             for x in solve(*of):
@@ -160,7 +160,7 @@ def test_a_wrong_limit_of_ranks_is_found_by_the_command(monkeypatch: pytest.Monk
 
         with monkeypatch.context() as planted:
             planted.setattr(fits_module, "memory_limits", moved)
-            with pytest.raises(Bug, match=said):
+            with pytest.raises(Bug, match="(bytes|does not fit) at"):
                 costproof.fits(target, memory="24GB")
 
 
