@@ -28,7 +28,10 @@ from costproof.run.prepare import Prepared
 from costproof.run.proof_pieces import carry_out_piece
 
 MODELS: Final = ("llama-3.1-70b", "qwen3-235b-a22b", "deepseek-v3", "gpt-oss-120b", "llava-1.5-7b")
-MESHES: Final[tuple[dict[str, int], ...]] = ({}, {"tp": 2}, {"tp": 4}, {"tp": 8}, {"tp": 16}, {"tp": 8, "ep": 8})
+MESHES: Final[tuple[dict[str, int], ...]] = (
+    {}, {"tp": 2}, {"tp": 4}, {"tp": 8}, {"tp": 16}, {"tp": 8, "ep": 8},
+    {"dp": 8, "ep": 8, "batch": 8}, {"tp": 2, "dp": 4, "ep": 8, "batch": 4}, {"tp": 4, "dp": 2, "ep": 8, "batch": 2},
+)  # fmt: skip
 RUN: Final = {"text_tokens": 48, "new_tokens": 2}
 SOURCES: Final = ("analytic", "static", "dynamic")
 

@@ -9,7 +9,7 @@ import pytest
 
 import costproof
 from costproof.claims.types import Judgement
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, Incomplete
 
 TOKEN: Final = "text_tokens: '1', new_tokens: '0'"
 LLAMA, QWEN, V3 = "llama-3.1-70b", "qwen3-235b-a22b", "deepseek-v3"
@@ -256,3 +256,57 @@ def test_gathered_parameters(claim: str, cause: str | None, tmp_path: Path) -> N
         assert found.status == "right"
     else:
         assert {cause} in named(found)
+
+
+def test_a_number_that_is_unknown_of_a_rank(tmp_path: Path) -> None:
+    """What a checkpoint stores is not known of a rank's parts: no claim about it is judged, and no sum is 0."""
+    with pytest.raises(Incomplete, match="leaves this metric unknown"):
+        judged(tmp_path, LLAMA, "stage: prefill, stored_bytes: 0", FULLY)
+    found = costproof.capture(LLAMA, fsdp=8, batch=8, sources=["analytic"], text_tokens=1)
+    with pytest.raises(Incomplete, match="leaves this metric unknown"):
+        costproof.explain(found, "prefill", metric="stored_bytes")
+
+
+SHARED: Final = "text_tokens: '512', new_tokens: '1'"
+RING: Final = "cp: '4', cp_plan: ring, rank: "
+"""128 of 512 positions a rank; rank 3 attends to its own part of keys and to the three before."""
+PAIRS_OF_PARTS: Final = 80 * 4 * 128**2 * 64 * 128
+"""FLOPs of 80 layers of 64 heads of 128 elements for the pairs of two parts: two products of 2 a pair and element."""
+LINEARS: Final = 2 * 128 * (80 * 855_638_016 + 128_256 * 8192)
+"""FLOPs of 128 positions: a layer's 8,192 x 18 x 1,024 and 3 x 8,192 x 28,672 weights, and the output projection."""
+KEYS: Final = 80 * 128 * 8 * 2 * 128 * 2
+"""Bytes of keys and values of a part, of 8 heads of 128 elements of 2 bytes in 80 layers."""
+
+
+@pytest.mark.parametrize(
+    ("rank", "claim", "cause"),
+    [
+        (3, f"flops: {LINEARS + 4 * PAIRS_OF_PARTS}", None),
+        (0, f"flops: {LINEARS + PAIRS_OF_PARTS}", None),
+        (3, f"flops: {LINEARS + 5 * PAIRS_OF_PARTS // 2}", "mean of the ranks"),  # (1 + 2 + 3 + 4) / 4
+        (0, f"flops: {LINEARS + 4 * PAIRS_OF_PARTS}", "every part attended to"),
+        (0, f"flops: {4 * LINEARS + 16 * PAIRS_OF_PARTS}", "positions not / cp"),
+        (0, f"kv_cache_bytes: {KEYS}", None),
+        (0, f"kv_cache_bytes: {4 * KEYS}", "positions not / cp"),
+        (0, f"comm_bytes: {3 * KEYS}", None),
+        (0, f"comm_bytes: {4 * KEYS}", "ring of cp sends"),
+        (0, "messages: 240", None),
+        (0, "messages: 320", "ring of cp sends"),
+    ],
+)
+def test_a_ring_of_ranks(rank: int, claim: str, cause: str | None, tmp_path: Path) -> None:
+    found = judged(tmp_path, LLAMA, f"stage: prefill, {claim}", f"{RING}'{rank}'", SHARED)
+    if cause is None:
+        assert found.status == "right"
+    else:
+        assert {cause} in sets(found)
+
+
+def test_exchanged_heads(tmp_path: Path) -> None:
+    """A rank of 4 trades 128 positions of 64 + 8 + 8 + 64 heads in 80 layers, of which it keeps a quarter."""
+    every = 80 * 128 * (64 + 8 + 8 + 64) * 128 * 2
+    mesh = "cp: '4', cp_plan: ulysses"
+    assert judged(tmp_path, LLAMA, sent(every * 3 // 4), mesh, SHARED).status == "right"
+    assert {"all-to-all = M"} in sets(judged(tmp_path, LLAMA, sent(every), mesh, SHARED))
+    with pytest.raises(BadInput, match="ranks would share key/value heads"):
+        judged(tmp_path, LLAMA, sent(every), "cp: '16', cp_plan: ulysses", SHARED)

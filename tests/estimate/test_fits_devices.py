@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from math import ceil
+from typing import Any
+
+import pytest
 
 import costproof
-from costproof.estimate.memory import Fits
+from costproof.estimate.memory import Fits, MemoryLimit
+from costproof.estimate.roofline import Roofline
+from costproof.ledger.errors import Bug
 from costproof.reports.fits import _rank_line
+
+fits_module = importlib.import_module("costproof.run.fits")
 
 
 def limits(found: Fits) -> dict[tuple[str, str], int | None]:
@@ -97,3 +108,72 @@ def test_the_quantised_weights_of_a_rank_are_its_own() -> None:
     ]  # fmt: skip
     assert found.stored_bytes is not None
     assert found.stored_bytes - rank == 0
+
+
+SEQUENCE = 513 * 32 * 8 * 128 * 2 * 2
+"""Keys and values of 512 + 1 tokens of all 8 heads in 32 layers of Llama 3.1 8B."""
+
+
+def dealt_limit(parts: int, most: int, *, step: int = 1) -> int:
+    """Return the first batch of which a rank gets more than ``most`` sequences, dealt one by one."""
+    for batch in range(step, 10_000, step):
+        if max(Counter(i % parts for i in range(batch)).values()) > most:
+            return batch
+    raise AssertionError
+
+
+@pytest.mark.parametrize(("target", "parts", "most", "step"), [
+    ("llama-3.1-8b@chat,batch=3,dp=3", 3, 1, 1),
+    ("llama-3.1-8b@chat,batch=4,dp=3", 3, 5, 1),
+    ("llama-3.1-8b@chat,batch=3,dp=3", 3, 341, 1),  # 1,024, the largest batch of the model, is no multiple of 3
+    ("llama-3.1-8b@chat,batch=4,fsdp=2", 2, 4, 1),
+    ("llama-3.1-8b@chat,batch=4,dp=2,fsdp=2", 4, 2, 1),
+    ("mixtral@chat,batch=2,dp=2,ep=2", 2, 3, 2),  # ranks that gather each other's tokens take equal batches
+])  # fmt: skip
+def test_the_largest_batch_of_ranks_that_share_it(target: str, parts: int, most: int, step: int) -> None:
+    """Both models have 8 key/value heads of 128 elements in 32 layers."""
+    free = costproof.fits(target, memory=10**12)
+    lasting = (free.weights_bytes or 0) + (free.buffers_bytes or 0)
+    found = costproof.fits(target, memory=lasting + most * SEQUENCE + SEQUENCE // 2)
+    (limit,) = (x for x in found.limits if (x.setting, x.held) == ("batch", "weights and cache"))
+    at = dealt_limit(parts, most, step=step)
+    assert (limit.outcome, limit.at) == ("from", at)
+    assert [(p.at, p.bytes - lasting) for p in limit.points] == [
+        (at - step, most * SEQUENCE), (at, (most + 1) * SEQUENCE)
+    ]  # fmt: skip
+
+
+def test_a_wrong_limit_of_ranks_is_found_by_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest limit of all ranks in place of the smallest; a batch too late; a batch too early."""
+    target = "llama-3.1-8b@chat,batch=3,dp=2"
+    with monkeypatch.context() as planted:
+        planted.setattr(fits_module, "report_order", lambda found: -(found.at or 0))
+        with pytest.raises(Bug, match="does not fit at"):
+            costproof.fits(target, memory="24GB")
+    solve = fits_module.memory_limits
+    for off in (2, -2):
+
+        def moved(*of: Any, off: int = off) -> Iterator[MemoryLimit]:
+            for x in solve(*of):
+                points = tuple(replace(p, at=p.at + off) for p in x.points)
+                yield x if x.at is None else replace(x, at=x.at + off, points=points)
+
+        with monkeypatch.context() as planted:
+            planted.setattr(fits_module, "memory_limits", moved)
+            with pytest.raises(Bug, match="(bytes|does not fit) at"):
+                costproof.fits(target, memory="24GB")
+
+
+def test_borders_of_ranks_that_share_a_batch() -> None:
+    """A rank of three computes as one device does with its part: the first batch that gives the first rank 3 n + 1."""
+    one = costproof.roofline("llama-3.1-8b@chat,batch=3", on="h100-sxm")
+    three = costproof.roofline("llama-3.1-8b@chat,batch=3,dp=3", on="h100-sxm")
+
+    def of(found: Roofline) -> dict[tuple[str, str], tuple[str, int | None]]:
+        return {(b.stage, b.question): (b.outcome, b.at) for b in found.borders if b.setting == "batch"}
+
+    alone, shared = of(one), of(three)
+    assert alone
+    for border, (outcome, at) in alone.items():
+        if outcome == "from" and at is not None and 3 * (at - 1) + 1 <= 1024:
+            assert shared[border] == ("from", max(3, 3 * (at - 1) + 1))

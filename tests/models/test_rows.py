@@ -391,8 +391,9 @@ def test_a_target_without_rows_tells_which_have_them(name: str) -> None:
     with pytest.raises(BadInput, match="no such setting") as caught:
         costproof.capture(name, rows="4, 3x1+80", sources=("analytic",))
     assert caught.value.fix == (
-        "a batch of unequal rows is counted for text decoders with formulas, such as llama; of another target, count "
-        "each row as a run of its own"
+        "a batch of unequal rows is counted for text decoders: with formulas, such as llama, in one packed call; of "
+        "hf: classes without, as a forward a row; of a model with images and formulas, count the language model by its "
+        "text_config; of another target, each row as a run of its own"
     )
 
 

@@ -244,7 +244,7 @@ def test_points_of_which_a_metric_is_unknown_are_refused() -> None:
     made = sweep("llama", {"fsdp": "1,2,4"}, metrics=["stored_bytes", "flops"], batch=4, new_tokens=1)
     assert list(made.frame()["stored_bytes"]) == [2 * 8_030_261_248]
     ((one,),) = (part.refused for part in made.parts() if part.refused)
-    assert one.reason == "the formulas leave this metric unknown at these points (stored_bytes)"
+    assert one.reason == "the analytic ledger leaves this metric unknown (--metric)"
     assert (one.count, one.example) == (2, {"fsdp": 2})
     assert len(sweep("llama", {"fsdp": "1,2,4"}, metrics=["flops"], batch=4, new_tokens=1).frame()) == 3
 

@@ -28,10 +28,10 @@ from costproof.claims.types import (
 )
 from costproof.compare.patterns import matches
 from costproof.ledger.capture import Capture
-from costproof.ledger.errors import BadInput, Incomplete, Problems, no_such
+from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems, no_such
 from costproof.ledger.mesh import one_device
 from costproof.ledger.metrics import COMM, PEAK_METRICS, SUMMED
-from costproof.ledger.node import total
+from costproof.ledger.node import not_given, total
 from costproof.ledger.time_limits import check_time, time_limit
 
 SECONDS: Final = 120
@@ -142,7 +142,7 @@ def _worst(judgements: Sequence[Judgement]) -> ClaimStatus:
     return next((status for status in WORST_FIRST if status in found), "right")
 
 
-def _problems(case: ClaimCase) -> Iterator[BadInput]:
+def _problems(case: ClaimCase) -> Iterator[CostproofError]:
     """Yield an error for each stage, module or metric of a claim that the target or workload does not have."""
     claim, capture, ledger = case.claim, case.capture, case.ledger
     if claim.stage not in (stages := (*capture.target.stages, TOTAL)):
@@ -156,7 +156,9 @@ def _problems(case: ClaimCase) -> Iterator[BadInput]:
         yield from _about_peaks(claim)
     elif claim.metric in COMM and claim.metric not in ledger.metrics:
         yield one_device(claim.metric, where=key(claim.where, claim.metric))
-    elif claim.metric not in SUMMED or claim.metric not in ledger.metrics:
+    elif claim.metric in SUMMED and claim.metric not in ledger.metrics:
+        yield not_given(claim.metric, ledger.source, where=key(claim.where, claim.metric))
+    elif claim.metric not in SUMMED:
         yield no_such("metric", claim.metric, (*SUMMED, *PEAK_METRICS), where=claim.where)
     if claim.module and not any(matches(n.module, claim.module) for n in ledger.nodes):
         expected = "a module path of the capture, or a pattern such as layers.[0-3].mlp"

@@ -142,6 +142,11 @@ def _in_parts(term: ClaimTerm) -> bool:
     return term.counted and term.values.get("fsdp", 1) > 1
 
 
+def _of_sequence(symbol: str) -> Callable[[ClaimTerm], bool]:
+    """Return a predicate: whether ranks share a sequence, and a term's formula has a symbol."""
+    return lambda t: t.counted and t.values.get("cp", 1) > 1 and bool(t.expr) and symbol in free_symbols(t.expr)
+
+
 def _latents(term: ClaimTerm) -> bool:
     return "latent" in term.owner or "absorbed" in term.owner
 
@@ -272,6 +277,18 @@ RANKS: Final[MistakeTable] = (
             (times(lambda t: _in_parts(t) and t.kind == "all_gather", 3),), metrics=_SENT),
     Mistake("all-reduce for gather (ZeRO-2)", "passes", "an all-reduce is counted for each gather, twice as much",
             (times(lambda t: _in_parts(t) and t.kind == "all_gather", 2),), metrics=_SENT),
+    Mistake("positions not / cp", "positions", "a rank has all positions of a sequence, not its part of them",
+            (substituted(_of_sequence("S"), S="cp*S", cp="1", cp_place="1"),), metrics=CACHE | {"flops"}),
+    Mistake("mean of the ranks", "positions", "each rank attends to as many parts as the ranks of a ring do on average",
+            (substituted(_of_sequence("cp_place"), cp_place="(cp + 1)/2"),), metrics=frozenset({"flops"})),
+    Mistake("every part attended to", "positions", "each rank attends to all parts that pass it in a ring, as the last",
+            (substituted(_of_sequence("cp_place"), cp_place="cp"),), metrics=frozenset({"flops"})),
+    Mistake("ring of cp sends", "ring", "keys and values are sent cp times in a ring, not cp - 1 times",
+            (TermChange(lambda t: _of_sequence("cp")(t) and _collective("send", ".attention")(t),
+                        lambda t: Fraction(t.values["cp"], t.values["cp"] - 1)),), metrics=_OF_COLLECTIVES),
+    Mistake("all-to-all = M", "all-to-all", "an all-to-all is counted as its payload M, not as (n - 1) / n of it",
+            (left_out(_collective("all_to_all", ".attention")),),
+            adds=lambda t: _payload("all_to_all")(t) and t.role.endswith(".attention"), metrics=_SENT),
     Mistake("one all-reduce a layer", "all-reduces", "attention has no all-reduce: one a layer, not two",
             (left_out(_collective("all_reduce", ".attention.out")),), metrics=_OF_COLLECTIVES),
     Mistake("embedding's all-reduce missing", "all-reduce of the embedding",

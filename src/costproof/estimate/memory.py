@@ -383,8 +383,8 @@ def unfused_attention(
     absorbed = [("text_kv_rank + text_rope", "text_kv_rank")] if side.conventions.mla == "absorbed" else expanded
     # Only a prefill with a past has the symbol C.
     prompts = [_layer_bytes(*tokens, *widths) for widths in expanded for tokens in (_PROMPT, _CHUNK)]
-    if side.workload.rows:
-        kinds = max(map(row_kinds_in, sizes.values()), default=0)
+    # Without formulas, each row is a call with symbols of its own.
+    if kinds := max(map(row_kinds_in, sizes.values()), default=0):
         both = dict.fromkeys((*expanded, *absorbed))
         prompts = [_row_bytes(i, *widths) for widths in both for i in range(1, kinds + 1)]
     steps = (_layer_bytes(*_LAST_STEP, *widths) for widths in absorbed)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from costproof.ledger.errors import BadInput, did_you_mean, no_such
+from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, no_such
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 from costproof.ledger.notebook import NotebookRepr
 from costproof.ledger.plural import plural
@@ -197,6 +197,11 @@ class Ledger(NotebookRepr):
                 fix=did_you_mean(stage, self.stages),
             )
         return self.total(metric, lambda n: invocation in (None, n.invocation), stage)
+
+
+def not_given(metric: Metric, source: str, *, where: str, fix: str | None = None) -> Incomplete:
+    """Return the error that a source leaves a metric unknown, so that no number of it is 0."""
+    return Incomplete(f"the {source} ledger leaves this metric unknown", where=where, got=metric, fix=fix)
 
 
 def bearing(nodes: Iterable[CostNode], metric: Metric) -> list[CostNode]:

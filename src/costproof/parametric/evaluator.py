@@ -13,7 +13,7 @@ from costproof.algebra.symbols import parse
 from costproof.ledger.baseline import BaselineRow
 from costproof.ledger.errors import BadInput, Bug, CostproofError, Incomplete, Problems
 from costproof.ledger.metrics import COMM, PEAK_METRICS, STAGE_WIDE, Metric
-from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.node import CostNode, Ledger, not_given
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Workload
 from costproof.models.config import key_named, keys_of
@@ -168,10 +168,7 @@ class Regime:
                 assert self.ledger is not None
                 stage, metric = what
                 if metric not in self.ledger.metrics and metric not in COMM:  # one device sends nothing
-                    raise Incomplete(
-                        "the formulas leave this metric unknown at these points",
-                        where=metric, fix=f"leave out --metric {metric}",
-                    )  # fmt: skip
+                    raise not_given(metric, self.ledger.source, where="--metric", fix=f"leave out --metric {metric}")
                 if not self.bearing:
                     for node in self.ledger.nodes:
                         for each in node.exprs:

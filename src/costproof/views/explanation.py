@@ -10,7 +10,7 @@ from costproof.ledger.capture import Capture, FormulaDoc
 from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, no_such
 from costproof.ledger.mesh import one_device
 from costproof.ledger.metrics import COMM, METRICS, PEAK_METRICS, STAGE_WIDE, Metric
-from costproof.ledger.node import CostNode, Ledger, bearing, total
+from costproof.ledger.node import CostNode, Ledger, bearing, not_given, total
 from costproof.ledger.notebook import ReportRepr
 from costproof.ledger.peaks import Peaks, by_stage
 from costproof.ledger.run import GRAPH_SOURCES
@@ -109,7 +109,7 @@ def explain(
 
     Raises:
         BadInput: no such stage or metric, or no module that the glob picks.
-        Incomplete: the capture has no analytic ledger.
+        Incomplete: the capture has no analytic ledger, or it leaves the metric unknown.
     """
     check_stage(stage, capture.target.stages)
     analytic = capture.by_source.get("analytic")
@@ -133,6 +133,8 @@ def explain(
     if metric not in METRICS | COMM:
         analytic = with_quantity(analytic, metric)
         graph = graph and replace(graph, ledgers=tuple(with_quantity(x, metric) for x in graph.ledgers))
+    if metric not in analytic.metrics:
+        raise not_given(metric, analytic.source, where="--metric")
     inside = (n for n in analytic.nodes if stage in (n.stage, TOTAL))
     nodes = [n for n in inside if metric in n.exprs or metric in n.costs]
     picked = nodes if module is None else [n for n in nodes if fnmatchcase(n.module or "(root)", module)]

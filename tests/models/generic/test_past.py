@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from costproof.ledger.errors import Problems
+from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.metrics import KEPT_SCORES
 from costproof.models.families.qwen3 import Qwen3, Qwen3Config
 from costproof.parametric.targets import evaluate_formulas
@@ -42,6 +42,61 @@ def test_a_chunk_by_hand() -> None:
         assert ledger.stage_total("prefill", "kv_read_bytes") == 5 * 2 * 2 * 8 * 2
         assert ledger.stage_total("prefill", "kv_cache_bytes") == 7 * 2 * 2 * 8 * 2
         assert ledger.stage_total("decode", "flops") == LAYER + HEAD + PER_PAIR * 13
+
+
+@pytest.mark.slow
+def test_each_row_is_a_forward_by_hand() -> None:
+    """A prompt of 9, three steps behind 8, and 5 tokens behind 7: 9 + 3 + 5 tokens, and pairs of each row.
+
+    Weights are held once, and read in each of the three forwards.
+    """
+    found = counted(ONE, rows="9, 3x1+8, 5+7/all")
+    assert found.verdict == "exact"
+    prompt = counted(ONE, seq_len=9, new_tokens=0, sources=("static",)).capture.ledger("static")
+    assert [call.symbols for call in found.capture.invocations] == [
+        {"B": 1, "S": 9, "b": 2}, {"B": 3, "S": 1, "C": 8, "b": 2}, {"B": 1, "S": 5, "C": 7, "b": 2},
+    ]  # fmt: skip
+    for source in ("static", "dynamic"):
+        ledger = found.capture.ledger(source)
+        assert ledger.total("flops") == 17 * (LAYER + HEAD) + PER_PAIR * (9 * 9 + 3 * 9 + 5 * 12)
+        assert ledger.total(KEPT_SCORES) == 4 * (9 * 10 // 2 + 3 * 9 + 5 * 7 + 5 * 6 // 2)
+        assert ledger.total("kv_read_bytes") == (3 * 8 + 7) * 2 * 2 * 8 * 2
+        assert ledger.total("kv_cache_bytes") == 17 * 2 * 2 * 8 * 2
+        assert ledger.total("params") == prompt.total("params")
+    static = found.capture.ledger("static")
+    (read,) = {n.cost("weight_read_bytes") for n in prompt.nodes if n.module == "lm_head" and n.cost("flops")}
+    heads = [n.cost("weight_read_bytes") for n in static.nodes if n.module == "lm_head" and n.cost("flops")]
+    assert heads == [read] * 3
+    assert any("weights are read in each" in note for note in static.notes)
+
+
+@pytest.mark.slow
+def test_published_pairs_of_a_serving_engine() -> None:
+    """SGLang: two prompts of 100 tokens are 2 x 5,050 pairs of a query and a key."""
+    found = counted(ONE, rows="2x100", sources=("static",))
+    assert found.capture.ledger("static").total(KEPT_SCORES) == 4 * 10_100
+
+
+@pytest.mark.parametrize(
+    ("config", "rows", "where", "what"),
+    [
+        (ONE, "9, 3x1+8/0", "--rows", "without formulas, the head maps every position"),
+        (ONE, "9, 4x2+8/1", "--rows", "without formulas, the head maps every position"),
+        (MAMBA, "9, 3x1+8", "--rows", "decoders with a cache of keys and values"),
+        (ONE, "9, 3x1+5000", "--rows, 3x1+5000", "longer than the model's context"),
+    ],
+)
+def test_rows_that_are_refused(config: dict[str, Any], rows: str, where: str, what: str) -> None:
+    with pytest.raises((BadInput, Problems), match=what) as caught:
+        generic({**config, "max_position_embeddings": 4096}).workload(rows=rows)
+    problem = caught.value.problems[0] if isinstance(caught.value, Problems) else caught.value
+    assert problem.where == where
+
+
+def test_rows_that_are_given_with_other_lengths() -> None:
+    for other in ("batch", "seq_len", "past", "new_tokens"):
+        with pytest.raises(Problems, match="the rows of a batch say this"):
+            generic(ONE).workload(rows="9, 3x1+8", **{other: 2})
 
 
 @pytest.mark.slow

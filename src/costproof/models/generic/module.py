@@ -16,6 +16,7 @@ from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import (
     PAST,
+    ROWS,
     SIZE_FROM,
     AttentionKind,
     Dtype,
@@ -29,7 +30,7 @@ from costproof.models import settings as common
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding import STAGE
-from costproof.models.generic.caches import is_cache
+from costproof.models.generic.caches import OwnCache, is_cache
 from costproof.models.generic.described import arguments, module_kinds, shapes
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
 from costproof.models.generic.factories import Cuttable, Given, Made, ModuleMaker
@@ -56,7 +57,7 @@ from costproof.models.generic.memo import (
     towers_of,
     why_one_stage,
 )
-from costproof.models.generic.stages import Cached, StagePlan, Whole, longest
+from costproof.models.generic.stages import Cached, EachRow, StagePlan, Whole, longest
 from costproof.models.generic.towers import IDS, NONE, Towers
 from costproof.models.generic.truncation import CutModel
 from costproof.models.specs import BUFFER, Built, ExportJob, Run, Truncation
@@ -71,6 +72,7 @@ SETTINGS: Final = (
     common.BATCH,
     common.SEQ_LEN,
     common.PAST,
+    common.ROWS,
     common.NEW_TOKENS,
     Setting("image_size", "Pixels per side of an image; 0 for text only."),
     common.DTYPE,
@@ -149,6 +151,10 @@ class GenericTarget:
         inputs: dict[str, SettingValue] = {k: given[k] for k in ("image_size", "input") if k in given}
         inputs |= {"image_size": images.side, SIZE_FROM: images.where} if images else {}
         inputs |= {PAST: given[PAST]} if given.get(PAST) else {}
+        if ROWS in given:
+            rows = common.rows_of(str(given[ROWS]), "all")
+            inputs[ROWS] = ",".join(row.text for row in rows)
+            given = {"seq_len": sum(row.count * row.new for row in rows), "new_tokens": 0, **given}
         plain = Workload(
             name="usual" if not given else "custom",
             text_tokens=given.get("seq_len", usual if most is None else min(usual, most)),
@@ -180,7 +186,16 @@ class GenericTarget:
         if made.inputs is not None:
             plain = replace(plain, batch=found.values.get("B") or 1)
         what = "" if "new_tokens" in takes else ", ".join(_titles(found.args))
-        return replace(plain, what=what, arguments=shapes(found.args))
+        what = "each row a forward of its own" if plain.rows else what
+        return replace(plain, what=what, arguments=self._arguments(plain, found.args))
+
+    def _arguments(self, workload: Workload, args: Mapping[str, Any]) -> dict[str, str]:
+        """Return the arguments of the first stage in words; of a batch of unequal rows, those of each forward."""
+        if not workload.rows:
+            return shapes(args)
+        made = made_of(self.maker, workload.dtype, workload.attention)
+        rows = (self._inputs(made, workload.of_row(row)).args for row in workload.rows)
+        return {f"row{i}.{name}": text for i, own in enumerate(rows, 1) for name, text in shapes(own).items()}
 
     def _images(self, made: Made) -> ImageSize | None:
         """Return the image size that the model's processor produces, if the configuration names none."""
@@ -216,6 +231,8 @@ class GenericTarget:
         The values are reported even if a run on meta ignores them.
         """
         made = made_of(self.maker, workload.dtype, workload.attention)
+        if workload.rows:  # token ids, which are not given
+            return workload
         given = _with_numbers(self._inputs(made, workload).args, made.inputs or {})
         return replace(workload, arguments=arguments(given))
 
@@ -237,11 +254,15 @@ class GenericTarget:
         if not found:
             made = made_of(self.maker, workload.dtype, workload.attention)
             most = longest(made.module)
-            found += common.too_long(workload, workload.text_tokens, most) if most else []
+            each = [workload.of_row(row) for row in workload.rows] or [workload]
+            if workload.rows:
+                found += common.row_problems(workload, most or max(run.context for run in each))
+            else:
+                found += common.too_long(workload, workload.text_tokens, most) if most else []
             filled = self._filled(made, workload.dtype, workload.attention, side_of(workload))
             found += [] if found else too_short(workload, filled)
             growth = growth_of(self.maker, workload.dtype, workload.attention)
-            found += growth.problems(workload) if growth is not None else []
+            found += [] if growth is None else [problem for run in each for problem in growth.problems(run)]
             plan = None if found else self._plan(workload)
             found += plan.problems() if isinstance(plan, Cached) else []
         if found:
@@ -272,6 +293,8 @@ class GenericTarget:
             return plan.first.stages_of(path)
         if (tower := self._towers().stage_of(path)) is not None:
             return (tower,)
+        if isinstance(plan, EachRow):
+            return STAGES[:1]
         if isinstance(plan, Cached):
             return STAGES[:1] if path in plan.decoder.towers else STAGES
         return (STAGE,)
@@ -380,7 +403,8 @@ class GenericTarget:
         given = other_dtypes(case_of(made, workload)) if workload.inputs.get("input") and not self.options.real else ()
         growth = growth_of(self.maker, workload.dtype, workload.attention)
         loops = (growth.note(workload),) if growth is not None else ()
-        return (*made.notes, *self._beyond(workload), *why, *given, *loops, *_of_modules(made.module))
+        rows = (_OF_ROWS,) if workload.rows else ()
+        return (*made.notes, *self._beyond(workload), *why, *rows, *given, *loops, *_of_modules(made.module))
 
     def _beyond(self, workload: Workload) -> tuple[str, ...]:
         """Return notes on work that a class of transformers does beyond its configuration."""
@@ -405,6 +429,8 @@ class GenericTarget:
         made = made_of(self.maker, workload.dtype, workload.attention)
         cache = cache_of(self.maker, workload.dtype, workload.attention) if made.inputs is None else None
         inputs = self._inputs(made, workload)
+        if workload.rows:
+            return self._each_row(made, cache, inputs, workload)
         if cache is not None:
             return Cached(workload, cache, inputs, self._towers(workload))
         if made.inputs is None and self._stages(made_of(self.maker, None, None)) == TWO_STAGES:
@@ -412,6 +438,30 @@ class GenericTarget:
             if first is not None:
                 return TwoStacks(workload, of_encoder(inputs), first)
         return Whole(inputs, self._towers(workload))
+
+    def _each_row(self, made: Made, cache: Any, inputs: Inputs, workload: Workload) -> EachRow:
+        """Return the forwards of a batch of unequal rows.
+
+        Raises:
+            BadInput: the model has no cache of keys and values, its prompts are more than text, or a row has fewer
+                logits than tokens.
+        """
+        others, fewer = sorted(inputs.args.keys() - {IDS}), [r.text for r in workload.rows if r.logits != r.new]
+        what = expected = got = fix = ""
+        if not isinstance(cache, OwnCache):
+            what = "a batch of unequal rows is counted for decoders with a cache of keys and values"
+            expected, got = "no rows", f"a cache in {cache.name} that the model fills itself" if cache else "no cache"
+            fix = "count each row as a run of its own"
+        elif others:
+            what = "a batch of unequal rows is counted only for prompts of text alone"
+            expected, got, fix = f"no input but {IDS}", ", ".join(others), "--image-size 0 for text only"
+        elif fewer:
+            what = "without formulas, the head maps every position of a row"
+            expected, got, fix = "rows without /LOGITS, or with /all", ", ".join(fewer[:3]), "leave /LOGITS out"
+        if what:
+            raise BadInput(what, where=f"--{ROWS}", expected=expected, got=got, fix=fix)
+        each = map(workload.of_row, workload.rows)
+        return EachRow(tuple(Cached(row, cache, self._inputs(made, row)) for row in each))
 
     def _stages(self, made: Made) -> tuple[str, ...]:
         """Return the names of the stages, which do not depend on the workload."""
@@ -448,7 +498,10 @@ class GenericTarget:
         plan = self._plan(workload)
         if isinstance(plan, TwoStacks):
             return {*self.maker.chooses, "batch", "new_tokens", *(("seq_len",) if "S" in plan.inputs.values else ())}
-        takes = {*(("new_tokens", PAST) if isinstance(plan, Cached) else ("input",)), *self.maker.chooses}
+        takes = {
+            *(("new_tokens", PAST, ROWS) if isinstance(plan, Cached | EachRow) else ("input",)),
+            *self.maker.chooses,
+        }
         if made.inputs is not None:
             return takes
         choice = choice_of(self.maker, workload.dtype, workload.attention)
@@ -502,6 +555,10 @@ def _of_modules(module: nn.Module) -> tuple[str, ...]:
     return tuple(notes)
 
 
+_OF_ROWS: Final = (
+    "each distinct row is a forward of its own, and totals are sums over these: weights are read in each, where a "
+    "call that packs all rows reads them once"
+)
 _WORTH_A_NOTE: Final = 1_000_000
 
 

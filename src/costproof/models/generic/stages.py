@@ -11,8 +11,9 @@ from costproof.ledger.attributes import attribute, has_attribute
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
 from costproof.models.decoding.config import longest_context
-from costproof.models.decoding.decoder import text_config
+from costproof.models.decoding.decoder import Locate, text_config
 from costproof.models.decoding.exports import contexts
+from costproof.models.decoding.names import STAGES
 from costproof.models.encoding import STAGE, place
 from costproof.models.generic.caches import HeldCache, OwnCache, caches_of
 from costproof.models.generic.inputs import Inputs
@@ -187,6 +188,35 @@ class Cached:
             found = [decoder.chunk_run(model, run)]
         found += (decoder.step_run(model, run, context) for context in contexts(run, run.context))
         return tuple(replace(r, attention_paths=decoder.owners) for r in found)
+
+
+@dataclass(frozen=True, slots=True)
+class EachRow:
+    """Stage plan of a batch of unequal rows: a forward for each, in which its equal sequences are a batch.
+
+    A class that packs no rows reads its weights in each forward.
+    """
+
+    rows: tuple[Cached, ...]
+
+    def invocations(self) -> tuple[Invocation, ...]:
+        """Return one call for each row."""
+        calls = (call for row in self.rows for call in row.invocations())
+        return tuple(replace(call, id=f"row{i}") for i, call in enumerate(calls, 1))
+
+    def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
+        """Return one export for each row."""
+        jobs = (job for row in self.rows for job in row.export_jobs(model))
+        return tuple(replace(job, id=f"row{i}", invocations=(f"row{i}",)) for i, job in enumerate(jobs, 1))
+
+    def runs(self, model: nn.Module) -> tuple[Run, ...]:
+        """Return one forward for each row."""
+        runs = (run for row in self.rows for run in row.runs(model))
+        return tuple(replace(run, id=f"row{i}", locate=_in_row(f"row{i}")) for i, run in enumerate(runs, 1))
+
+
+def _in_row(row: str) -> Locate:
+    return lambda path, call: (STAGES[0], row)
 
 
 def longest(model: nn.Module) -> int | None:
