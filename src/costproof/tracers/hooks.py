@@ -145,7 +145,8 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
     judge = (LocalJudge if run.dispatched else FlopCounterJudge)(seen.stack, ROOT)
     seen.judged = judge.seen
     for parameter in run.model.parameters():
-        judge.values.add(parameter, PLAIN, weight=True)
+        own = getattr(parameter, "_local_tensor", parameter)  # of a rank, the part that operators take
+        judge.values.add(own, PLAIN, weight=True)
     for place, content in run.masks.items():
         if (tensor := dict(tensors_by_place(kwargs)).get(place)) is not None and tensor.is_meta:
             judge.values.add(tensor, causal_mask(tensor, content.window))
