@@ -108,6 +108,21 @@ def test_fits_takes_what_is_stored_where_its_layout_is_known(tmp_path: Path) -> 
         assert "weights as stored: fp8, scales for blocks" in told.splitlines()[1]
 
 
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        {"activation_scheme": "dynamic"},
+        {"activation_scheme": "static", "weight_block_size": None},
+    ],
+)
+def test_scales_that_transformers_makes_otherwise_are_no_source(tmp_path: Path, scheme: dict[str, object]) -> None:
+    """Checkpoints without blocks have one scale a matrix; the class has blocks, or scales of inputs in float32."""
+    target = written(tmp_path, quantization_config={"quant_method": "fp8", **scheme})
+    done = costproof("report", target, "--seq-len", "4", "--new-tokens", "1", cwd=tmp_path)
+    assert "stored and resident bytes have no dynamic source: fp8" in done.stdout
+    assert "residual" not in done.stdout
+
+
 @pytest.mark.parametrize("keys", [{"quantization_config": {"quant_method": "hqq", "bits": 4}},
                                   {**FP8, "expert_dtype": "fp4"}, {**FP8, "kv_cache_dtype": "fp8"}])  # fmt: skip
 def test_fits_says_neither_where_it_is_not(tmp_path: Path, keys: dict[str, Any]) -> None:

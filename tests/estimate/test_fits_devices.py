@@ -160,7 +160,7 @@ def test_a_wrong_limit_of_ranks_is_found_by_the_command(monkeypatch: pytest.Monk
 
         with monkeypatch.context() as planted:
             planted.setattr(fits_module, "memory_limits", moved)
-            with pytest.raises(Bug, match="(bytes|does not fit) at"):
+            with pytest.raises(Bug, match=r"(bytes|does not fit) at"):
                 costproof.fits(target, memory="24GB")
 
 

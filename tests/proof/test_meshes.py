@@ -57,7 +57,7 @@ def test_a_planted_copy_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_planted_replica_is_refuted_in_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Shards, "copies_of_batches", lambda self, role: 1)
+    monkeypatch.setattr(Shards, "copies_of_batches", lambda self, role, metric: 1)
     (wrong, *_) = answers(proof(dp=2), "ranks")
     assert {c.metric for c in wrong.counterexamples if c.module == "all ranks"} >= {"params", "weight_bytes"}
 

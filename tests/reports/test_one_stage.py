@@ -86,7 +86,7 @@ def test_counts_of_one() -> None:
     assert (verb(1), verb(2), verb(0, "differs", "differ")) == ("is", "are", "differ")
     first = next(c for c in over().checks if c.status == "over")
     found = replace(over(), checks=(first,), incomplete=("a reason",), verdict="incomplete")
-    assert gate_sentence(found).endswith(" 1 of 1 check is over the limit.")
+    assert gate_sentence(found).startswith("1 of 1 check is over the limit.")
 
 
 def test_there_is_one_helper() -> None:

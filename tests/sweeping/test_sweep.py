@@ -19,9 +19,8 @@ from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.schema import json_schema, load
 from costproof.parametric.evaluator import Evaluator
 from costproof.run import sweep_files, sweep_parts
-from costproof.run.graph_points import graph_evaluator
 from costproof.run.peaks import peaks
-from costproof.run.sweep import Sweep, ValidatedPoint, sweep
+from costproof.run.sweep import Sweep, ValidatedPoint, graph_evaluator, sweep
 from costproof.views.files import SWEEP
 from tests.support.running import costproof
 

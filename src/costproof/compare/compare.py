@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -285,10 +286,15 @@ def _kept_pairs(
     ]
     unseen = [r for r in rows if _said(r)[1] is None or (r.metric == KEPT_SCORES and (r.stage, r.module) in lacking)]
     blind = {(r.stage, r.invocation, r.module) for r in unseen}
+    # A composite operator of one side may be several products of the other: only sums of a module can differ.
+    surplus: Counter[tuple[Spot, str]] = Counter()
+    for row in rows:
+        mine, other = _said(row)
+        surplus[(row.stage, row.invocation, row.module), row.metric] += (mine or 0) - (other or 0)
     differing = [
         row
         for row in rows
-        if _said(row)[0] != _said(row)[1]
+        if _said(row)[0] != _said(row)[1] and surplus[(row.stage, row.invocation, row.module), row.metric]
         if (row.stage, row.invocation, row.module) not in blind and (row.stage, row.module) not in lacking
     ]
     return differing, [row for row in unseen if row.metric == KEPT_SCORES]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from math import prod
@@ -14,21 +14,34 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from costproof.ledger.environment import require
-from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput, CostproofError, Problems, no_such
-from costproof.ledger.metrics import Metric
+from costproof.ledger.errors import (
+    EXIT_FINDINGS,
+    EXIT_INCOMPLETE,
+    EXIT_OK,
+    BadInput,
+    CostproofError,
+    Incomplete,
+    Problems,
+    no_such,
+)
+from costproof.ledger.metrics import SUMMED, Metric
+from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.ledger.writing import write_named
 from costproof.models.registry import load_target
 from costproof.models.settings import option, typed_settings
-from costproof.models.target import WithKeys, lacking
+from costproof.models.target import Exportable, WithKeys, lacking
 from costproof.opgraph.rules.files import Files, with_rules_in_force
-from costproof.parametric.evaluator import CostCell, Evaluator, PointChoices
+from costproof.parametric.concolic import BranchCondition
+from costproof.parametric.evaluator import CostCell, Evaluator, PointChoices, Regime
 from costproof.parametric.exact_arrays import Int128Array
 from costproof.parametric.grid import MOST_POINTS, GridAxis, Over, axes_from_csv, grid_axes, split_blocks
+from costproof.parametric.path_conditions import PathCondition
+from costproof.parametric.polynomial import AtomTable
 from costproof.run import sweep_files
 from costproof.run.count_lock import count_lock
-from costproof.run.graph_points import MOST_GRAPH_POINTS, graph_evaluator
+from costproof.run.operands import export_target
 from costproof.run.peaks import measure_peaks
 from costproof.run.prepare import Prepared
 from costproof.run.sweep_parts import (
@@ -51,6 +64,8 @@ if TYPE_CHECKING:
     from costproof.reports.plots.strips import SweepTable
 
 DEFAULT_METRICS: Final = ("flops", "weight_bytes", "kv_cache_bytes", "output_bytes")
+MOST_GRAPH_POINTS: Final = 1_000
+"""Limit for the points of a sweep that exported graphs count one by one."""
 
 
 @dataclass(slots=True)
@@ -418,3 +433,68 @@ def _validate_point(
     ]
     lacking = report.verdict == "incomplete" and not differs
     return ValidatedPoint(point, "unexplained" if wrong and not lacking else report.verdict, tuple(wrong))
+
+
+@dataclass(slots=True)
+class GraphEvaluator(Evaluator[Any]):
+    """The exported graphs of a target at any workload; every point is counted by itself.
+
+    An export with symbolic sizes is cached and serves all points at which its guards hold.
+    """
+
+    metrics: Collection[Metric] = ()
+    """Costs that must be known at a point."""
+
+    def key(self, name: str, where: str = "") -> str:
+        """Raise ``BadInput``: the configuration of a target without formulas does not vary."""
+        raise no_such("setting", name, [s.name for s in self.target.settings()], where=where or name)
+
+    def keys(self) -> dict[str, Any]:
+        """Return no key."""
+        return {}
+
+    def trace(self, choices: PointChoices, numbers: Mapping[str, int]) -> Regime:
+        """Return a regime of one point, whose costs are numbers."""
+        conditions = (BranchCondition("==", ("var", name), ("int", value), True) for name, value in numbers.items())
+        found = self._regime([PathCondition(conditions)], choices, numbers)
+        self.known(choices, numbers).append(found)
+        return found
+
+    def _regime(self, paths: list[PathCondition], choices: PointChoices, numbers: Mapping[str, int]) -> Regime:
+        atoms = AtomTable()
+        try:
+            ledger = self.ledger(choices, numbers)
+            calls = self.target.invocations(self.run(choices, numbers)[1])
+        except CostproofError:
+            return Regime(paths, None, {}, {}, atoms, {})
+        sizes = {(c.stage, c.id): {name: atoms.from_size(("int", n)) for name, n in c.symbols.items()} for c in calls}
+        nodes = tuple(replace(n, exprs={m: str(cost) for m in SUMMED if (cost := n.cost(m))}) for n in ledger.nodes)
+        counted = replace(ledger, nodes=nodes)
+        return Regime(paths, counted, {}, {("", ""): {}, **sizes}, atoms, {}, checked=True)
+
+    def ledger(self, choices: PointChoices, numbers: Mapping[str, int]) -> Ledger:
+        """Count one point by exported graphs.
+
+        Raises:
+            Problems, BadInput: the target refuses the point.
+            Incomplete: an export failed, or a cost is not known.
+        """
+        target, workload = self.run(choices, numbers)
+        counted = export_target(target, workload).exported
+        assert counted is not None
+        found = counted.ledger
+        for metric in self.metrics:
+            if metric in SUMMED and found.total(metric) is None:
+                raise Incomplete("a cost of this point is not known", where=workload.name, got=metric)
+        return found
+
+
+def graph_evaluator(target: object, name: str, metrics: Collection[Metric]) -> GraphEvaluator:
+    """Return the evaluator of a target without formulas.
+
+    Raises:
+        BadInput: it has no graphs either.
+    """
+    if not isinstance(target, Exportable):
+        raise BadInput("neither formulas nor graphs describe this target", where=name)
+    return GraphEvaluator(target, metrics=metrics)

@@ -121,9 +121,7 @@ class RunValues:
     def is_weight(self, tensor: Any) -> bool:
         """Return whether a tensor is a parameter, or computed from parameters alone."""
         entry = self._entries.get(id(tensor))
-        return isinstance(tensor, torch.nn.Parameter) or (
-            entry is not None and entry.ref() is tensor and entry.weight
-        )
+        return isinstance(tensor, torch.nn.Parameter) or (entry is not None and entry.ref() is tensor and entry.weight)
 
     def get(self, value: Any) -> Any:
         """Return a tensor with values in place of one whose values are stored; return anything else unchanged."""

@@ -198,6 +198,10 @@ def _built_fp8(model: Any, described: dict[str, Any]) -> None:
     from transformers.integrations.finegrained_fp8 import FP8Experts
     from transformers.quantizers.auto import AutoHfQuantizer
 
+    if "weight_block_size" not in described:
+        raise NotBuilt("fp8", "without weight_block_size transformers assumes blocks, but vLLM one scale a matrix")
+    if described["weight_block_size"] is None and described.get("activation_scheme") == "static":
+        raise NotBuilt("fp8", "transformers makes scales of inputs in float32, whatever the checkpoint has")
     quantiser: Any = AutoHfQuantizer.from_config(described, pre_quantized=True)
     quantiser.preprocess_model(model, dtype=model.dtype)
     for module in model.modules():

@@ -95,8 +95,9 @@ def test_rows_that_are_refused(config: dict[str, Any], rows: str, where: str, wh
 
 def test_rows_that_are_given_with_other_lengths() -> None:
     for other in ("batch", "seq_len", "past", "new_tokens"):
+        given: dict[str, Any] = {other: 2}
         with pytest.raises(Problems, match="the rows of a batch say this"):
-            generic(ONE).workload(rows="9, 3x1+8", **{other: 2})
+            generic(ONE).workload(rows="9, 3x1+8", **given)
 
 
 @pytest.mark.slow

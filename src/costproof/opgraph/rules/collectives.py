@@ -171,7 +171,9 @@ def all_to_all(op: OpCall) -> OpCost:
         own = attr(op, GROUP_RANK) if isinstance(attr(op, GROUP_RANK), int) else place
         if not str(own).isdecimal() or int(own) >= len(parts):
             raise Uncountable("the parts that each rank receives differ, and no plan of the routing is given")
-        if [part != 0 for part in parts].count(True) == 1 and parts[int(own)] == 0:  # each sends to one rank
+        # A step of torch's ring: each rank sends its keys and values, as one vector, to one other.
+        vector = len(local.shape) == 1 and local.dtype != "int64"
+        if vector and [part != 0 for part in parts].count(True) == 1 and parts[int(own)] == 0:
             return OpCost(role="move", reads=(local,), comm=("send", nbytes(local), nbytes(local)))
         row = prod((nbytes(local), sympy.Rational(1, sum(parts))))
         return _collective(local, "all_to_all", nbytes(local), prod((sum(parts) - parts[int(own)], row)), n)
