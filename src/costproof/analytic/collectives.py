@@ -318,7 +318,10 @@ class RingAttention:
     zigzag: bool = False
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
+        """Return the costs of one call.
+
+        Branches: whether a rank merges any part of an earlier one, and whether any part is of later ones alone.
+        """
         b, n, r, others, half = self.item_bytes, self.tokens, self.rank, self.ranks - 1, sympy.Rational(1, 2)
         rows, width = self.batch * self.heads * n, self.key_dim + self.value_dim
         x, q, k = rows * self.value_dim, rows * self.key_dim, self.batch * n * self.kv_heads * width
