@@ -155,7 +155,7 @@ def test_doctor_says_what_is_missing_of_each_extra(tmp_path: Path, monkeypatch: 
     for place in (doctor, environment):
         monkeypatch.setattr(place, "installed", lambda name: None if name in absent else installed(name))
     found = {e.name: e for e in doctor.doctor().extras}
-    assert set(found) == {"counters", "docs", "flash", "image", "onnx", "plot", "sweep", "trace"}
+    assert set(found) == {"counters", "docs", "flash", "image", "onnx", "plot", "quantised", "sweep", "trace"}
     assert found["plot"].packages["matplotlib"] is None
     assert found["plot"].add == "pip install 'matplotlib>=3.9'"
     assert found["sweep"].add == ""

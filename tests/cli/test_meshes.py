@@ -107,9 +107,7 @@ def test_roofline_takes_a_mesh(tmp_path: Path) -> None:
         ("llama --rank 1", "0, since there is one device"),
         ("llama --tp 2 --rows 3,4", "one device, or equal sequences"),
         ("llama --pp 33", "fewer layers than pipeline stages"),
-        ("llama --cp 2", "0: of a shared sequence the prompt is counted"),
         ("llama --cp-plan ring", "--cp of 2 or more"),
-        ("qwen3-moe --cp 2 --new-tokens 0", "layers with experts"),
         ("llama --dp 4", "fewer sequences than data-parallel ranks"),
         ("gpt2 --tp 2", "no plan says how this model is split over devices"),
         ("bert --tp 2", "no plan says how this model is split over devices"),
@@ -150,7 +148,7 @@ def test_a_gate_over_a_mesh(tmp_path: Path) -> None:
     sent = {n: tokens * ((n - 1) * 2 * 5 * 128 // n + (n - 1) * -(-102 // n) * 2) for n in (2, 4)}
     limit = "  - {metric: comm_bytes, increase: 0}"
     changed = costproof("-q", "gate", two, four, "--policy", policy(tmp_path, "limits:", limit), cwd=tmp_path)
-    assert (changed.code, "tp: 2 → 4" in changed.stdout) == (3, True)
+    assert (changed.code, "tp: 2 → 4" in changed.stdout) == (1, True)
     file = policy(tmp_path, "inputs: any", "limits:", limit)
     assert costproof("-q", "gate", four, two, "--policy", file, cwd=tmp_path).code == 0
     for base, before in ((two, sent[2]), (one, 0)):  # one device sends nothing, which is known

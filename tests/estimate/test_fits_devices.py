@@ -127,7 +127,6 @@ def dealt_limit(parts: int, most: int, *, step: int = 1) -> int:
     ("llama-3.1-8b@chat,batch=4,dp=3", 3, 5, 1),
     ("llama-3.1-8b@chat,batch=3,dp=3", 3, 341, 1),  # 1,024, the largest batch of the model, is no multiple of 3
     ("llama-3.1-8b@chat,batch=4,fsdp=2", 2, 4, 1),
-    ("llama-3.1-8b@chat,batch=4,dp=2,fsdp=2", 4, 2, 1),
     ("mixtral@chat,batch=2,dp=2,ep=2", 2, 3, 2),  # ranks that gather each other's tokens take equal batches
 ])  # fmt: skip
 def test_the_largest_batch_of_ranks_that_share_it(target: str, parts: int, most: int, step: int) -> None:

@@ -85,8 +85,8 @@ def test_counts_of_one() -> None:
     assert plural(2, "family", "families") == "2 families"
     assert (verb(1), verb(2), verb(0, "differs", "differ")) == ("is", "are", "differ")
     first = next(c for c in over().checks if c.status == "over")
-    found = replace(over(), checks=(first,), incomplete=("a reason",), verdict="incomplete")
-    assert gate_sentence(found).startswith("1 of 1 check is over the limit.")
+    found = replace(over(), checks=(first,), incomplete=("a reason",), verdict="over")
+    assert " 1 of 1 check; " in gate_sentence(found)
 
 
 def test_there_is_one_helper() -> None:

@@ -294,7 +294,7 @@ class RingAttention:
     item_bytes, or 3 if it is the last and nothing attends to it; each further part is attended to (queries, keys and
     values are read, O' and L' written) and merged, which moves (28 + item_bytes) x + 56 rows bytes; a join writes and
     reads O and L. Casts fuse: before the first merge, and behind the last, O has item_bytes for an element, not 4.
-    Nothing reads the last L.
+    Nothing reads the last L. That there are parts before, or after, is min(1, their number).
     """
 
     name: ClassVar[str] = "ring_attention"

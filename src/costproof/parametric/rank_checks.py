@@ -432,6 +432,10 @@ def copies_by_sets(sizes: RoutedLayers, mesh: Mesh, form: str, units: int, *, un
 def link_recounts(found: LinkBounds, collectives: Iterable[Collectives], devices: Devices) -> Iterator[Recount]:
     """Yield the least time of the collectives of a kind in a stage, by the bytes that must enter a rank, and a node."""
     sums: dict[tuple[str, str, str], list[Fraction]] = {}
+    collectives = tuple(collectives)
+    # Of a given routing the bytes that leave a rank decide, which the payload does not tell.
+    uneven = any(c.kind == "all_to_all" and c.sent_bytes * len(c.ranks) != c.bytes * (len(c.ranks) - 1)
+                 for c in collectives)  # fmt: skip
 
     def add(side: int, stage: str, kind: str, amounts: Sequence[int | Fraction]) -> None:
         for of in (stage, ""):
@@ -443,8 +447,10 @@ def link_recounts(found: LinkBounds, collectives: Iterable[Collectives], devices
     for c in collectives:
         add(1, c.stage, c.kind, (c.bytes * least_seconds(c.kind, c.ranks, devices), c.count, c.bytes, c.sent_bytes))
     for (stage, kind, metric), (first, again) in sums.items():
+        if uneven and metric == "seconds":
+            continue
         yield Recount(stage, f"links, {kind or 'all collectives'}", metric, first, again)
-    for of in found.stages:
+    for of in () if uneven else found.stages:
         every = sum(times[1] for (stage, _, metric), times in sums.items() if (stage, metric) == (of.id, "seconds"))
         yield Recount(of.id, "links, sum of the collectives", "seconds", Fraction(of.seconds), Fraction(every))
 

@@ -412,9 +412,11 @@ class KeptPairs:
         first = scores.product
         if first.done or not (scores.masked or first.softmax):
             return
-        first.done = True
         whole = factor.numel() == first.pairs
         after = self._count(visible(scores.known)) if scores.known is not None and whole else None
+        if not first.softmax and after == first.pairs:  # products without a softmax of which nothing is hidden
+            return
+        first.done = True
         before = first.before if first.softmax and not first.widened else after
         _add(self.kept, first.key, before)
         for place, cost, left in ((first.key, first.flops, before), (key, flops, after)):
