@@ -197,22 +197,28 @@ def test_as_many_ranks_as_devices() -> None:
     assert costproof.roofline("bert", on="1xh100-sxm").links is None
 
 
-@pytest.mark.parametrize("run", [f"{MIXTURE},tp=4,ep=4"])
-def test_borders_of_shared_experts_have_the_clocks_of_the_stage(run: str) -> None:
-    """At the workload's own size both sides of a border are clocks of the stage, of the mean of the experts' rows."""
-    found, compared = of(run, "4xh100-sxm"), 0
-    assert found.links is not None
-    stages, links = {s.id: s.modules for s in found.stages}, {s.id: s.seconds for s in found.links.stages}
-    for border in found.borders:
-        own = found.workload.batch if border.setting == "batch" else found.workload.text_tokens
-        for point in (p for p in border.points if p.at == own and border.unit == "s"):
-            work = stages[border.stage]
-            clocks = {"compute": work.compute_s, "memory": work.memory_s, "links": links[border.stage]}
+@pytest.mark.parametrize("run", [{"tp": 4, "ep": 4}, {"batch": 2, "dp": 2, "tp": 2, "ep": 4}])
+def test_borders_of_shared_experts_have_the_clocks_of_the_stage(run: dict[str, int]) -> None:
+    """At and below a border both sides are clocks of a run at that value, of the mean of the experts' rows."""
+
+    def at(**changed: int) -> Roofline:
+        settings = {"text_tokens": 64, "new_tokens": 0, **run, **changed}
+        return of(",".join(("qwen3-30b-a3b@chat", *(f"{k}={n}" for k, n in settings.items()))), "4xh100-sxm")
+
+    found, compared = at(), set()
+    for border in (b for b in found.borders if b.unit == "s"):
+        for point in border.points:
+            there = at(**{border.setting: point.at})
+            assert there.links is not None
+            (work,) = (s.modules for s in there.stages if s.id == border.stage)
+            (links,) = (s.seconds for s in there.links.stages if s.id == border.stage)
+            clocks = {"compute": work.compute_s, "memory": work.memory_s, "links": links}
             for name, seconds in ((border.left, point.left), (border.right, point.right)):
                 if (clock := clocks.get(name)) is not None:
                     assert abs(Fraction(seconds) / Fraction(clock) - 1) < Fraction(1, 10**6)
-                    compared += 1
-    assert compared >= 6
+                    compared.add((border.setting, name))
+    assert {name for _, name in compared} == {"compute", "memory", "links"}
+    assert {setting for setting, _ in compared} == {"batch", "text_tokens"}
 
 
 def test_the_rows_of_a_given_routing_bound_a_rank() -> None:
@@ -231,6 +237,15 @@ def test_the_rows_of_a_given_routing_bound_a_rank() -> None:
     assert not found.borders
     assert not any("mean" in note for note in found.notes)
     assert [times.ranks for times in found.links.ranks] == [(0,), (1,)]
+
+
+def test_an_even_routing_between_nodes_is_bound_by_what_leaves_the_rank() -> None:
+    """Of 8 pairs each rank keeps 4: 4 + 4 rows of 2,048 elements and 64 counts of 8 bytes leave it, at 50 GB/s."""
+    run = "qwen3-30b-a3b@chat,batch=2,text_tokens=1,new_tokens=0,dp=2,ep=2,dispatch=all-to-all,pairs=4+4;4+4"
+    found = of(run, "2x1xh100-sxm")
+    assert found.links is not None
+    (exchanged,) = found.links.collectives
+    assert Fraction(exchanged.seconds) == Fraction(48 * (8 * 2048 * 2 + 64 * 8), NET)
 
 
 def test_bytes_of_a_given_routing_between_nodes() -> None:

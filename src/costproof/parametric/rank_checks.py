@@ -9,7 +9,7 @@ counted, and an engine's layers are described by the names of its classes. A dif
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, product
@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from costproof.estimate.links import Devices, LinkBounds
 from costproof.estimate.routing import RoutedLayers
 from costproof.ledger.errors import Bug
-from costproof.ledger.mesh import PLAN, RANK, Collectives, Mesh, Parallel
+from costproof.ledger.mesh import PAIRS, PLAN, RANK, Collectives, Mesh, Parallel
 from costproof.ledger.metrics import FLOOR, UNFUSED
 from costproof.ledger.node import Ledger, total
 from costproof.ledger.workload import FLOAT_BYTES, Workload
@@ -429,14 +429,14 @@ def copies_by_sets(sizes: RoutedLayers, mesh: Mesh, form: str, units: int, *, un
 # --- Bounds of links -------------------------------------------------------------------------------------------------
 
 
-def link_recounts(found: LinkBounds, collectives: Iterable[Collectives], devices: Devices) -> Iterator[Recount]:
-    """Yield the least time of the collectives of a kind in a stage, by the bytes that must enter a rank, and a node."""
-    sums: dict[tuple[str, str, str], list[Fraction]] = {}
-    collectives = tuple(collectives)
-    # Of a given routing the bytes that leave a rank decide, which the payload does not tell.
-    uneven = any(c.kind == "all_to_all" and c.sent_bytes * len(c.ranks) != c.bytes * (len(c.ranks) - 1)
-                 for c in collectives)  # fmt: skip
+def link_recounts(
+    found: LinkBounds, collectives: Iterable[Collectives], devices: Devices, workload: Workload
+) -> Iterator[Recount]:
+    """Yield the least time of the collectives of a kind in a stage, by the bytes that must enter a rank, and a node.
 
+    Of a given routing, parts are unequal: there the bytes that leave the counted rank decide.
+    """
+    sums: dict[tuple[str, str, str], list[Fraction]] = {}
     def add(side: int, stage: str, kind: str, amounts: Sequence[int | Fraction]) -> None:
         for of in (stage, ""):
             for metric, amount in zip(("seconds", *_EXCHANGED), amounts, strict=True):
@@ -445,12 +445,14 @@ def link_recounts(found: LinkBounds, collectives: Iterable[Collectives], devices
     for b in found.collectives:
         add(0, b.stage, b.kind, (Fraction(b.seconds), b.messages, b.payload_bytes, b.sent_bytes))
     for c in collectives:
-        add(1, c.stage, c.kind, (c.bytes * least_seconds(c.kind, c.ranks, devices), c.count, c.bytes, c.sent_bytes))
+        if c.kind == "all_to_all" and PAIRS in workload.inputs:
+            seconds = seconds_to_leave(c.sent_bytes, c.ranks, workload.rank, devices)
+        else:
+            seconds = c.bytes * least_seconds(c.kind, c.ranks, devices)
+        add(1, c.stage, c.kind, (seconds, c.count, c.bytes, c.sent_bytes))
     for (stage, kind, metric), (first, again) in sums.items():
-        if uneven and metric == "seconds":
-            continue
         yield Recount(stage, f"links, {kind or 'all collectives'}", metric, first, again)
-    for of in () if uneven else found.stages:
+    for of in found.stages:
         every = sum(times[1] for (stage, _, metric), times in sums.items() if (stage, metric) == (of.id, "seconds"))
         yield Recount(of.id, "links, sum of the collectives", "seconds", Fraction(of.seconds), Fraction(every))
 
@@ -464,14 +466,9 @@ def least_seconds(kind: str, group: Sequence[int], devices: Devices) -> Fraction
     n = len(group)
     if n == 1:
         return Fraction(0)
-    link, network, size = devices.device.interconnect, devices.device.network, devices.node
-    if size is None and devices.device.node is not None:
-        size = devices.device.node.value
+    link, network = devices.device.interconnect, devices.device.network
     assert link is not None
-    nodes: dict[int, list[int]] = {}
-    for r in group:
-        nodes.setdefault(r // size if size else 0, []).append(r)
-    parts = sorted(nodes.values(), key=len)
+    parts = sorted(_nodes(group, devices), key=len)
     one = [group[-1]]
     if len(parts) == 1:
         return _entering(kind, group, one) / link.value
@@ -479,6 +476,30 @@ def least_seconds(kind: str, group: Sequence[int], devices: Devices) -> Fraction
     at_rank = _entering(kind, group, one) / (link.value + network.value)
     within = one if kind == "send" else parts[-1]
     return max(at_rank, _entering(kind, group, within) / (len(within) * network.value))
+
+
+def _nodes(group: Sequence[int], devices: Devices) -> Collection[list[int]]:
+    """Return the ranks of a group that are in one node, for each node."""
+    size = devices.node
+    if size is None and devices.device.node is not None:
+        size = devices.device.node.value
+    nodes: dict[int, list[int]] = {}
+    for r in group:
+        nodes.setdefault(r // size if size else 0, []).append(r)
+    return nodes.values()
+
+
+def seconds_to_leave(sent: int, group: Sequence[int], rank: int, devices: Devices) -> Fraction:
+    """Return the least seconds in which bytes leave a rank through all that connects it to others of a group."""
+    link, network, rate = devices.device.interconnect, devices.device.network, 0
+    nodes = _nodes(group, devices)
+    if any(rank in node and len(node) > 1 for node in nodes):
+        assert link is not None
+        rate += link.value
+    if any(rank not in node for node in nodes):
+        assert network is not None
+        rate += network.value
+    return Fraction(sent, rate)
 
 
 def _entering(kind: str, group: Sequence[int], inside: Sequence[int]) -> Fraction:

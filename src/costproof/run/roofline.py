@@ -146,7 +146,7 @@ def roofline(
             links = bounded.links(folded, run, stages)
             if name == "analytic" and (of_ranks := sharded(read.target)) is not None:
                 counted = count_ranks(of_ranks, side.workload, evaluate_formulas(of_ranks, side.workload))
-                check_recounts(link_recounts(links, counted.collectives, devices))
+                check_recounts(link_recounts(links, counted.collectives, devices, side.workload))
     solved: Iterable[BottleneckThreshold] = ()
     # The rows, and the pairs of a given routing, say all lengths.
     if batch is not None and read.target is not None and not side.workload.rows and PAIRS not in side.workload.inputs:
