@@ -7,9 +7,7 @@ torch and by our own reading of it; and the bytes that each rank's sockets sent 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from costproof.models.decoding.fsdp import keep_parts
-from tests.oracles.gloo_ranks import SIZES, settled
+from tests.oracles.gloo_ranks import SIZES, run_ranks, settled
 
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -95,19 +93,7 @@ def rank_main(rank: int, ranks: int, folder: str) -> None:
 
 def main() -> None:
     """Print, for each number of ranks, a list with the findings of each rank."""
-    found: dict[int, list[Any]] = {}
-    forked = multiprocessing.get_context("fork")
-    for ranks in (2, 4):
-        with tempfile.TemporaryDirectory() as folder:
-            started = [forked.Process(target=rank_main, args=(r, ranks, folder)) for r in range(ranks)]
-            for process in started:
-                process.start()
-            for process in started:
-                process.join()
-            for rank in range(ranks):
-                with open(f"{folder}/{rank}.json") as file:
-                    found.setdefault(ranks, []).append(json.load(file))
-    print(json.dumps(found))
+    print(json.dumps({ranks: run_ranks(rank_main, ranks) for ranks in (2, 4)}))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ import socket
 import struct
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -181,21 +183,21 @@ def rank_main(rank: int, ranks: int, families: tuple[tuple[str, int], ...], fold
     dist.destroy_process_group()
 
 
+def run_ranks(rank_main: Callable[..., None], ranks: int, *arguments: object) -> list[Any]:
+    """Run ``rank_main(rank, ranks, *arguments, folder)`` in a process for each rank; return what each has written."""
+    forked = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        started = [forked.Process(target=rank_main, args=(r, ranks, *arguments, folder)) for r in range(ranks)]
+        for process in started:
+            process.start()
+        for process in started:
+            process.join()
+        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
 def main() -> None:
     """Print, for each number of ranks, a list with the findings of each rank."""
-    found: dict[int, list[Any]] = {}
-    forked = multiprocessing.get_context("fork")
-    for ranks, families in RUNS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            started = [forked.Process(target=rank_main, args=(r, ranks, families, folder)) for r in range(ranks)]
-            for process in started:
-                process.start()
-            for process in started:
-                process.join()
-            for rank in range(ranks):
-                with open(f"{folder}/{rank}.json") as file:
-                    found.setdefault(ranks, []).append(json.load(file))
-    print(json.dumps(found))
+    print(json.dumps({ranks: run_ranks(rank_main, ranks, families) for ranks, families in RUNS.items()}))
 
 
 if __name__ == "__main__":

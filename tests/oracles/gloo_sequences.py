@@ -7,9 +7,7 @@ decode step behind it, by torch's ring (the run) and by our own (the graph); and
 from __future__ import annotations
 
 import json
-import multiprocessing
 import sys
-import tempfile
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,7 +18,7 @@ import transformers
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.sequence_model import OwnPositions, share_sequence
 from costproof.patches.sharding import SharedSequence
-from tests.oracles.gloo_ranks import settled
+from tests.oracles.gloo_ranks import run_ranks, settled
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -132,19 +130,7 @@ def rank_main(rank: int, ranks: int, folder: str) -> None:
 
 def main() -> None:
     """Print a list with the findings of each rank."""
-    ranks = int(sys.argv[1])
-    forked = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as folder:
-        started = [forked.Process(target=rank_main, args=(r, ranks, folder)) for r in range(ranks)]
-        for process in started:
-            process.start()
-        for process in started:
-            process.join()
-        found = []
-        for rank in range(ranks):
-            with open(f"{folder}/{rank}.json") as file:
-                found.append(json.load(file))
-    print(json.dumps(found))
+    print(json.dumps(run_ranks(rank_main, int(sys.argv[1]))))
 
 
 if __name__ == "__main__":

@@ -416,7 +416,7 @@ class AttentionOfParts:
     ranks: Size
     item_bytes: Size
     elsewhere: Size = 0
-    """Elements of the keys of the new token, if another rank keeps them."""
+    """Number of elements of the new token's keys if another rank caches that token; 0 if this rank does."""
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
@@ -438,10 +438,15 @@ class AttentionOfParts:
 def _further(
     one: LayerCosts, scores: Size, kept: Size, width: Size, moved: Size, vector: Mapping[str, Size]
 ) -> LayerCosts:
-    """Return the costs of attention with further scores, ``kept`` of which no mask hides, and further work and bytes.
+    """Return the costs of attention to own keys, plus what attention to keys of other ranks adds.
 
     Args:
+        one: costs of the attention to own keys.
+        scores: query-key pairs that are added.
+        kept: those of them that the mask leaves.
         width: of a key and a value together.
+        moved: bytes of intermediate results that are added.
+        vector: kind of elementwise work -> operations that are added, other than softmax and scaling.
     """
     name, before = "attention", one.kept_scores["attention"]
     added = {"softmax": 5 * scores}

@@ -21,7 +21,9 @@ from costproof.analytic.transformer import DecoderStack, TransformerLayer
 
 @dataclass(frozen=True, slots=True)
 class RankSteps:
-    """What a rank of several does in a call besides the layers of its local widths; sums over ranks add up in place.
+    """Steps that allocate memory on one rank of a mesh only, not on a single device: look-ups, gathers, biases, joins.
+
+    All-reduces add up in place and allocate nothing.
 
     Source: ``shard`` of :mod:`costproof.models.decoding.rank_model` reads transformers' plans in the same way.
     """

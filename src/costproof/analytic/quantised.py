@@ -108,8 +108,10 @@ def _four_bit(of: formats.FourBit, m: MatrixShape) -> Sizes:
 
 
 def _gptq(of: formats.Gptq, m: MatrixShape) -> Sizes:
-    """Words of 4 bytes: i b / 32 for each row, o b / 32 zero points a group; scales of 2; 4 for a column's group.
+    """Return words of 4 bytes that hold 32 / bits integers each, scales of 2 bytes, and a group index a column.
 
+    Each row has ⌈bits i / 32⌉ words. Each group of columns has o scales and, as zero points, ⌈bits o / 32⌉ words. The
+    index (``g_idx``) is of 4 bytes.
     Source: Frantar et al. 2022, GPTQ; AutoGPTQ, QuantLinear.pack.
     """
     groups = _up(m.i, of.group) if of.group is not None else 1
@@ -214,4 +216,4 @@ _FORMS: Final[dict[type, Callable[[Any, MatrixShape], Sizes]]] = {
     formats.TorchaoEightBit: _eight_bit_of_torchao, formats.TorchaoInt4: _four_bit_of_torchao,
     formats.CompressedTensors: _compressed,
 }  # fmt: skip
-"""Format -> the closed form of its parts."""
+"""Class of a format -> function that returns (elements, bytes) of its weights, scales, zero points and so on."""

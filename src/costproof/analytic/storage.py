@@ -186,7 +186,7 @@ def _costed(node: HeldNode, quantised: _Quantised, storage: Storage) -> CostNode
 
 
 def _quantised(node: HeldNode, storage: Storage) -> _Quantised:
-    """Return (matrix, format) of the quantised matrices of a module.
+    """Return (matrix, format) for each weight matrix of a module that the checkpoint stores quantised.
 
     Raises:
         UnknownFormat: a tied output projection would be quantised apart from the table.

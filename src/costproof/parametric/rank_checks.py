@@ -437,6 +437,7 @@ def link_recounts(
     Of a given routing, parts are unequal: there the bytes that leave the counted rank decide.
     """
     sums: dict[tuple[str, str, str], list[Fraction]] = {}
+
     def add(side: int, stage: str, kind: str, amounts: Sequence[int | Fraction]) -> None:
         for of in (stage, ""):
             for metric, amount in zip(("seconds", *_EXCHANGED), amounts, strict=True):

@@ -525,7 +525,7 @@ _COMPRESSED: Final[dict[str, Callable[[int, bool, str], bool]]] = {
     "nvfp4-pack-quantized": lambda bits, is_float, by: is_float and bits == 4 and by == "tensor_group",
     "mxfp4-pack-quantized": lambda bits, is_float, by: is_float and bits == 4 and by == "group",
 }
-"""Layout -> whether it takes numbers of these bits, integers or floats, with scales of this strategy."""
+"""Format of compressed-tensors -> predicate: whether it can store numbers of (bits, is float, strategy of scales)."""
 _SCALES: Final = {"mxfp8-quantized": "torch.uint8", "nvfp4-pack-quantized": "torch.float8_e4m3fn",
                   "mxfp4-pack-quantized": "torch.uint8"}  # fmt: skip
 """Layout -> the only dtype of scales that is known; others have none of their own."""

@@ -16,10 +16,10 @@ from costproof.opgraph.merge import merge_unknown
 CallStack = tuple[tuple[str, int], ...]
 """The active calls, outermost first: (path of the module, number of its call)."""
 FlopKey = tuple[str, str, str, str]
-"""Key of a sum of FLOPs: stage, invocation, path of the module, operator."""
+"""(stage, invocation, path of the module, operator), under which FLOPs are added up."""
 Flops = Mapping[FlopKey, int]
 Counts = dict[tuple[str, str, str, str, Metric], int | None]
-"""Key of a sum of FLOPs and metric -> count."""
+"""(stage, invocation, path of the module, operator, metric) -> count; ``None`` is unknown."""
 
 SOURCE: Final = "dispatcher"
 

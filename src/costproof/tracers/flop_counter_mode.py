@@ -50,8 +50,9 @@ _BRANCHES: Final = (
 """Operators without a tag of torch whose result has a size, or decides a branch, that depends on values."""
 _VALUE_DEPENDENT: Final = value_dependent_tags()
 _AT_ONCE: Final = 2**20
+"""Number of query-key pairs for which a mask function of flex_attention is evaluated in one call."""
 _MOST_TRIED: Final = 2**28
-"""Maximum number of pairs for which a mask function of flex_attention is called, and for which at once."""
+"""Maximum number of pairs for which it is evaluated in all; masks with more are not counted."""
 _PAD: Final = "aten.constant_pad_nd"
 _OWN: Final = ("aten", "prims", "prim", "profiler", "_c10d_functional", "c10d", "_dtensor")
 """Namespaces in which an operator that torch's FLOP counter has no formula for multiplies no matrices."""
@@ -104,7 +105,7 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _judged(self, func: Any, name: str, formula: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Count a call, and follow the values and scores in its tensors."""
+        """Add the FLOPs of an operator call, and track mask values and attention scores through its tensors."""
         if formula is False:
             self.seen.unjudged[self.where(), name] += 1
         elif formula is not None:

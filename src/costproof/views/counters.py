@@ -53,7 +53,7 @@ class CounterReport(NotebookRepr):
 
     @property
     def exit_code(self) -> int:
-        """Return 1 if a difference stays unexplained, else 3 if our count or a counter failed, else 0."""
+        """Return 1 for an unexplained difference, else 3 if we or a counter could not count something, else 0."""
         if any(f.residual for f in self.compared.findings) or any(not o.settled for o in self.own):
             return EXIT_FINDINGS
         return EXIT_INCOMPLETE if self.compared.incomplete else EXIT_OK

@@ -3,7 +3,8 @@
 A rank is given its own positions and attends their queries to the keys of all ranks, which come to it in a ring, or it
 exchanges heads for positions (Ulysses). In a decode step every rank has the query of the new token and attends it to
 the part of the cache that it keeps; the partial results are weighted and added. Linear layers and norms are not
-touched. The dynamic source has code of its own (:mod:`costproof.patches.sequences`). Importing this imports torch.
+touched. The dynamic source has code of its own (``SharedSequence`` of :mod:`costproof.patches.sharding`). Importing
+this imports torch.
 """
 
 from __future__ import annotations
