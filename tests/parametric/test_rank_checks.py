@@ -15,10 +15,10 @@ from costproof.estimate.links import devices_in
 from costproof.estimate.routing import RoutedLayers
 from costproof.ledger import workload as workloads
 from costproof.ledger.errors import Bug
-from costproof.ledger.mesh import Mesh, Parallel
+from costproof.ledger.mesh import Mesh, Parallel, pairs_of
 from costproof.models.decoding import plans, sharding
 from costproof.models.registry import load_target
-from costproof.parametric import targets
+from costproof.parametric import rank_checks, targets
 from costproof.parametric.rank_checks import copies_by_sets, gathered, least_seconds, scattered
 
 
@@ -112,6 +112,11 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
     "numbers of experts without a dtype": (
         _replaced(sharding.Shards, "dtypes", lambda self, axis, kind, dtype: (dtype,)),
         "deepseek-v3", {"dp": 4, "ep": 4, "batch": 4},
+    ),
+    "pairs that come as those that go": (
+        _replaced(rank_checks, "splits_of", lambda inputs, rank: (pairs_of(inputs)[rank],) * 2),
+        "qwen3-30b-a3b", {"dp": 2, "ep": 2, "batch": 2, "text_tokens": 1, "new_tokens": 0, "dispatch": "all-to-all",
+                          "pairs": "5+3;4+4"},
     ),
 }  # fmt: skip
 

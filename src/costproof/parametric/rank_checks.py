@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from costproof.estimate.links import Devices, LinkBounds
 from costproof.estimate.routing import RoutedLayers
 from costproof.ledger.errors import Bug
-from costproof.ledger.mesh import PAIRS, PLAN, RANK, Collectives, Mesh, Parallel
+from costproof.ledger.mesh import PAIRS, PLAN, RANK, Collectives, Mesh, Parallel, splits_of
 from costproof.ledger.metrics import FLOOR, UNFUSED
 from costproof.ledger.node import Ledger, total
 from costproof.ledger.workload import FLOAT_BYTES, Workload
@@ -109,6 +109,9 @@ def _places(workload: Workload) -> Iterator[Recount]:
             )
             yield Recount("", "experts of a rank", "batches", mesh.batches, len(apart))
         yield Recount("", f"rank {rank}", "sequences", _of_rank(workload, rank).own_batch, dealt[turn])
+        for place, other in enumerate(shared if PAIRS in workload.inputs else ()):
+            (sent, _), (_, got) = (splits_of(workload.inputs, r) or ((), ()) for r in (rank, other))
+            yield Recount("", f"rank {rank} to {other}", "pairs", sent[place], got[rank - first])
 
 
 def _of_rank(workload: Workload, rank: int) -> Workload:
