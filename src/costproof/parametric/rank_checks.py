@@ -109,9 +109,9 @@ def _places(workload: Workload) -> Iterator[Recount]:
             )
             yield Recount("", "experts of a rank", "batches", mesh.batches, len(apart))
         yield Recount("", f"rank {rank}", "sequences", _of_rank(workload, rank).own_batch, dealt[turn])
-        for place, other in enumerate(shared if PAIRS in workload.inputs else ()):
+        for i, other in enumerate(shared if PAIRS in workload.inputs else ()):
             (sent, _), (_, got) = (splits_of(workload.inputs, r) or ((), ()) for r in (rank, other))
-            yield Recount("", f"rank {rank} to {other}", "pairs", sent[place], got[rank - first])
+            yield Recount("", f"rank {rank} to {other}", "pairs", sent[i], got[rank - first])
 
 
 def _of_rank(workload: Workload, rank: int) -> Workload:
