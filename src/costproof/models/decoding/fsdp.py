@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from typing import Any, Final
 
@@ -100,8 +101,14 @@ def as_stored(nodes: Iterable[CostNode]) -> Iterator[CostNode]:
         if not isinstance(node, HeldNode) or "params" not in node.exprs:
             yield node
             continue
-        exprs = {"params": text(own(node.layers)), "weight_bytes": text(stored(node.layers) * sym("b"))}
-        yield replace(node, exprs={**node.exprs, **exprs})
+        params, weight_bytes = _as_stored(node.layers)
+        yield replace(node, exprs={**node.exprs, "params": params, "weight_bytes": weight_bytes})
+
+
+@cache
+def _as_stored(layers: tuple[Layer, ...]) -> tuple[str, str]:
+    """Return the formulas of the elements that are a rank's own, and of the bytes that it stores."""
+    return text(own(layers)), text(stored(layers) * sym("b"))
 
 
 def padding_by_role(parts: Iterable[ModulePart], sizes: Mapping[str, int], ranks: int, item: int) -> dict[str, int]:
