@@ -21,6 +21,7 @@ from costproof.models.registry import load_target
 from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.patches.sharding import PARTS, FullySharded
 from costproof.run.fits import fits, gathered_bytes
+from costproof.run.roofline import roofline
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.static import static_ledger
 from tests.tracers.test_ranks import LATENT, by_module, collectives, small, workload
@@ -179,6 +180,11 @@ def test_fits_adds_gathered_parameters() -> None:
     assert found.held_weights == 141_107_412_992 // 8
     assert found.most_bytes == found.held_weights + 512 + (found.live_bytes or 0) + found.unpacked_bytes
     assert found.verdict == "fits"
+
+
+def test_a_roofline_names_its_reads_of_gathered_parameters() -> None:
+    found = roofline("llama-3.1-8b@chat,batch=2,fsdp=2", on="2xh100-sxm")
+    assert any("as they arrive reads less" in note for note in found.notes)
 
 
 @pytest.mark.skipif(not (dist.is_gloo_available() and sys.platform == "linux"), reason=REASON)

@@ -124,6 +124,8 @@ def roofline(
     shared = _sharing(side.workload)
     if shared > 1:
         folded, notes = mean_of_experts(folded, shared), (*notes, _MEAN)
+    if mesh.fsdp > 1:
+        notes = (*notes, _GATHERED)
     if microbatches is not None or schedule is not None:
         notes = (*notes, _bubble(side.workload, schedule or "1f1b", 1 if microbatches is None else microbatches))
     of = roof(device, dtype)
@@ -172,6 +174,10 @@ def _splits(target: OperandInput, read: Operand) -> TypeGuard[str]:
 
 _GroupRates = Mapping[tuple[str, str, str], Fraction]
 """(stage, part, kind of a collective) -> seconds for each byte of its payload."""
+_GATHERED: Final = (
+    "gathered parameters are read from the memory of the rank, as fully_shard puts them there; all times, the floor "
+    "too, are those of such a run: one that multiplies by parameters as they arrive reads less"
+)
 _MEAN: Final = (
     "routed experts have the mean of the ranks that share them, tokens of all their batches x k / ep rows, which the "
     "slowest rank has at least"
