@@ -66,7 +66,8 @@ def as_command() -> Iterator[None]:
     """Guard all foreign code that this process runs in the block, as :func:`running` does."""
     global _command
     before, _command = _command, True
-    _skipped.clear()  # of an earlier command of this process
+    _skipped.clear()  # of an earlier command of this process, as are the owners
+    _owners.clear()
     try:
         yield
     finally:
