@@ -454,6 +454,25 @@ def test_steps_whose_queries_lie_head_by_head_copy_them() -> None:
     assert row_peaks(target, "2x1+19", attention="eager")[0] == held == 19_024
 
 
+def test_a_prompt_with_sinks_holds_the_whole_cache_of_a_window() -> None:
+    """A step behind 3 and a prompt of 40, heads of 12 (4 of queries, 2 of keys), a window of 8, and small experts.
+
+    The second layer decides, at the subtraction of the largest score: of 4 x 40 queries it holds 40 scores and a sink,
+    twice, and the largest. Repeated keys are released, repeated values are not. Of the first layer, whose window keeps 7
+    keys of the prompt, the cache is a view of all 40. Masks are [1, 4] and [40, 40] for layers of both kinds.
+    """
+    target = FAMILIES[4]
+    assert isinstance(target, GptOss)
+    small = GptOss(replace(target.config, intermediate=8, top_k=1))
+    token = 2 * 2 * 12 * 2
+    given = 41 * (8 + 8) + 2 * 8 + 2 * (4 + 40 * 40) * 2 + 2 * 3 * token
+    caches = 2 * (4 + 40) * token
+    scores = 2 * 4 * 40 * (40 + 1) * 2 + 4 * 40 * 2
+    result_of_step, repeated, hidden = 4 * 12 * 2, 4 * 40 * 12 * 2, 41 * 32 * 2
+    held = given + caches + scores + result_of_step + repeated + hidden
+    assert row_peaks(small, "1+3, 40")[0] == held == 49_232  # as of its graph
+
+
 QUICK_PEAKS: Final = ("mistral", "gpt2", "deepseek_v3, absorbed, two prompts", "qwen2_5_vl")
 
 

@@ -120,7 +120,8 @@ def changed(
             wrong.append(no_such_setting(name, option, by_name, OF_SOME_TARGETS.get(name)))
         elif by_name[name].choices and value not in by_name[name].choices:
             expected = " or ".join(by_name[name].choices)
-            wrong.append(BadInput("invalid choice", where=option, expected=expected, got=str(value)[:80]))
+            got, fix = str(value)[:80], OF_SOME_TARGETS.get(str(value))
+            wrong.append(BadInput("invalid choice", where=option, expected=expected, got=got, fix=fix))
     problems += wrong
     if wrong:
         return workload
