@@ -94,7 +94,8 @@ def _one_call(expr: sympy.Expr) -> sympy.Expr:
     return expr
 
 
-K, V = TypeVar("K"), TypeVar("V")
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 def by_identity(function: Callable[[K], V]) -> Callable[[K], V]:
