@@ -199,21 +199,22 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
         if (one.stage_total(stage, metric) if stage else one.total(metric)) is None:
             continue
         copies: Counter[str] = Counter()
-        for node in bearing((n for n in one.nodes if not stage or n.stage == stage), metric):
-            cost, (times, why) = node.cost(metric) or 0, sharing.held_by(node.role, metric)
-            more, what = sharing.added(node.role) if metric in ("params", "weight_bytes") else (0, "")
+        nodes = bearing((n for n in one.nodes if not stage or n.stage == stage), metric)
+        for (role, cost), alike in Counter((n.role, n.cost(metric) or 0) for n in nodes).items():
+            times, why = sharing.held_by(role, metric)
+            more, what = sharing.added(role) if metric in ("params", "weight_bytes") else (0, "")
             added = more * (item if metric == "weight_bytes" else 1)
-            padding, rows = sharing.padding_of(node.role, metric, cost)
-            copies[why] += (times - 1) * cost
-            copies[what] += added
-            copies[rows] += padding
+            padding, rows = sharing.padding_of(role, metric, cost)
+            copies[why] += alike * (times - 1) * cost
+            copies[what] += alike * added
+            copies[rows] += alike * padding
             if stage:
-                further, reason = sharing.along_sequence(stage, node.role, metric, times * cost)
-                copies[reason] += further
+                further, reason = sharing.along_sequence(stage, role, metric, times * cost)
+                copies[reason] += alike * further
             else:
-                once, again = times * cost + added + padding, sharing.copies_of_batches(node.role, metric) - 1
-                copies[SEQUENCE_COPIES] += (workload.mesh.cp - 1) * once
-                copies[DATA_COPIES] += again * workload.mesh.cp * once
+                once, again = times * cost + added + padding, sharing.copies_of_batches(role, metric) - 1
+                copies[SEQUENCE_COPIES] += alike * (workload.mesh.cp - 1) * once
+                copies[DATA_COPIES] += alike * again * workload.mesh.cp * once
         for why, amount in copies.items():
             if amount:
                 yield Duplicate(why, stage, metric, amount, amount if metric.endswith("_bytes") else 0)
