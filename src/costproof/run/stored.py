@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from costproof.ledger.environment import require
-from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.errors import EXIT_FINDINGS, BadInput, CostproofError, Incomplete
 from costproof.ledger.plural import plural
 from costproof.models.registry import load_target
 from costproof.models.target import Target, WithStorage
@@ -16,7 +16,7 @@ from costproof.run.count_lock import count_lock
 from costproof.storage.checkpoint import StoredCheckpoint, compare_headers, parts_of
 from costproof.storage.headers import HeaderTensor, gguf_sections, read_checkpoint, read_header
 from costproof.storage.scheme import PLAIN, UnknownFormat
-from costproof.storage.tensors import totals
+from costproof.storage.tensors import StoredTensor, totals
 
 
 def stored(
@@ -54,6 +54,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         BadInput: the target has no checkpoint, or fewer modules for further tokens (MTP) than ``next_token``.
         Incomplete: the format of the weights is not known.
     """
+    from costproof.models.library_reading import library_reading
     from costproof.models.stored_module import (
         assumed_of_experts,
         gguf_layout,
@@ -82,10 +83,12 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
             assumed.append("types of tensors are those of the GGUF file")
         else:
             scheme = target.stored.scheme(facts.model_type)
-            tensors = list(stored_tensors(model, scheme))
+            tensors, by_rules = (
+                [*stored_tensors(model, of), *(next_token_tensors(model, of, next_token) if next_token else ())]
+                for of in (library_reading(target.stored, model), scheme)
+            )
+            _check_readings(tensors, by_rules)
             assumed += (*scheme.assumed, *assumed_of_experts(model, tensors))
-        if next_token and not packed:
-            tensors += next_token_tensors(model, scheme, next_token)
     except UnknownFormat as error:
         raise Incomplete(
             "the bytes of this format are not known", where=target.name, expected="a format of docs/checkpoints.md",
@@ -121,6 +124,30 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         left,
         headers,
     )
+
+
+class ReadingsDiffer(CostproofError):
+    """Raised if the two readings of a configuration make another checkpoint of it; exit code 1, as of a finding."""
+
+    exit_code = EXIT_FINDINGS
+
+
+def _check_readings(by_library: Sequence[StoredTensor], by_rules: Sequence[StoredTensor]) -> None:
+    """Raise an error with the largest tensors in which the layouts of two readings differ.
+
+    Raises:
+        ReadingsDiffer: there are some.
+    """
+    library, rules = ({(p.name, p.dtype, p.shape): p for p in parts_of(of)} for of in (by_library, by_rules))
+    differing = [key for key in {**library, **rules} if library.get(key) != rules.get(key)]
+    if differing:
+        name, dtype, shape = differing[0]
+        counts = [of[differing[0]].tensors if differing[0] in of else 0 for of in (rules, library)]
+        raise ReadingsDiffer(
+            "two readings of the quantisation settings differ", where=name,
+            expected=f"{plural(counts[0], 'tensor')} {dtype} {[*shape]}, of {plural(len(differing), 'difference')}",
+            got=plural(counts[1], "tensor"), fix="report the configuration; neither total is to be trusted",
+        )  # fmt: skip
 
 
 def _read_of(files: Mapping[str, Sequence[HeaderTensor]]) -> str:
