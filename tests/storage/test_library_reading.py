@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 from costproof.run.stored import ReadingsDiffer, stored
 from costproof.storage import scheme
-from tests.support.running import costproof
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "vocab_size": 96, "tie_word_embeddings": False, "dtype": "bfloat16"}  # fmt: skip
@@ -77,6 +75,7 @@ def planted(old: str, new: str) -> Any:
     assert old in text
     made = ModuleType(scheme.__name__)
     import sys
+
     sys.modules["_planted"] = made
     made.__dict__["__name__"] = "_planted"
     exec(compile(text.replace(old, new), "scheme.py", "exec"), made.__dict__)
