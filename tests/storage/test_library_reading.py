@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from costproof.models import stored_module
 from costproof.run.stored import ReadingsDiffer, stored
 from costproof.storage import scheme
+from tests.support.running import costproof
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "vocab_size": 96, "tie_word_embeddings": False, "dtype": "bfloat16"}  # fmt: skip
@@ -34,7 +38,7 @@ _CT = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore
 
 
 def ct(weights: dict[str, Any], inputs: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """Return a configuration of compressed-tensors with one group, and one for a layer with its name."""
+    """Return a configuration of compressed-tensors with one group."""
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     return {**_CT, "config_groups": {"a": group}, **more}
 
@@ -65,22 +69,26 @@ PLANTED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "c12 scales of ModelOpt": ('kind = "modelopt" if cache else ""', 'kind = ""', LLAMA, MODELOPT),
     "c14 list of ModelOpt": ('"exclude_modules", "ignore"', '"exclude_modules"', LLAMA, MODELOPT),
     "c15 table of MLX": ('classes=("Linear", "Embedding"), named', 'classes=("Linear",), named', LLAMA, MLX),
-    "c28 static inputs": ('inputs="static" if static else "dynamic"', 'inputs="dynamic" if static else "dynamic"', LLAMA, STATIC),
+    "c28 static inputs": ('inputs="static" if static', 'inputs="dynamic" if static', LLAMA, STATIC),
+    "patterns of a list": (r"(?:(?<=\.)|(?=\.|$))", "", LLAMA,
+                           FP8 | {"modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"]}),
+    "experts in fp8": ('("Linear", "Expert") or', '("Linear",) or', MIXTURE, FP8),
+    "dynamic rules": ("before = left", "before = ()", LLAMA,
+                      GPTQ | {"dynamic": {"-:.*down_proj": {}, "+:.*layers.0": {"bits": 8}}}),
+    "settings of MLX": ("value is False or isinstance", "isinstance", LLAMA, MLX),
+    "targets": ("for rank in range(3)", "for rank in (2, 1, 0)", LLAMA, TWO),
 }  # fmt: skip
 
 
-def planted(old: str, new: str) -> Any:
-    """Return ``read_scheme`` of a copy of its module with a mistake."""
-    text = Path(scheme.__file__).read_text("utf-8")
+def planted(of: ModuleType, attribute: str, old: str, new: str) -> Any:
+    """Return a function of a copy of a module with a mistake."""
+    text = Path(str(of.__file__)).read_text("utf-8")
     assert old in text
-    made = ModuleType(scheme.__name__)
-    import sys
-
-    sys.modules["_planted"] = made
-    made.__dict__["__name__"] = "_planted"
-    exec(compile(text.replace(old, new), "scheme.py", "exec"), made.__dict__)
+    made = ModuleType(of.__name__)
+    with mock.patch.dict(sys.modules, {of.__name__: made}):  # where dataclasses look names up
+        exec(compile(text.replace(old, new), str(of.__file__), "exec"), made.__dict__)
     made.__dict__["UnknownFormat"] = scheme.UnknownFormat
-    return made.__dict__["read_scheme"]
+    return getattr(made, attribute)
 
 
 def write(folder: Path, config: dict[str, Any], quantised: dict[str, Any]) -> str:
@@ -93,6 +101,50 @@ def test_a_planted_mistake_is_found(name: str, tmp_path: Path, monkeypatch: pyte
     old, new, config, quantised = PLANTED[name]
     target = write(tmp_path, config, quantised)
     stored(target)
-    monkeypatch.setattr("costproof.weights.stored.read_scheme", planted(old, new))
+    monkeypatch.setattr("costproof.weights.stored.read_scheme", planted(scheme, "read_scheme", old, new))
     with pytest.raises(ReadingsDiffer, match="two readings"):
         stored(target)
+
+
+def test_report_names_the_place_of_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Formulas use one reading, the layout the other."""
+    old, new, config, quantised = PLANTED["c04 head of GPTQ"]
+    target = write(tmp_path, config, quantised)
+    options = ("--sources", "analytic,static", "--text-tokens", "4", "--new-tokens", "0")
+    assert costproof("report", target, *options, cwd=tmp_path).code == 3  # FLOPs are those of the run's dtype
+    monkeypatch.setattr("costproof.weights.stored.read_scheme", planted(scheme, "read_scheme", old, new))
+    found = costproof("report", target, *options, cwd=tmp_path)
+    assert found.code == 1
+    assert any("stored_bytes" in line and "lm_head" in line for line in found.stdout.splitlines()), found.stdout
+
+
+DEEPSEEK: dict[str, Any] = {
+    **LLAMA, "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
+    "topk_group": 1, "num_nextn_predict_layers": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "where"), [
+    ("(width, 2 * width)", "(width, width)", "eh_proj"),
+    ("is_quantised=False", "is_quantised=True", "eh_proj"),
+    ("default=len(layers) - 1)", "default=0)", "mlp"),
+    ('"model.layers.{n}.hnorm", ', "", "hnorm"),
+])  # fmt: skip
+def test_a_mistake_in_the_module_for_further_tokens_is_found(
+    old: str, new: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = write(tmp_path, DEEPSEEK, FP8)
+    stored(target, next_token=1)
+    monkeypatch.setattr(stored_module, "next_token_tensors", planted(stored_module, "next_token_tensors", old, new))
+    with pytest.raises(ReadingsDiffer, match=f"published headers have\n.*{where}"):
+        stored(target, next_token=1)
+
+
+def test_the_first_pattern_of_gptq_decides(tmp_path: Path) -> None:
+    """GPTQModel, dynamic_get: 2 x 64 x 128 weights of layer 0 in 8 bits, though a later pattern leaves them."""
+    dynamic = {"+:.*up_proj": {"bits": 8}, "-:.*layers.0": {}}
+    found = {part.name: part for part in stored(write(tmp_path, LLAMA, GPTQ | {"dynamic": dynamic})).parts}
+    assert found["model.layers.*.mlp.up_proj.qweight"].bytes == 2 * 64 * 128
+    assert found["model.layers.*.mlp.down_proj.weight"].bytes == 2 * 64 * 128
