@@ -12,8 +12,13 @@ from unittest import mock
 import pytest
 
 from costproof.models import stored_module
+from costproof.models.library_reading import LibraryReading, library_reading
+from costproof.models.registry import load_target
 from costproof.run.stored import ReadingsDiffer, stored
 from costproof.storage import scheme
+from costproof.weights.stored import Stored
+from tests.storage.test_quantised_libraries import LIBRARIES, REFUSED, module
+from tests.storage.test_quantised_libraries import scheme as by_rules
 from tests.support.running import costproof
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -148,3 +153,33 @@ def test_the_first_pattern_of_gptq_decides(tmp_path: Path) -> None:
     found = {part.name: part for part in stored(write(tmp_path, LLAMA, GPTQ | {"dynamic": dynamic})).parts}
     assert found["model.layers.*.mlp.up_proj.qweight"].bytes == 2 * 64 * 128
     assert found["model.layers.*.mlp.down_proj.weight"].bytes == 2 * 64 * 128
+
+
+def test_both_readings_are_those_of_the_libraries(tmp_path: Path) -> None:
+    """Formats by rules are held against what libraries wrote (test_quantised_libraries)."""
+    model = load_target(write(tmp_path, LLAMA, GPTQ)).build_stored()  # type: ignore[attr-defined]
+    seen = 0
+    for name, made in LIBRARIES["formats"].items():
+        key = "quantization" if made["library"] == "mlx" else "quantization_config"
+        reading = library_reading(Stored(described=json.dumps({key: made["config"]})), model)
+        for layer in made["layers"] if name not in REFUSED else ():
+            found = []
+            for of in (by_rules(made), reading):
+                try:
+                    found.append(of.format_of(module(layer)))
+                except scheme.UnknownFormat:
+                    found.append(None)
+            assert found[0] == found[1], (name, layer)
+            seen += found[0] is not None
+    assert seen > 300
+
+
+@pytest.mark.parametrize("settings", [
+    {"quant_method": "fp8", "weight_block_size": 1}, {"quant_method": "gptq", "bits": 4},
+    {"quant_method": "compressed-tensors", "config_groups": {"a": {"targets": ["Linear"]}}},
+    {"quant_method": "torchao", "quant_type": {}}, {"quant_method": "modelopt", "quant_algo": 4},
+])  # fmt: skip
+def test_settings_that_a_library_does_not_read_are_unknown(settings: dict[str, Any]) -> None:
+    reading = LibraryReading(settings["quant_method"], settings)
+    with pytest.raises(scheme.UnknownFormat, match="its library does not read"):
+        reading.format_of(scheme.LinearModule("model.layers.0.mlp.up_proj", columns=64, rows=64))

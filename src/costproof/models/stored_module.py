@@ -217,7 +217,7 @@ def stored_modules(model: nn.Module, scheme: Reading, dtypes: Mapping[str, str] 
             place = LinearModule(
                 names.module(path), type(module).__name__, columns, module is head or id(module.weight) in shared,
                 in_numbered_layer(path), path, tuple(c.__name__ for c in type(module).__mro__), rows,
-                not in_float32.isdisjoint(path.split(".")), tied,
+                any(f".{name}." in f".{path}." for name in in_float32), tied,
             )  # fmt: skip
             if (of := scheme.format_of(place)) is not None and not tied:
                 bias = own.pop("bias", None)

@@ -45,6 +45,7 @@ def stored(
     Raises:
         BadInput: there is no such target, or the files are not a checkpoint.
         Incomplete: the format of the weights, or of the names in a GGUF file, is not known, or torch is missing.
+        ReadingsDiffer: two readings of the configuration, or two statements of the modules for further tokens, differ.
     """
     require("trace", "the tensors of a checkpoint")
     with count_lock():

@@ -77,7 +77,7 @@ class CheckpointLayout:
 
     def loads_in_float32(self, module: str) -> bool:
         """Return whether transformers loads a module in float32 whatever the model's dtype."""
-        return not set(self.in_float32).isdisjoint(module.split("."))
+        return any(f".{name}." in f".{module}." for name in self.in_float32)
 
     def path(self, module: str) -> str:
         """Return the path of a module in the checkpoint."""
