@@ -19,7 +19,8 @@ from costproof.ledger.mesh import Mesh, Parallel, pairs_of
 from costproof.models.decoding import plans, sharding
 from costproof.models.registry import load_target
 from costproof.parametric import rank_checks, targets
-from costproof.parametric.rank_checks import copies_by_sets, gathered, least_seconds, scattered
+from costproof.parametric.rank_checks import copies_by_sets, gathered, scattered
+from costproof.parametric.time_checks import least_seconds
 
 
 @pytest.fixture(autouse=True)
