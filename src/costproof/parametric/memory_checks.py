@@ -142,6 +142,10 @@ def _cached(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount
         held, wastes = blocks_in_use(blocks, run)
         yield Recount("memory", f"rank {run.rank}, blocks", "cache_bytes", found.held_cache_bytes or 0, held)
         yield Recount("memory", f"rank {run.rank}, blocks", "is a waste", found.cache_waste_bytes in wastes, True)
+        surplus, live = _surplus(blocks, run), {stage.id: stage.live_bytes for stage in found.stages}
+        if all(live.get(stage) is not None for stage in surplus):
+            most = max((live[stage] or 0) + size for stage, size in surplus.items())
+            yield Recount("memory", "blocks", "blocked_live_bytes", found.blocked_live_bytes or 0, most)
     if found.token_bytes is None or not run.own_batch:
         return
     with suppress(CostproofError):  # the model refuses one of these lengths
@@ -245,7 +249,7 @@ def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
     yield Recount("memory", "a quantised linear layer", "above the largest one", max(0, linear - with_bias), 0)
     inner = symbols.get("text_moe", symbols.get("text_intermediate", 0))
     one = inner * symbols.get("text_hidden", 0) * element
-    stacks = {one * n * m for n in (1, symbols.get("text_experts", 1)) for m in (1, 2)}
+    stacks = {one, 2 * one, 2 * one * symbols.get("text_experts", 1)}  # the first two of an expert, the last of all
     if True in sizes and found.unpacked_bytes > linear:
         yield Recount("memory", "matrices of experts", "have the unpacked one", found.unpacked_bytes in stacks, True)
 
