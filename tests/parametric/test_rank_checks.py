@@ -114,6 +114,9 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         _replaced(sharding.Shards, "dtypes", lambda self, axis, kind, dtype: (dtype,)),
         "deepseek-v3", {"dp": 4, "ep": 4, "batch": 4},
     ),
+    "logarithms in the dtype of the run": (
+        _replaced(sharding.Shards, "dtypes", lambda self, axis, kind, dtype: (dtype,)), "llama-3.1-8b", {"cp": 2},
+    ),
     "pairs that come as those that go": (
         _replaced(rank_checks, "splits_of", lambda inputs, rank: (pairs_of(inputs)[rank],) * 2),
         "qwen3-30b-a3b", {"dp": 2, "ep": 2, "batch": 2, "text_tokens": 1, "new_tokens": 0, "dispatch": "all-to-all",

@@ -25,9 +25,13 @@ from costproof.parametric.rank_checks import EXCHANGED, Recount
 
 
 def clock_recounts(
-    of: Roof, run: StageBound, stages: Sequence[StageBound], parts: Sequence[PartBound]
+    of: Roof, counts: Folded, run: StageBound, stages: Sequence[StageBound], parts: Sequence[PartBound]
 ) -> Iterator[Recount]:
     """Yield the times of stages and of the run as sums over parts, and bounds that are in the wrong order."""
+    for stage in stages:
+        flops = [p.at_roof.flops for p in parts if p.stage == stage.id]
+        if None not in flops and (every := counts.total("flops", stage.id)) is not None:
+            yield Recount(stage.id, "all parts", "flops", sum(n or 0 for n in flops), every)
     for stage in (*stages, run):
         clocks = [_clocks(p.at_roof, of) for p in parts if stage.id in ("", p.stage)]
         where, known = "modules one after another", [c for c in clocks if c is not None]
@@ -227,17 +231,21 @@ def link_recounts(
 
     for b in found.collectives:
         add(0, b.stage, b.kind, (Fraction(b.seconds), b.messages, b.payload_bytes, b.sent_bytes))
-    for c in collectives:
+    every = tuple(collectives)
+    for c in every:
         if c.kind == "all_to_all" and PAIRS in workload.inputs:
             seconds = seconds_to_leave(c.sent_bytes, c.ranks, workload.rank, devices)
         else:
             seconds = c.bytes * least_seconds(c.kind, c.ranks, devices)
         add(1, c.stage, c.kind, (seconds, c.count, c.bytes, c.sent_bytes))
+    named = {(b.stage, b.kind, b.ranks, b.nodes) for b in found.collectives}
+    spread = {(c.stage, c.kind, len(c.ranks), len(_nodes(c.ranks, devices))) for c in every}
+    yield Recount("", "groups of ranks in nodes", "are those of the collectives", named == spread, True)
     for (stage, kind, metric), (first, again) in sums.items():
         yield Recount(stage, f"links, {kind or 'all collectives'}", metric, first, again)
     for of in found.stages:
-        every = sum(times[1] for (stage, _, metric), times in sums.items() if (stage, metric) == (of.id, "seconds"))
-        yield Recount(of.id, "links, sum of the collectives", "seconds", Fraction(of.seconds), Fraction(every))
+        waited = sum(times[1] for (stage, _, metric), times in sums.items() if (stage, metric) == (of.id, "seconds"))
+        yield Recount(of.id, "links, sum of the collectives", "seconds", Fraction(of.seconds), Fraction(waited))
 
 
 def least_seconds(kind: str, group: Sequence[int], devices: Devices) -> Fraction:

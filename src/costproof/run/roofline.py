@@ -146,7 +146,7 @@ def roofline(
             raise no_formulas_error()
         folded, kind, experts = apply_routing(folded, ledger, batch.sizes(batch.own), routing)
     run, stages, parts = bounds(folded, of, arithmetic, routed=kind != "bound")
-    check_recounts(clock_recounts(of, run, stages, parts))
+    check_recounts(clock_recounts(of, folded, run, stages, parts))
     links = None
     if not mesh.one:
         rates, why = link_rates(devices, mesh)
@@ -257,7 +257,9 @@ class _Ranks:
         run, stages, parts = bounds(folded, self.of, self.arithmetic)
         sent = tuple(collective_bounds(folded, self.rates, other, self.axis_of))
         found = _with_links(run, sent)
-        check_recounts((*clock_recounts(self.of, run, stages, parts), *overlap_recounts(self.of, parts, sent, [found])))
+        check_recounts(
+            (*clock_recounts(self.of, folded, run, stages, parts), *overlap_recounts(self.of, parts, sent, [found]))
+        )
         return RankTimes(ranks, run.modules.seconds, found.exposed_s, found.overlapped_s)
 
 
