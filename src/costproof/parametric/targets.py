@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, Self
 import sympy
 
 from costproof.algebra.evaluation import SymbolValues, evaluate, shared_values
+from costproof.algebra.series import CONTEXT, STEPS
 from costproof.algebra.symbols import parse, sym, text, version
 from costproof.compare.diff.changes import SETTINGS, WORKLOAD, settings
 from costproof.compare.proof.certificate import Claim, Counterexample
@@ -36,7 +37,7 @@ from costproof.ledger.metrics import KEPT, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, TargetInfo, Workload, folded_path
 from costproof.models.native import GivesFormulas, stored_formulas
-from costproof.models.target import SEQUENCE_COPIES, Sharded, Sharing, WithKeys
+from costproof.models.target import SEQUENCE_COPIES, Sharded, Sharing, WithKeys, WithMemory
 from costproof.parametric.rank_checks import Recount, check_recounts, recounts
 
 
@@ -70,6 +71,27 @@ def evaluate_formulas(target: HasFormulas, workload: Workload) -> Ledger:
     """Return the analytic ledger of a workload, with every symbol replaced by its value."""
     values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
     return evaluate_ledger(stored_formulas(target, workload), values, target.info().symbols)
+
+
+def live_peaks(model: WithMemory, workload: Workload, *, inputs_held: bool = True) -> dict[tuple[str, str, str], int]:
+    """Return (stage, invocation, part) -> live peak by formula; for decode, that of the last step.
+
+    Args:
+        model: the target.
+        workload: the workload.
+        inputs_held: whether inputs stay alive to the end of a call.
+
+    Raises:
+        Incomplete: values of the input decide what the run allocates.
+    """
+    config, calls = model.info().symbols, {(call.stage, call.id): call for call in model.invocations(workload)}
+    found = {}
+    for (stage, invocation, part), tape in model.memory(workload).items():
+        values = {**config, **calls[stage, invocation].symbols}
+        if CONTEXT.name in values and STEPS.name in values:
+            values[CONTEXT.name] += values[STEPS.name] - 1
+        found[stage, invocation, part] = tape.peak_bytes(values, inputs_held=inputs_held)
+    return found
 
 
 HELD: Final[tuple[Metric, ...]] = ("params", "weight_bytes", "buffer_bytes")
