@@ -439,9 +439,11 @@ def gathered_bytes(target: Target | None, workload: Workload) -> int | None:
     """
     if not isinstance(target, Sharded):
         return None
-    gathers = [n for n in evaluate_formulas(target, workload).nodes if n.stage == "prefill" and n.cost("messages")]
-    sizes = [n.cost("comm_payload_bytes") or 0 for n in gathers]  # of the root, then of the layers in order
-    return sizes[0] + max(before + 2 * own for before, own in pairwise(sizes))
+    nodes, axis_of = evaluate_formulas(target, workload).nodes, target.shares(workload).axis_of
+    gathers = [n for n in nodes if n.stage == "prefill" and n.cost("messages") and axis_of(n.role, n.kind) == "fsdp"]
+    root = sum(n.cost("comm_payload_bytes") or 0 for n in gathers if not n.module)  # a stage between has none
+    layers = [n.cost("comm_payload_bytes") or 0 for n in gathers if n.module]
+    return root + max(before + 2 * own for before, own in pairwise((root, *layers)))
 
 
 def _token_bytes(along: Mapping[str, SettingCurve], batch: int) -> int | None:
