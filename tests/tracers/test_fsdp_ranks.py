@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 from weakref import ref
@@ -20,7 +21,8 @@ from costproof.models.decoding.target import CausalTarget
 from costproof.models.registry import load_target
 from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.patches.sharding import PARTS, FullySharded, plans_of
-from costproof.run.fits import fits, gathered_bytes
+from costproof.run.fits import fits
+from costproof.run.peaks import gathered_bytes, measure_peaks
 from costproof.run.roofline import roofline
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.static import static_ledger
@@ -81,6 +83,8 @@ def test_collectives_and_parts_by_hand() -> None:
         assert ledger.stage_total("prefill", "weight_bytes") == 2 * layer + root
         padding = 2 * 2 * 64  # two entries of two tables
         assert ledger.stage_total("prefill", "params") == (2 * layer + root) // 2 - padding
+        assert ledger.stage_total("prefill", "stored_bytes") == 2 * layer + root - 2 * padding
+        assert ledger.stage_total("prefill", "resident_bytes") == 2 * layer + root + 2 * 4 * 4  # four frequencies, twice
         flops = {n.module: n.cost("flops") for n in ledger.nodes if n.stage == "prefill" and n.cost("flops")}
         assert flops["lm_head"] == 2 * 20 * 64 * 102  # one sequence, all entries
 
@@ -214,6 +218,19 @@ def test_fits_adds_gathered_parameters() -> None:
     assert found.held_weights == 141_107_412_992 // 8
     assert found.most_bytes == found.held_weights + 512 + (found.live_bytes or 0) + found.unpacked_bytes
     assert found.verdict == "fits"
+
+
+def test_peaks_leave_gathered_parameters_apart() -> None:
+    """The rank's graph holds what its formula says, as that of a rank with its layers whole, and a note the rest."""
+    target = small("llama", layers=1)
+    parted, whole = ({"tp": 2, "batch": 4, "new_tokens": 0, **more} for more in ({"fsdp": 4, "rank": 3}, {"rank": 1}))
+    work = workload(target, **parted)
+    (found,) = measure_peaks(target, work, eager=False)
+    (alike,) = measure_peaks(target, replace(workload(target, **whole), batch=1), eager=False, forms=False)
+    assert found.graph == alike.graph
+    assert found.graph is not None
+    assert found.formula == found.graph.bytes
+    assert f"{gathered_bytes(target, work):,} B" in found.notes[0]
 
 
 def test_a_roofline_names_its_reads_of_gathered_parameters() -> None:

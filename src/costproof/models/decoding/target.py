@@ -16,7 +16,7 @@ from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc, TokenPadding
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.mesh import CP_PLAN, PAIRS, PLAN, RANK, of_mesh, stage_layers
+from costproof.ledger.mesh import CP_PLAN, PAIRS, PLAN, stage_layers
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import (
@@ -154,7 +154,7 @@ class CausalTarget(Native[C]):
 
         padding: Counter[str] = Counter()
         for rank in range(mesh.tp):
-            one = _with_mesh(workload, tp=mesh.tp, ep=mesh.ep, rank=rank)
+            one = workload.on_mesh(tp=mesh.tp, ep=mesh.ep, rank=rank)
             parts = decoder_parts(self.config, one, self.style(), self.plan_of(one))(prompt_call(past=False))
             sizes = {**self.config.symbols(), **mesh_symbols(self.config, one, self.plan_of(one))}
             padding.update(padding_by_role(parts, sizes, mesh.fsdp, FLOAT_BYTES[workload.dtype]))
@@ -167,10 +167,7 @@ class CausalTarget(Native[C]):
         from costproof.models.decoding.formulas import decoder_stack
         from costproof.models.decoding.memory import decoder_tapes, row_tapes
 
-        if workload.mesh.fsdp > 1:  # a rank runs gathered layers
-            mesh, at = workload.mesh, workload.mesh.coordinates(workload.rank)
-            rank = at.pp * mesh.tp + at.tp
-            workload = _with_mesh(workload.own, tp=mesh.tp, ep=mesh.ep, pp=mesh.pp, rank=rank)
+        workload = workload.gathered
         style = self.style()
         shards = None if workload.mesh.one else self.shares(workload)
         stack = decoder_stack(self.config, workload, style, shards)
@@ -446,12 +443,6 @@ class CausalTarget(Native[C]):
         length = sum(row.count * (row.past + row.new) for row in workload.rows)
         ids = runs.drawn_ids(self.config.vocab, (length,), self.options.seed)
         return runs.rows_runs(model, workload, self.decoder, ids)
-
-
-def _with_mesh(workload: Workload, **mesh: int) -> Workload:
-    """Return the workload on another mesh, with the same plan."""
-    inputs = {k: v for k, v in workload.inputs.items() if k == PLAN or not of_mesh(k)}
-    return replace(workload, inputs={**inputs, **{k: n for k, n in mesh.items() if n > (k != RANK)}})
 
 
 def _own(workload: Workload) -> Workload:
