@@ -84,7 +84,7 @@ def test_collectives_and_parts_by_hand() -> None:
         padding = 2 * 2 * 64  # two entries of two tables
         assert ledger.stage_total("prefill", "params") == (2 * layer + root) // 2 - padding
         assert ledger.stage_total("prefill", "stored_bytes") == 2 * layer + root - 2 * padding
-        assert ledger.stage_total("prefill", "resident_bytes") == 2 * layer + root + 2 * 4 * 4  # four frequencies, twice
+        assert ledger.stage_total("prefill", "resident_bytes") == 2 * layer + root + 2 * 4 * 4  # two tables
         flops = {n.module: n.cost("flops") for n in ledger.nodes if n.stage == "prefill" and n.cost("flops")}
         assert flops["lm_head"] == 2 * 20 * 64 * 102  # one sequence, all entries
 
