@@ -240,10 +240,10 @@ def test_a_compiled_formula_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPat
 
 
 def test_points_of_which_a_metric_is_unknown_are_refused() -> None:
-    # Bytes that a checkpoint stores are not known of a rank that gathers parameters; of one device they are:
-    # 8,030,261,248 parameters of Llama-3.1-8B in bfloat16.
-    made = sweep("llama", {"fsdp": "1,2,4"}, metrics=["stored_bytes", "flops"], batch=4, new_tokens=1)
-    assert list(made.frame()["stored_bytes"]) == [2 * 8_030_261_248]
+    # Bytes of fp8 parameters of which a rank stores parts are not known. One device stores the 688,574,839,360 bytes of
+    # the checkpoint of DeepSeek-V3 without the 15,424,227,552 of its module for further tokens.
+    made = sweep("deepseek-v3", {"fsdp": "1,2,4"}, metrics=["stored_bytes", "flops"], batch=4, new_tokens=1)
+    assert list(made.frame()["stored_bytes"]) == [688_574_839_360 - 15_424_227_552]
     ((one,),) = (part.refused for part in made.parts() if part.refused)
     assert one.reason == "the analytic ledger leaves this metric unknown (--metric)"
     assert (one.count, one.example) == (2, {"fsdp": 2})

@@ -119,8 +119,11 @@ class _OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls.append(ModuleCall(*here, parent, type(module).__name__))
         self._stack.append(here)
         for leaf, parameter in module._parameters.items():  # which may have been gathered
-            if parameter is not None and not {*_COMPOSED} & _kinds([type(parameter)]):
-                self._given(parameter, "param", self.paths.parameter(f"{path}.{leaf}" if path else leaf))
+            if parameter is not None and type(parameter).__name__ != KIND:
+                local = getattr(parameter, "_local_tensor", parameter)
+                if (known := self._values.get(id(local))) is not None and known.origin == "op":  # a view of a gather
+                    del self._values[id(local)]
+                self._given(local, "param", self.paths.parameter(f"{path}.{leaf}" if path else leaf))
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         self._stack.pop()

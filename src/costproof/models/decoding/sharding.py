@@ -75,6 +75,8 @@ class ShardPlan:
 
 _PARTS: Final[tuple[Part, ...]] = ("attention", "mlp", "experts", "shared", "embedding", "head")
 _SOURCE: Final = "transformers: base_model_tp_plan and _tp_plan of the class"
+GATHERED_BEFORE: Final = ("root", "text.layer")
+"""Roles of the modules before which parameters are gathered, of which ranks store parts."""
 FULLY_SHARD: Final = "torch.distributed.fsdp.fully_shard of every layer, then of the model"
 SPLIT_ALL: Final = ShardPlan(OWN, _SOURCE, frozenset(_PARTS))
 WHOLE_ATTENTION: Final = ShardPlan(OWN, _SOURCE, frozenset(_PARTS) - {"attention"})
@@ -234,7 +236,7 @@ class Shards:
 
     def axis_of(self, role: str, kind: str) -> str:
         """Return the group of the mesh in which a module runs a kind of collective."""
-        if self.mesh.fsdp > 1:
+        if self.mesh.fsdp > 1 and role in GATHERED_BEFORE:
             return "fsdp"
         if role in ("text", "text.layer.attention"):
             return "pp" if role == "text" else "cp"

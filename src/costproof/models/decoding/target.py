@@ -16,7 +16,7 @@ from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc, TokenPadding
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.mesh import CP_PLAN, PAIRS, PLAN, of_mesh, stage_layers
+from costproof.ledger.mesh import CP_PLAN, PAIRS, PLAN, stage_layers
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import (
@@ -152,9 +152,14 @@ class CausalTarget(Native[C]):
         from costproof.models.decoding.formulas import decoder_parts
         from costproof.models.decoding.fsdp import padding_by_role
 
-        one = replace(workload, inputs={k: v for k, v in workload.inputs.items() if not of_mesh(k)})
-        parts = decoder_parts(self.config, one, self.style())(prompt_call(past=False))
-        padding = padding_by_role(parts, self.config.symbols(), mesh.fsdp, FLOAT_BYTES[workload.dtype])
+        padding: Counter[str] = Counter()
+        for rank in range(mesh.tp):
+            one = workload.on_mesh(tp=mesh.tp, ep=mesh.ep, rank=rank)
+            parts = decoder_parts(self.config, one, self.style(), self.plan_of(one))(prompt_call(past=False))
+            sizes = {**self.config.symbols(), **mesh_symbols(self.config, one, self.plan_of(one))}
+            padding.update(padding_by_role(parts, sizes, mesh.fsdp, FLOAT_BYTES[workload.dtype]))
+        if found.tied:  # the table is on both ends
+            padding["text.embedding"] *= 2
         return replace(found, padding=tuple(padding.items()))
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
@@ -162,8 +167,7 @@ class CausalTarget(Native[C]):
         from costproof.models.decoding.formulas import decoder_stack
         from costproof.models.decoding.memory import decoder_tapes, row_tapes
 
-        if workload.mesh.fsdp > 1:  # a rank runs whole layers
-            workload = replace(workload.own, inputs={k: v for k, v in workload.inputs.items() if not of_mesh(k)})
+        workload = workload.gathered
         style = self.style()
         shards = None if workload.mesh.one else self.shares(workload)
         stack = decoder_stack(self.config, workload, style, shards)
