@@ -231,6 +231,7 @@ _OF_RANKS: Final = (
 _ORDERS: Final = ("ring", "ulysses")
 """How ranks share a sequence, other than in zigzag order."""
 _NO_STEPS: Final = "decode steps, which are not counted on this mesh"
+_ONE_PROMPT: Final = "other prompts than {length} tokens, of which the identities export a rank"
 _NO_BOUND: Final = "a bound of the chance to miss a mistake: widths that a mesh divides are not drawn independently"
 
 
@@ -284,6 +285,7 @@ def mesh_proof(
                 alike[key] = run.name
                 pieces.append(Piece(f"identity: {run.name}", "identities", target, run))
         pieces.append(Piece(f"ranks: {variant.name}", "ranks", target, variant))
+    of_one_length = DISPATCH in given or given.get(PLAN) == "megatron" or (mesh.cp > 1 and cp_plan in (None, "zigzag"))
     left_out, choices = 0, Counter[str]()
     for number in range(made.settings.samples):
         found = _drawn_on_mesh(target, draw, made.settings.seed, number, given, own_plan=plan is None)
@@ -298,6 +300,7 @@ def mesh_proof(
         settings=replace(made.settings, chosen={axis: str(n) for axis, n in given.items()}),
         not_varied=(_NOT_VARIED[0], *reasons(type(cast(Native[Any], target).config))) if choices else made.not_varied,
         not_claimed=(*_OF_RANKS, _NO_BOUND, *([_NO_STEPS] if not any(w.new_tokens for w in variants) else ()),
+                     *([_ONE_PROMPT.format(length=variants[0].text_tokens)] if of_one_length else ()),
                      *([f"{left_out} draws without a legal mesh"] if left_out else ())),
     )  # fmt: skip
 
