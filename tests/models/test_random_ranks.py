@@ -82,9 +82,9 @@ def on_mesh(model: Any, mesh: dict[str, Any], rng: random.Random) -> Workload:
         Problems: the model does not fit the mesh.
     """
     dp, shared = mesh.get("dp", 1), mesh.get("ep", 1) > mesh.get("tp", 1)
-    batch = dp * rng.randint(1, 2) if shared else rng.randint(dp * mesh.get("fsdp", 1), 4)
+    batch: int = dp * rng.randint(1, 2) if shared else rng.randint(dp * mesh.get("fsdp", 1), 4)
     run: dict[str, Any] = {"text_tokens": 12, "new_tokens": rng.randint(0, 2), "batch": batch, **mesh}
-    if "cp" in mesh and getattr(model.config, "kv_rank", 0):
+    if "cp" in mesh and getattr(model.config, "kv_rank", 0) > 0:
         run["new_tokens"] = 0
     if "dispatch" in mesh:
         each = batch // dp * 12 * getattr(model.config, "top_k", 0)

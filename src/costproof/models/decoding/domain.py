@@ -12,17 +12,15 @@ from typing import Any, Final, TypeVar, cast
 
 import sympy
 
-from costproof.algebra.series import CACHED, CONTEXT, ROW_SUMS
+from costproof.algebra.series import CACHED, CONTEXT
 from costproof.algebra.symbols import sym, text
 from costproof.analytic.elementwise import ACTIVATION_FLOPS
 from costproof.compare.proof.certificate import Settings
-from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.errors import Problems
 from costproof.ledger.mesh import ALL_GATHER, AXES, CP_PLAN, DISPATCH, PAIRS, PLAN, RANK, Mesh
 from costproof.ledger.metrics import EVERY_METRIC, FLOOR, KEPT_FLOPS, KEPT_SCORES, STAGE_WIDE
 from costproof.ledger.workload import (
     FLOAT_BYTES,
-    PAST,
-    ROWS,
     AttentionKind,
     BatchRow,
     Dtype,
@@ -33,7 +31,7 @@ from costproof.ledger.workload import (
 )
 from costproof.models.decoding.config import LEAST_WINDOW, DecoderConfig, MixtureConfig, WindowedConfig
 from costproof.models.decoding.latent import LatentConfig
-from costproof.models.decoding.names import row_kinds
+from costproof.models.decoding.names import batch_of, rows_in_symbols
 from costproof.models.decoding.plans import ENGINES, OWN, stored_plan
 from costproof.models.native import Native
 from costproof.models.proof import Piece, Proof, Provable, RowIdentity, SymbolicRun, reasons
@@ -251,11 +249,7 @@ def mesh_proof(
     Raises:
         Problems: the target cannot be spread over the mesh.
     """
-    problems = mesh.problems(more=AXES)
-    if dispatch not in (None, ALL_GATHER) and mesh.ep == 1:
-        what = "no rank has experts that others lack"
-        problems.append(BadInput(what, where=f"--{DISPATCH}", expected="--ep above 1", got=dispatch))
-    if problems:
+    if problems := mesh.problems(more=AXES):
         raise Problems("the workload cannot be run", problems)
     given: dict[str, Any] = {axis: n for axis in AXES if (n := getattr(mesh, axis)) > 1}
     if plan is not None and mesh.tp > 1 and (stored := stored_plan(plan)) != OWN:
@@ -265,14 +259,13 @@ def mesh_proof(
     name = ", ".join(f"{key} {value}" for key, value in given.items())
     pieces: list[Piece[Provable]] = []
     alike: dict[object, str] = {}
-    variants = []
+    variants: list[Workload] = []
     for piece in (p for p in made.pieces if p.phase == "identities"):
         w = piece.workload
         w = replace(w, name=f"{w.name} on {name}", inputs={**w.inputs, **given})
         unit = w.mesh.tp * (2 * w.mesh.cp if w.mesh.cp > 1 else 1)  # zigzag parts are halves of a rank's
         w = replace(w, batch=2 * w.mesh.dp * w.mesh.fsdp, text_tokens=w.text_tokens // unit * unit)
-        fitting = _fitting(target, w, made.settings.seed)
-        if isinstance(fitting, Problems):
+        if isinstance(fitting := _fitting(target, w, made.settings.seed), Problems):
             raise fitting
         if all(replace(fitting, name=other.name) != other for other in variants):
             variants.append(fitting)
@@ -328,11 +321,8 @@ def drawn_pairs(target: Provable, workload: Workload, seed: int) -> str:
     """Return how many pairs of a token and an expert each rank sends to each, for a random routing of a prompt."""
     rng, mesh = random.Random(f"costproof:pairs:{seed}:{workload.name}"), workload.mesh
     each = workload.batch // mesh.dp * workload.text_tokens * target.info().symbols.get("text_topk", 0)
-    rows = []
-    for _ in range(mesh.world):
-        cuts = sorted(rng.randint(0, each) for _ in range(mesh.ep - 1))
-        rows.append(",".join(str(behind - first) for first, behind in pairwise((0, *cuts, each))))
-    return ";".join(rows)
+    cuts = [sorted(rng.randint(0, each) for _ in range(mesh.ep - 1)) for _ in range(mesh.world)]
+    return ";".join(",".join(str(b - a) for a, b in pairwise((0, *cut, each))) for cut in cuts)
 
 
 def _drawn_on_mesh(
@@ -419,7 +409,7 @@ def row_identities(target: Provable, config: DecoderConfig, workload: Workload) 
         return Piece(f"rows: {name}, {workload.name}", "rows", target, workload, identity=RowIdentity(*identity))
 
     def rows(*given: tuple[BatchRow, tuple[Any, Any, Any]]) -> tuple[SymbolicRun, ...]:
-        return (_rows_in_symbols(config, last, given),)
+        return (rows_in_symbols(config, last, given),)
 
     def prompt(length: int, size: sympy.Expr) -> tuple[SymbolicRun, ...]:
         run = replace(last, text_tokens=length, new_tokens=0)
@@ -479,32 +469,6 @@ def _pairs_below(length: int, window: int) -> sympy.Expr:
     return sympy.Integer(window * (window + 1) // 2) + window * (CACHED - window)
 
 
-def _batch_of(workload: Workload, rows: Sequence[BatchRow]) -> Workload:
-    """Return the workload of a batch of rows, with the other settings of a workload."""
-    inputs = {name: value for name, value in workload.inputs.items() if name != PAST}
-    inputs[ROWS] = ",".join(row.text for row in rows)
-    total = sum(row.count * row.new for row in rows)
-    logits: Logits = "all" if all(row.logits == row.new for row in rows) else "last"
-    return replace(workload, text_tokens=total, new_tokens=0, batch=1, logits=logits, inputs=inputs)
-
-
-def _rows_in_symbols(
-    config: DecoderConfig, workload: Workload, rows: Sequence[tuple[BatchRow, tuple[Any, Any, Any]]]
-) -> SymbolicRun:
-    """Return the run of a batch of rows, each given as an example, and (sequences, new tokens, past) in symbols."""
-    batch, in_symbols = _batch_of(workload, [row for row, _ in rows]), dict(rows)
-    sizes = {
-        "B": sympy.Integer(1),
-        "S": sympy.Add(*(count * new for _, (count, new, _) in rows)),
-        "L": sympy.Add(*(count * row.logits for row, (count, _, _) in rows)),
-    }
-    for i, alike in enumerate(row_kinds(batch, config), 1):
-        each = [tuple(map(sympy.sympify, in_symbols[row])) for row in alike]
-        for (k, n, m), name in ROW_SUMS.items():
-            sizes[f"{name}_{i}"] = sympy.Add(*(count**k * new**n * past**m for count, new, past in each))
-    return SymbolicRun(batch, "prefill", {name: text(sympy.expand(size)) for name, size in sizes.items()})
-
-
 def counted_pairs(piece: Piece[Provable], seed: int) -> Piece[Provable]:
     """Return a piece in which the kept scores of a random batch of rows are compared with pairs counted one by one.
 
@@ -517,7 +481,7 @@ def counted_pairs(piece: Piece[Provable], seed: int) -> Piece[Provable]:
         BatchRow(rng.choice((1, rng.randint(2, 40))), rng.choice((0, rng.randint(1, 60))), rng.randint(1, 4))
         for _ in range(rng.randint(1, 5))
     ]
-    batch = _batch_of(piece.workload, rows)
+    batch = batch_of(piece.workload, rows)
     (call,) = piece.target.invocations(batch)
     assert isinstance(piece.target, Native)
     config: DecoderConfig = piece.target.config
