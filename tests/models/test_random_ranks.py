@@ -14,10 +14,11 @@ from costproof.ledger.errors import Problems
 from costproof.ledger.mesh import Parallel
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.domain import CONFIG
+from costproof.models.registry import load_target
 from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
-from tests.models.test_ranks import FAMILIES, target
+from tests.models.test_ranks import FAMILIES
 
 CONFIGURATIONS: Final = 20
 MESHES: Final = 10
@@ -45,9 +46,10 @@ POOLS: Final[dict[str, tuple[dict[str, Any], ...]]] = {
 
 def configurations(family: str) -> Iterator[Any]:
     """Yield random small configurations whose sizes many numbers divide, as targets."""
-    rng, model = random.Random(f"meshes of {family}"), target(family)
+    rng, model = random.Random(f"meshes of {family}"), cast(Any, load_target(family))
+    ranges = {**CONFIG, **type(model.config).ranges} if family in FAMILIES else model.domain().parameters.ranges
     while True:
-        sizes = {name: rng.choice(values) for name, values in {**CONFIG, **type(model.config).ranges}.items()}
+        sizes = {name: rng.choice(values) for name, values in ranges.items()}
         sizes |= {"layers": 2, "row": 8, "S": 5, "P": 5, "text_intermediate": 24 * rng.randint(1, 3)}
         sizes |= {"text_kv_heads": rng.choice((1, 2, 4)), "text_groups": rng.choice((4, 6, 8, 12))}
         # Grouped products need rows of a multiple of 16 bytes, also of a rank: 8 x 24 columns / 12 ranks are 16.
@@ -102,7 +104,7 @@ def summed(model: Any, work: Workload) -> Parallel:
 
 @pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "llava"])
 def test_ranks_of_random_meshes_sum_to_one_device(family: str) -> None:
     rng, models, counted = random.Random(family), configurations(family), 0
     for _ in range(CONFIGURATIONS):
@@ -116,7 +118,7 @@ def test_ranks_of_random_meshes_sum_to_one_device(family: str) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "llava"])
 def test_formulas_and_graphs_of_random_meshes_agree(family: str) -> None:
     """The first legal mesh of each configuration: an export takes a hundred times as long as a sum."""
     rng, models, quantities = random.Random(f"{family} graphs"), configurations(family), 0
