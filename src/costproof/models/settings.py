@@ -329,6 +329,24 @@ def rows_of(text: str, usual: Logits) -> tuple[BatchRow, ...]:
     return rows
 
 
+def take_rows(given: dict[str, Any], found: list[CostproofError]) -> None:
+    """Store the rows of a batch in ``given`` as a workload has them, if there are any; they decide all lengths."""
+    if given.get(ROWS_INPUT) is None:
+        return
+    chosen = given.get("logits")
+    rows: tuple[BatchRow, ...] = ()
+    with collect_problems(found):
+        rows = rows_of(str(given.pop(ROWS_INPUT)), chosen if chosen in ("all", "last") else "last")
+    if not rows:
+        return
+    for name, value in (("text_tokens", sum(row.count * row.new for row in rows)), ("new_tokens", 0), ("batch", 1)):
+        if given.get(name) is None:
+            given[name] = value
+    given[ROWS_INPUT] = ",".join(row.text for row in rows)
+    every = all(row.logits == row.new for row in rows)
+    given["logits"] = chosen if chosen not in (None, "all", "last") else "all" if every else "last"
+
+
 _Numbers = tuple[Any, Any, Any, Any]
 """New tokens, past, logits (``None``: as usual; ``all``) and number of sequences of a row, not checked."""
 

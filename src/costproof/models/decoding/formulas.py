@@ -29,7 +29,7 @@ from costproof.analytic.rotary import Rotary, RotaryTable
 from costproof.analytic.router import RoutingRule
 from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.node import Ledger
-from costproof.ledger.workload import ROWS_INVOCATION, Workload
+from costproof.ledger.workload import Workload
 from costproof.models.cache_dtype import cache_share
 from costproof.models.decoding.config import DecoderConfig, MixtureConfig
 from costproof.models.decoding.fsdp import as_stored, with_gathers
@@ -38,6 +38,7 @@ from costproof.models.decoding.names import (
     decoder_names,
     latent_names,
     mixture_names,
+    prefill_name,
     row_kinds,
     sandwich_names,
 )
@@ -117,7 +118,7 @@ def decoder_ledger(
         return logits_and_masks(workload, call, config, vocabulary, shards)
 
     parts, decode = decoder_parts(config, workload, style, plan), workload.new_tokens > 0
-    first = ROWS_INVOCATION if workload.rows else "prompt"
+    first = prefill_name(workload)
     cache = cache_share(workload, latent=style.latent is not None)
     nodes = prefill_and_decode(
         parts, style.names(), border=border, decode=decode, cache=cache, past=workload.past > 0, first_id=first

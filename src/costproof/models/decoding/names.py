@@ -26,6 +26,11 @@ from costproof.models.proof import SymbolicRun
 STAGES: Final = ("prefill", "decode")
 
 
+def prefill_name(workload: Workload) -> str:
+    """Return the invocation of the prefill: ``prompt``, or ``rows`` for a batch of unequal sequences."""
+    return ROWS_INVOCATION if workload.rows else "prompt"
+
+
 def mlp_names(role: str, path: str) -> dict[str, str]:
     """Return role -> module path of a gated MLP."""
     parts = {"activation": "act_fn", **{x: f"{x}_proj" for x in ("gate", "up", "down")}}

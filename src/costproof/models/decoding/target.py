@@ -260,28 +260,7 @@ class CausalTarget(Native[C]):
                 )
             given["text_tokens"] = length
         given_plan(given, found)
-        return self._with_rows(workload, given, found) if given.get(ROWS) is not None else workload
-
-    @staticmethod
-    def _with_rows(workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """Return the workload of a batch of rows, which are stored in ``given``; they decide all other lengths."""
-        chosen = given.get("logits")
-        try:
-            rows = common.rows_of(str(given.pop(ROWS)), chosen if chosen in ("all", "last") else "last")
-        except Problems as error:
-            found += error.problems
-            return workload
-        except BadInput as error:
-            found.append(error)
-            return workload
-        total = sum(row.count * row.new for row in rows)
-        said = {"text_tokens": total, "new_tokens": 0, "batch": 1}
-        for name, value in said.items():
-            if given.get(name) is None:
-                given[name] = value
-        given[ROWS] = ",".join(row.text for row in rows)
-        every = all(row.logits == row.new for row in rows)
-        given["logits"] = chosen if chosen not in (None, "all", "last") else "all" if every else "last"
+        common.take_rows(given, found)
         return workload
 
     def problems(self, workload: Workload) -> list[CostproofError]:
