@@ -111,7 +111,11 @@ class DecoderStack:
         table = self.table_kind(rows if self.own_positions else call.tokens, self.table, b)
         entries = self.vocabulary if self.head is None else self.head
         embedding = Embedding(rows, self.vocabulary, self.width, b, self.scaled, read_whole=self.tied)
-        of_layer = by_identity(lambda x: tuple(x.parts(f"{role}.layer", call)))
+
+        def layer_parts(layer: TransformerLayer) -> tuple[ModulePart, ...]:
+            return tuple(layer.parts(f"{role}.layer", call))
+
+        of_layer = by_identity(layer_parts)
         tables = (table,) * (self.tables - self.unread) + (replace(table, read=False),) * self.unread
         return (
             ModulePart(f"{role}.embedding", (embedding,)),
