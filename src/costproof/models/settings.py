@@ -21,7 +21,7 @@ from costproof.ledger.errors import (
     invalid_choice,
 )
 from costproof.ledger.files import MAX_BYTES, first_bytes
-from costproof.ledger.mesh import AXES, DISPATCH, PAIRS, PLAN, RANK, no_such_setting
+from costproof.ledger.mesh import ALL_GATHER, AXES, DISPATCH, PAIRS, PLAN, RANK, no_such_setting
 from costproof.ledger.mesh import CP_PLAN as SHARED_INPUT
 from costproof.ledger.run import RunOptions, parse_integer
 from costproof.ledger.workload import KV_BLOCK as BLOCK_INPUT
@@ -66,7 +66,7 @@ MESH: Final = (
     Setting("cp", "Devices that share a sequence (context parallelism)."),
     Setting("fsdp", "Devices that share the batch, and gather each layer's weights to run it (fully_shard)."),
     Setting(RANK, "Rank of these devices to count."),
-    Setting(DISPATCH, "How tokens reach experts of other ranks.", "choice", ("all-gather", "all-to-all")),
+    Setting(DISPATCH, "How tokens reach experts of other ranks.", "choice", (ALL_GATHER, "all-to-all")),
     Setting(PAIRS, "Pairs of a token and an expert that each rank sends to each: 6,2;3,5.", "text", (), "N,..;N,.."),
     Setting(
         PLAN,
@@ -129,7 +129,7 @@ def changed(
     own = {name: values.pop(name) for name in values.keys() - common}
     inputs = {**workload.inputs, **own}
     # A run without these is the same run.
-    plain = {**dict.fromkeys(AXES, 1), PAST_INPUT: 0, RANK: 0, DISPATCH: "all-gather"}
+    plain = {**dict.fromkeys(AXES, 1), PAST_INPUT: 0, RANK: 0, DISPATCH: ALL_GATHER}
     inputs = {k: v for k, v in inputs.items() if v != plain.get(k)}
     return replace(workload, **values, inputs=inputs)
 

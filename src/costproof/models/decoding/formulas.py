@@ -232,26 +232,25 @@ def decoder_stack(
         return _split_latent(style.latent(workload, call), shards)
 
     def stack(call: StackCall) -> DecoderStack:
-        layers = tuple(
-            TransformerLayer(
-                width,
-                attention(call, window),
-                mixtures.get(i, mlp),
-                norm=style.norm,
-                norm_after=style.norm_after,
-            )
-            for i, window in enumerate(windows_of(config))
-        )
+        equal: dict[tuple[int, int], TransformerLayer] = {}  # one object for equal layers
+        layers = []
+        windows = windows_of(config)
+        for i, window in enumerate(windows):
+            key, feed_forward = (window, id(mixtures.get(i))), mixtures.get(i, mlp)
+            if key not in equal:
+                block = attention(call, window)
+                equal[key] = TransformerLayer(width, block, feed_forward, norm=style.norm, norm_after=style.norm_after)
+            layers.append(equal[key])
         return DecoderStack(
             width,
             shards.vocabulary("embedding"),
-            layers,
+            tuple(layers),
             head=shards.vocabulary("head"),
             table=sym(style.rotated),
             table_kind=style.table,
             own_positions=style.positions_per_sequence,
             tables=style.rotary_tables,
-            unread=max(0, style.rotary_tables - len({windows_of(config)[i] for i in shards.layers})),
+            unread=max(0, style.rotary_tables - len({windows[i] for i in shards.layers})),
             norm=style.norm,
             tied=config.tied and shards.mesh.pp == 1,
             scaled=style.scaled_embeddings,

@@ -299,7 +299,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
     @staticmethod
     def mistakes() -> Mistakes:
         """Return the mistakes that are common in models of its tower."""
-        from costproof.models.mistakes.qwen_vl import QWEN2_5_VL
+        from costproof.models.mistakes import QWEN2_5_VL
 
         return QWEN2_5_VL
 
