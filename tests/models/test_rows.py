@@ -458,8 +458,8 @@ def test_a_prompt_with_sinks_holds_the_whole_cache_of_a_window() -> None:
     """A step behind 3 and a prompt of 40, heads of 12 (4 of queries, 2 of keys), a window of 8, and small experts.
 
     The second layer decides, at the subtraction of the largest score: of 4 x 40 queries it holds 40 scores and a sink,
-    twice, and the largest. Repeated keys are released, repeated values are not. Of the first layer, whose window keeps 7
-    keys of the prompt, the cache is a view of all 40. Masks are [1, 4] and [40, 40] for layers of both kinds.
+    twice, and the largest. Repeated keys are released, repeated values are not. The window of the first layer keeps 7
+    keys of the prompt, but its cache is a view of all 40. Masks are [1, 4] and [40, 40] for layers of both kinds.
     """
     target = FAMILIES[4]
     assert isinstance(target, GptOss)
