@@ -72,6 +72,7 @@ def recounts(
     yield from _places(workload)
     yield from _sums(found, workload)
     yield from _steps(found, workload, symbols)
+    yield from _gathered_parts(found, workload)
     yield from _of_engine(workload, counted, one, symbols)
     if routed is not None and found.dispatches:
         yield from _mixtures(routed, one, symbols)
@@ -148,7 +149,8 @@ def _sums(found: Parallel, workload: Workload) -> Iterator[Recount]:
             if FLOOR in of and UNFUSED in of and mesh.cp == 1:  # of a shared sequence they are not known
                 yield Recount(stage, f"rank {rank}", "floor above unfused bytes", max(0, of[FLOOR] - of[UNFUSED]), 0)
             for metric in EXCHANGED:
-                if metric in of and mesh.tp > 1:  # all take part in the same collectives
+                # All take part in the same collectives; parts of uneven tables are gathered along fsdp only.
+                if metric in of and mesh.tp > 1 and (mesh.fsdp == 1 or metric == "messages"):
                     first = costs[rank - rank % mesh.tp][stage][metric]
                     yield Recount(stage, f"rank {rank} and the first of its group along tp", metric, of[metric], first)
 
@@ -182,11 +184,22 @@ def _steps(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> I
             yield Recount(c.stage, where, "comm_bytes", c.sent_bytes, c.bytes)
 
 
+def _gathered_parts(found: Parallel, workload: Workload) -> Iterator[Recount]:
+    """Yield the payloads of gathered parameters: each call brings every part that a rank stores once, of all ranks."""
+    parts = workload.mesh.fsdp
+    if parts == 1:
+        return
+    own = next(row.stages[""]["weight_bytes"] for row in found.ranks if workload.rank in row.ranks)
+    for stage, calls in (("prefill", 1), ("decode", workload.new_tokens)):
+        gathered = sum(c.bytes for c in found.collectives if c.stage == stage and c.group == "fsdp")
+        yield Recount(stage, "gathered parameters", "comm_payload_bytes", gathered, calls * parts * own)
+
+
 def _axis(c: Collectives, mesh: Mesh) -> str:
     """Return the group of the mesh in which a collective runs, by its kind and module; empty if both leave it open."""
     if c.kind in ("send", "all_to_all") or mesh.cp > 1:
         return ""
-    if mesh.fsdp > 1:
+    if mesh.fsdp > 1 and c.module.rpartition(".")[2] in ("*", "(root)"):  # before a layer, and before the model
         return "fsdp"
     if c.module.endswith(".experts") and mesh.ep > 1:
         return "ep" if mesh.batches == 1 else "tp" if c.kind == "all_reduce" else "ep/tp"

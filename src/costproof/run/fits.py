@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from itertools import pairwise
 from typing import Any, Final
 
 from costproof.estimate.hardware import Device
@@ -47,6 +46,7 @@ from costproof.run.count_lock import count_lock
 from costproof.run.graph_limits import CACHE, GraphRun, block_limits, memory_limits, report_order
 from costproof.run.operand_files import OperandInput, check_whole
 from costproof.run.operands import Operand, baseline_by_formulas, check_counted, export_target, read_operand
+from costproof.run.peaks import gathered_bytes
 from costproof.run.stored import stored_checkpoint
 from costproof.storage.checkpoint import StoredCheckpoint
 
@@ -256,8 +256,6 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
 def _with_graph(found: Fits, read: Operand) -> Fits:
     """Complete an unknown answer by the live peaks of exported graphs, if these can be computed."""
     target = read.exported.target if read.exported is not None else read.origin
-    if found.workload.mesh.fsdp > 1:  # whose graphs hold gathered parameters, which are counted apart
-        return found
     undecided = found.verdict == "not known" and found.is_known and found.certain_bytes is not None
     if not undecided or found.live_bytes is not None or not isinstance(target, Exportable):
         return found
@@ -266,7 +264,7 @@ def _with_graph(found: Fits, read: Operand) -> Fits:
         from costproof.tracers.peaks.calls import released_peaks  # imports torch
 
         with count_lock():
-            peaks = released_peaks(target, found.workload)
+            peaks = released_peaks(target, found.workload.gathered)
     except Incomplete as error:
         return replace(found, notes=(*found.notes, f"graph peak not known: {error.line}"))
     stages = tuple(replace(stage, live_bytes=peaks.get(stage.id)) for stage in found.stages)
@@ -361,21 +359,6 @@ def _binding_ranks(target: Target | None, workload: Workload) -> tuple[int, ...]
         cache = sum(costs.get("kv_cache_bytes", 0) for costs in row.stages.values())
         held.setdefault(weights + cache, []).extend(row.ranks)
     return tuple(sorted(held[max(held)]))
-
-
-def gathered_bytes(target: Target | None, workload: Workload) -> int | None:
-    """Return the most bytes of gathered parameters that a rank holds at once; ``None`` if there are no formulas.
-
-    The parameters of the root, R, stay during the forward of the model. Those of a layer, L, are put together from a
-    buffer of the same size. Until that is done, the buffer of the group before is held: of equal layers that are at
-    most R + 3 L, and of the first 2 R + 2 L (torch.distributed.fsdp 2.13, ``FSDPParamGroup.wait_for_unshard``). Layers
-    that are gathered ahead take L more each.
-    """
-    if not isinstance(target, Sharded):
-        return None
-    gathers = [n for n in evaluate_formulas(target, workload).nodes if n.stage == "prefill" and n.cost("messages")]
-    sizes = [n.cost("comm_payload_bytes") or 0 for n in gathers]  # of the root, then of the layers in order
-    return sizes[0] + max(before + 2 * own for before, own in pairwise(sizes))
 
 
 def _token_bytes(along: Mapping[str, SettingCurve], batch: int) -> int | None:
