@@ -28,9 +28,8 @@ from costproof.models.families.mistral import Mistral
 from costproof.models.families.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
 from costproof.models.registry import load_target
 from costproof.models.settings import rows_of
-from costproof.parametric.targets import evaluate_formulas
+from costproof.parametric.targets import evaluate_formulas, live_peaks
 from costproof.run.operands import target_with_settings
-from costproof.run.peaks import graph_peaks
 from costproof.views.describe import workload_line
 from tests.models.test_families import GPT2, SIZES, SOURCES, TARGETS
 from tests.models.test_latents import V2, V3
@@ -414,7 +413,7 @@ def test_a_workload_is_read_again() -> None:
 def row_peaks(target: Any, rows: str, **run: Any) -> tuple[int, int]:
     """The live peak by formula, with inputs that are held and with inputs that are released."""
     work, place = target.workload(rows=rows, **run), ("prefill", "rows", "rows")
-    held, released = (graph_peaks(target, work, inputs_held=held) for held in (True, False))
+    held, released = (live_peaks(target, work, inputs_held=held) for held in (True, False))
     return held[place], released[place]
 
 
