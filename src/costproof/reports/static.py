@@ -382,7 +382,8 @@ def ranks_lines(found: Parallel) -> Iterator[str]:
                 sent[c.kind] += c.count
         _, (most, who) = found.extremes(stage, "comm_bytes")
         kinds = ", ".join(f"{count} {kind}" for kind, count in sent.items()) or "no collectives"
-        yield f"{stage}: {kinds}; a rank sends {human(most, 'B')}{_only_rank(who, found)}"
+        most_of = "a rank sends" if ranks_text(tuple(who), found.mesh.world) == "all" else "a rank sends at most"
+        yield f"{stage}: {kinds}; {most_of} {human(most, 'B')}{_only_rank(who, found)}"
     (least, _), (most, who) = found.extremes("", "weight_bytes")
     at_most = f"{human(least, 'B')} to " if least != most else ""
     yield f"weights of a rank: {at_most}{human(most, 'B')}{_only_rank(who, found)}"
@@ -393,7 +394,9 @@ def ranks_lines(found: Parallel) -> Iterator[str]:
 
 def _only_rank(who: Iterable[int], found: Parallel) -> str:
     named = ranks_text(tuple(who), found.mesh.world)
-    return "" if named == "all" else f" (rank {named})"
+    if named == "all":
+        return ""
+    return f" (rank {named})" if named.isdecimal() else f" (each of ranks {named})"
 
 
 def _of_metric(value: int, metric: Metric) -> Number:
