@@ -74,7 +74,8 @@ class LatentAttention:
         b, width, keys = self.item_bytes, self.nope + self.rope, self.past + (0 if self.elsewhere else self.queries)
         core = Attention(
             self.batch, self.queries, self.heads, self.heads, width, b,
-            bias=self.bias, value_dim=self.value_dim, new_keys=keys, causal=not self.elsewhere, written_out=self.written_out,
+            bias=self.bias, value_dim=self.value_dim, new_keys=keys, causal=not self.elsewhere,
+            written_out=self.written_out,
         ).costs()  # fmt: skip
         queries = self.batch * self.queries * self.heads * width
         joins = self.past != 0 and not self.elsewhere

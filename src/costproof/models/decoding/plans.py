@@ -418,7 +418,7 @@ def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInp
     parts = mesh.cp * (2 if plan == "zigzag" else 1)
     found = []
     if any(config.windows()):
-        what = "ranks that share a sequence are not counted for layers with a window"
+        what = "ranks that share a sequence are not counted for layers with a window, which torch's ring does not take"
         found.append(BadInput(what, where="--cp", expected="1", got=mesh.cp))
     for wrong, where, expected, got in (
         (workload.text_tokens < 2 * mesh.cp, "--text-tokens", "at least 2 a rank", workload.text_tokens),
