@@ -359,8 +359,8 @@ def test_a_step_behind_a_shared_sequence_by_hand() -> None:
 def test_a_step_behind_shared_latents_by_hand() -> None:
     """DeepSeek-V3, cp 4 after 4096 tokens: each rank expands its 1024 latents of 512, the last one also the new one.
 
-    They become 128 heads of keys of 128 + 64 and values of 128 in 61 layers. Of a token 512 + 64 elements are cached, in
-    2 bytes. A layer gathers 3 x 128 logarithms of 4 bytes, and all-reduces 128 x 128 elements in 6 chunks of 4096.
+    They become 128 heads of keys of 128 + 64 and values of 128 in 61 layers. Of a token 512 + 64 elements are cached,
+    in 2 bytes. A layer gathers 3 x 128 logarithms of 4 bytes, and all-reduces 128 x 128 elements in 6 chunks of 4096.
     """
     model = target("deepseek-v3")
     for rank in (0, 3):
