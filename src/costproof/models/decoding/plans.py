@@ -415,7 +415,7 @@ def mesh_problems(
 def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInput]:
     """Return an error for each reason why ranks cannot share the sequences of a workload, or are not counted so."""
     mesh, plan = workload.mesh, workload.inputs.get(CP_PLAN, "zigzag")
-    parts = mesh.cp * (2 if plan == "zigzag" else 1)
+    parts = workload.sequence_parts
     found = []
     if any(config.windows()):
         what = "ranks that share a sequence are not counted for layers with a window, which torch's ring does not take"
