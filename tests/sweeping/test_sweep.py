@@ -7,7 +7,7 @@ import json
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 import pytest
@@ -17,10 +17,12 @@ from costproof.ledger.environment import installed
 from costproof.ledger.errors import BadInput, Bug, Incomplete
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.schema import json_schema, load
+from costproof.models.target import Exportable
 from costproof.parametric.evaluator import Evaluator
 from costproof.run import sweep_files, sweep_parts
-from costproof.run.peaks import peaks
+from costproof.run.operands import read_operand
 from costproof.run.sweep import Sweep, ValidatedPoint, graph_evaluator, sweep
+from costproof.tracers.peaks.calls import calls, graph_timeline
 from costproof.views.files import SWEEP
 from tests.support.running import costproof
 
@@ -279,11 +281,13 @@ def test_graph_peaks_are_those_of_the_graph_of_every_point(tmp_path: Path) -> No
     left = set(product((3,), lengths)) - set(rows)
     assert {tokens for _, tokens in left} <= {46}
     for batch, tokens in rows[1:]:
-        run: dict[str, Any] = {"batch": batch, "text_tokens": tokens, "new_tokens": 1}
-        found = {s.stage: s.graph_peak_bytes for s in peaks("mistral", config=file, **run).stages}
+        run = read_operand(f"mistral,batch={batch},text_tokens={tokens},new_tokens=1", config=file)
+        found: dict[str, int] = {}
+        for _, job in calls(cast(Exportable, run.origin), run.baseline.workload):
+            found[job.stage] = max(found.get(job.stage, 0), *graph_timeline(job, {}).held())
         row = frame.loc[rows.index((batch, tokens))]
         assert {stage: row[f"{stage}.graph_peak_bytes"] for stage in found} == found
-        assert row["graph_peak_bytes"] == max(size for size in found.values() if size is not None)
+        assert row["graph_peak_bytes"] == max(found.values())
     tally = made.write(tmp_path / "peaks.csv")
     assert (tally.points, tally.rows) == (4, len(rows))
     assert all(reason.startswith("the exported graph does not hold at these points") for reason in tally.refused)

@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -308,6 +309,10 @@ def expert_meshes(batches: int, ranks: int) -> tuple[DeviceMesh, DeviceMesh]:
     return both[own], both._flatten("experts")
 
 
+IN_RING: Final[ContextVar[bool]] = ContextVar("in_ring", default=False)
+"""Whether torch's ring of ranks that share a sequence runs, whose steps are all-to-alls with a single receiver."""
+
+
 class SharedSequence:
     """Attention of ranks that share a sequence: torch's ring of context parallelism, or Ulysses', and decode steps.
 
@@ -369,10 +374,14 @@ class SharedSequence:
         elif self.layout == "ulysses":
             found = self._exchanged(query, key, value, scale)
         else:
-            found = ring._templated_ring_attention(
-                self.group, 2, self.kernel, query, key, value, is_causal=True,
-                attn_bias=None, compute_log_sumexp=True, dropout_p=0.0, return_debug_mask=False, scale=scale,
-            )[0]  # fmt: skip
+            outside = IN_RING.set(True)
+            try:
+                found = ring._templated_ring_attention(
+                    self.group, 2, self.kernel, query, key, value, is_causal=True,
+                    attn_bias=None, compute_log_sumexp=True, dropout_p=0.0, return_debug_mask=False, scale=scale,
+                )[0]  # fmt: skip
+            finally:
+                IN_RING.reset(outside)
         return found.transpose(1, 2).contiguous(), None
 
     def _partial(self, query: Any, key: Any, value: Any, scale: float) -> tuple[Any, Any]:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from costproof.algebra.series import CONTEXT, STEPS
 from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.peaks import CallPeaks, Peaks, by_stage
@@ -14,7 +13,7 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.target import Exportable, Sharded, Target, WithMemory, lacking, options_of
 from costproof.opgraph.rules.files import versions_in_force
-from costproof.parametric.targets import evaluate_formulas
+from costproof.parametric.targets import evaluate_formulas, live_peaks
 from costproof.run.count_lock import count_lock
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
@@ -85,32 +84,11 @@ def _with_formulas(model: Target, workload: Workload, calls: tuple[CallPeaks, ..
     if not isinstance(model, WithMemory) or options_of(model).device == "cuda":
         return calls
     try:
-        known = graph_peaks(model, workload)
+        known = live_peaks(model, workload)
     except Incomplete:
         return calls
     formulas = (None if c.graph is None else known.get((c.stage, c.invocation, c.part)) for c in calls)
     return tuple(replace(call, formula=formula) for call, formula in zip(calls, formulas, strict=True))
-
-
-def graph_peaks(model: WithMemory, workload: Workload, *, inputs_held: bool = True) -> dict[tuple[str, str, str], int]:
-    """Return (stage, invocation, part) -> live peak by formula; for decode, that of the last step.
-
-    Args:
-        model: the target.
-        workload: the workload.
-        inputs_held: whether inputs stay alive to the end of a call.
-
-    Raises:
-        Incomplete: values of the input decide what the run allocates.
-    """
-    config, calls = model.info().symbols, {(call.stage, call.id): call for call in model.invocations(workload)}
-    found = {}
-    for (stage, invocation, part), tape in model.memory(workload).items():
-        values = {**config, **calls[stage, invocation].symbols}
-        if CONTEXT.name in values and STEPS.name in values:
-            values[CONTEXT.name] += values[STEPS.name] - 1
-        found[stage, invocation, part] = tape.peak_bytes(values, inputs_held=inputs_held)
-    return found
 
 
 def gathered_bytes(target: Target | None, workload: Workload) -> int | None:

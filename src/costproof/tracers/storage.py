@@ -13,9 +13,10 @@ from unittest import mock
 from costproof.ledger.errors import first_line
 from costproof.ledger.metrics import STORAGE, Metric
 from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
+from costproof.models.library_reading import LibraryReading, library_reading
 from costproof.models.native import NOT_KNOWN, STORED_IN_PARTS, Configured
 from costproof.models.stored_module import model_facts, stored_modules
-from costproof.models.target import Target, WithStorage
+from costproof.models.target import Target, WithFormulas, WithStorage
 from costproof.opgraph.tally import ParameterShapes
 from costproof.patches.sharding import PARTS, quiet
 from costproof.snapshots.copies import on_meta
@@ -60,7 +61,12 @@ def storage_by_layout(
                 dtypes[STORED_AS[workload.dtype]] = STORED_AS[target.dtype]
             else:  # some of its parameters may have a dtype of their own
                 stored = target.build_stored()
-        modules = list(stored_modules(stored, scheme, dtypes))
+        reading = library_reading(target.stored, stored) if isinstance(target, WithStorage) else LibraryReading()
+        modules = list(stored_modules(stored, reading, dtypes))
+        if not isinstance(target, WithFormulas):  # whose formulas use the other reading of the configuration
+            for one, other in zip(modules, stored_modules(stored, scheme, dtypes), strict=False):
+                if one != other:
+                    raise UnknownFormat(scheme.method, f"two readings of the configuration differ at {one.path[:80]}")
     except UnknownFormat as error:
         return ModuleStorage(notes=(f"{NOT_KNOWN}: {error.name}: {error.why}",))
     found: dict[str, Costs] = {}

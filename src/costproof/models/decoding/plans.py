@@ -363,7 +363,7 @@ def mesh_problems(
         what, where = "each rank has whole sequences, so no plan shares them", f"--{CP_PLAN.replace('_', '-')}"
         return [BadInput(what, where=where, expected="--cp of 2 or more", got=workload.inputs[CP_PLAN])]
     if mesh.one and not workload.rank:
-        return []
+        return [*_pair_problems(config, workload)]
     found = mesh.problems(workload.rank, more=more)
     if plan.sequence and max(mesh.pp, mesh.cp) > 1:
         what, where = "ranks that share tokens are counted without stages and shared sequences", f"--{PLAN}"

@@ -465,7 +465,12 @@ class Shards:
         joint = self.plan.joint and "text.layer.experts" in reduced
         reduced -= {"text.layer.experts", "text.layer.shared.down"} if joint else set()
         latent = self.latent and "attention" in split and self.plan.name == OWN
+        done: dict[tuple[str, int], tuple[ModulePart, ModulePart]] = {}
         for part in parts:
+            key = part.role, id(part.layers)
+            if key in done:  # equal layers of the model share their formulas
+                yield replace(part, layers=done[key][1].layers)
+                continue
             first, *others = part.layers
             if isinstance(first, Experts | ClampedExperts) and self.mesh.ep > 1:
                 others += self._of_other_ranks(first, call)
@@ -488,7 +493,9 @@ class Shards:
                 own, padded = self.vocabulary("head"), self.plan.multiple > 1
                 columns = ranks * own if padded else sym("text_vocab")
                 others.append(AllGather(call.batch * positions, columns, own, ranks, b, one_row))
-            yield replace(part, layers=(first, *others))
+            split_part = replace(part, layers=(first, *others))
+            done[key] = part, split_part
+            yield split_part
 
     def steps(self, workload: Workload, call: StackCall) -> RankSteps:
         """Return what the rank does in a call that its memory depends on, besides the layers of its local widths.
