@@ -293,6 +293,8 @@ class Shards:
         from costproof.analytic.norms import RmsNorm
 
         local, *others = part.layers
+        if not self.cp_plan:
+            return part
         if call.past == CONTEXT and not self.keeps:
             match part.role.removeprefix("text.layer.attention."), local:
                 case "v", Linear():
@@ -304,7 +306,7 @@ class Shards:
                     own = sym("cp_tokens")
                     saved = sympy.expand(local.skippable).coeff(CONTEXT) * own
                     local = replace(local, rows=call.batch * own, skippable=saved, cached=True)
-        if not self.cp_plan or not isinstance(local, Attention | LatentAttention):
+        if not isinstance(local, Attention | LatentAttention):
             return replace(part, layers=(local, *others))
         if isinstance(local, Attention):
             kv_heads, key_dim, value_dim = local.kv_heads, local.head_dim, local.value_dim or local.head_dim
