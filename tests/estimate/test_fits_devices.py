@@ -143,6 +143,25 @@ def test_the_largest_batch_of_ranks_that_share_it(target: str, parts: int, most:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("plan", "last", "first"), [("zigzag", 2000, 2004), ("ulysses", 2002, 2004)])
+def test_the_longest_prompt_of_ranks_that_share_it(plan: str, last: int, first: int) -> None:
+    """Two ranks have room for 1,002 positions, of which the last rank needs one for the new token.
+
+    It keeps half of the prompt, which zigzag divides by 4. A context of 131,072 is shorter than what 10 TB would hold.
+    """
+    target, position = f"llama-3.1-8b@chat,cp=2,cp_plan={plan}", 32 * 8 * 128 * 2 * 2
+    free = costproof.fits(target, memory=10**13)
+    lasting = (free.weights_bytes or 0) + (free.buffers_bytes or 0)
+    found = costproof.fits(target, memory=lasting + 1002 * position + position // 2)
+    (limit,) = (x for x in found.limits if (x.setting, x.held) == ("text_tokens", "weights and cache"))
+    assert (limit.outcome, limit.at) == ("from", first)
+    assert [(p.at, p.bytes - lasting) for p in limit.points] == [
+        (at, (at // 2 + 1) * position) for at in (last, first)
+    ]  # fmt: skip
+    (refused,) = (x for x in free.limits if (x.setting, x.held) == ("text_tokens", "weights and cache"))
+    assert "longer than the model's context" in refused.why
+
+
 def test_a_wrong_limit_of_ranks_is_found_by_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest limit of all ranks in place of the smallest; a batch too late; a batch too early."""
     target = "llama-3.1-8b@chat,batch=3,dp=2"

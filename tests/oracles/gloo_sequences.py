@@ -93,7 +93,7 @@ def rank_main(rank: int, ranks: int, folder: str) -> None:
         for layout in ("ring", "zigzag", "ulysses"):
             ids = torch.arange(2 * 17).view(2, 17) % 102
             own = positions_of(layout, ranks, rank, 16)
-            step = family == "llama"
+            measured = family == "llama" or layout == "ulysses"
             with torch.no_grad():
                 whole = model_of(family)(input_ids=ids).logits
             theirs, ours = model_of(family), model_of(family)
@@ -102,11 +102,11 @@ def rank_main(rank: int, ranks: int, folder: str) -> None:
             share_sequence(ours, Decoder(), OwnPositions(layout, ranks, rank, written_out))
             off = {}
             for name, model, around in (("theirs", theirs, shared.attending), ("ours", ours, nullcontext)):
-                prompt, after = run(model, ids, own, step=step, around=around)
-                differences = [prompt - whole[:, own]] + ([after - whole[:, -1:]] if step else [])
+                prompt, after = run(model, ids, own, step=True, around=around)
+                differences = prompt - whole[:, own], after - whole[:, -1:]
                 off[name] = [float(x.abs().max()) for x in differences]
             sent = []
-            for batch in BATCHES if step else ():
+            for batch in BATCHES if measured else ():
                 more = torch.zeros(batch, 17, dtype=torch.long)
                 single = model_of(family).float()
                 again = SharedSequence(single, layout, ranks, rank, as_cudnn)

@@ -21,7 +21,12 @@ CASES: Final = {
     "zigzag, last rank, tp": ("llama", {"kv_heads": 4}, {"cp": 2, "tp": 2, "rank": 3, "new_tokens": 3}),
     "zigzag with experts": ("qwen3-moe", {"window": 0}, {"cp": 4, "rank": 2, "new_tokens": 1}),
     "ulysses, tp": ("llama", {"kv_heads": 4}, {"cp": 2, "tp": 2, "cp_plan": "ulysses", "rank": 1, "new_tokens": 1}),
-    "expanded latents, zigzag": ("deepseek-v2", LATENT, {"cp": 2, "rank": 1}),
+    "latents, first rank, zigzag": ("deepseek-v2", LATENT, {"cp": 2, "new_tokens": 2}),
+    "latents, last rank, ulysses, tp": (
+        "deepseek-v2",
+        LATENT,
+        {"cp": 2, "tp": 2, "rank": 3, "cp_plan": "ulysses", "new_tokens": 2},
+    ),
 }
 
 
@@ -43,7 +48,8 @@ def test_real_ranks_return_the_same_and_send_as_much(ranks: int) -> None:
     Batches of 2 and of 4 sequences of 16 positions differ by 2 x 16 / n positions a rank, whose 4 heads of keys and
     values of 8 weigh 4 bytes: (n - 1) 2 x 16 / n x 64 x 4 in each of 2 layers; Ulysses exchanges (n - 1) / n of
     queries and results, 64 elements, too. A step of 2 more sequences gathers n - 1 times 16 logarithms of 4 bytes, and
-    all-reduces 128 elements: 2 (n - 1) / n of 512 bytes.
+    all-reduces 128 elements: 2 (n - 1) / n of 512 bytes. Of latents 8 heads of keys of 12 and values of 8 are expanded,
+    160 elements of a position, and as many of queries and results.
     """
     command = [sys.executable, "-m", "tests.oracles.gloo_sequences", str(ranks)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
@@ -57,7 +63,8 @@ def test_real_ranks_return_the_same_and_send_as_much(ranks: int) -> None:
             assert all(off < 2e-6 < 0.5 < of["largest"] for each in of["off"].values() for off in each), name
             prompt = 2 * (ranks - 1) * positions * 64 * 4
             if name.endswith("ulysses"):
-                prompt = 2 * (ranks - 1) * positions * (64 + 128) * 4 // ranks
+                widths = 160 + 160 if name.startswith("deepseek") else 64 + 128
+                prompt = 2 * (ranks - 1) * positions * widths * 4 // ranks
             if of["sent"] and of["sent"][0] is not None:
                 small_prompt, small_both, large_prompt, large_both = of["sent"]
                 assert large_prompt - small_prompt == prompt, name

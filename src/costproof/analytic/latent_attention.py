@@ -65,19 +65,23 @@ class LatentAttention:
     written_out: bool = False
     wide: bool = False
     """Whether keys and values of a head, nope + value_dim, are wider than two latents."""
+    elsewhere: bool = False
+    """Whether another rank caches the new tokens; this one attends to past ones, whose latents the projection reads."""
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
-        b, width, keys = self.item_bytes, self.nope + self.rope, self.past + self.queries
+        new = 0 if self.elsewhere else self.batch * self.queries
+        b, width, keys = self.item_bytes, self.nope + self.rope, self.past + (0 if self.elsewhere else self.queries)
         core = Attention(
             self.batch, self.queries, self.heads, self.heads, width, b,
-            bias=self.bias, value_dim=self.value_dim, new_keys=keys, causal=True, written_out=self.written_out,
+            bias=self.bias, value_dim=self.value_dim, new_keys=keys, causal=not self.elsewhere,
+            written_out=self.written_out,
         ).costs()  # fmt: skip
         queries = self.batch * self.queries * self.heads * width
-        new = self.batch * self.queries
-        latents, joined = (new * self.rank, self.batch * keys * self.rank) if self.past != 0 else (0, 0)
+        joins = self.past != 0 and not self.elsewhere
+        latents, joined = (new * self.rank, self.batch * keys * self.rank) if joins else (0, 0)
         expanded = self.batch * keys * self.heads * (self.nope + self.value_dim)
-        copied = queries + self.batch * keys * (self.heads * width + (self.rope if self.past != 0 else 0))
+        copied = queries + self.batch * keys * (self.heads * width + (self.rope if joins else 0))
         mask = self.batch * self.queries * keys if self.bias == "input" else 0
         # With wide keys and values, scores of the latents themselves are less work.
         spare = self.nope + self.value_dim - 2 * self.rank if self.wide else 0
@@ -87,7 +91,7 @@ class LatentAttention:
             skippable_flops={"attention": 2 * seen * spare},
             input_bytes=(queries + latents + new * self.rope + expanded + mask) * b,
             output_bytes=core.output_bytes + joined * b,
-            kv_read_bytes=self.batch * self.past * (self.rank + self.rope) * b,
+            kv_read_bytes=self.batch * self.past * (self.rope if self.elsewhere else self.rank + self.rope) * b,
             kv_cache_bytes=new * (self.rank + self.rope) * b,
             intermediate_bytes=None if core.intermediate_bytes is None else core.intermediate_bytes + 2 * copied * b,
         )

@@ -34,9 +34,12 @@ class Linear:
     """Part of its FLOPs that another implementation of the same result skips."""
     read: bool = True
     """Whether another operator reads the result."""
+    cached: bool = False
+    """Whether the input is read from the cache."""
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
+        given = self.rows * self.features_in * self.item_bytes
         weights = self.features_in * self.features_out + (self.features_out if self.bias else 0)
         return LayerCosts(
             params=weights,
@@ -44,9 +47,10 @@ class Linear:
             matrices=(Matrix(self.features_out, self.features_in, self.bias),),
             weight_read_bytes=weights * self.item_bytes,
             flops={"linear": 2 * self.rows * self.features_in * self.features_out},
-            input_bytes=self.rows * self.features_in * self.item_bytes,
+            input_bytes=0 if self.cached else given,
             output_bytes=self.rows * self.features_out * self.item_bytes if self.read else 0,
             intermediate_bytes=0,
+            kv_read_bytes=given if self.cached else 0,
             skippable_flops={"linear": self.skippable},
         )
 

@@ -19,6 +19,8 @@ class _Norm:
     rows: Size
     width: Size
     item_bytes: Size
+    read: bool = True
+    """Whether another operator reads the result."""
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
@@ -29,7 +31,7 @@ class _Norm:
             weight_read_bytes=owned * self.item_bytes,
             vector_flops={"norm": self.operations * elements + 2 * self.rows},
             input_bytes=elements * self.item_bytes,
-            output_bytes=elements * self.item_bytes,
+            output_bytes=elements * self.item_bytes if self.read else 0,
             intermediate_bytes=self.intermediate_bytes(elements),
         )
 
@@ -57,14 +59,6 @@ class LayerNorm(_Norm):
     source: ClassVar[str] = "Ba et al. 2016, Layer Normalization; torch.nn.LayerNorm"
     operations: ClassVar[int] = 7
     vectors: ClassVar[int] = 2
-
-    read: bool = True
-    """Whether its result is read."""
-
-    def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
-        found = _Norm.costs(self)
-        return found if self.read else replace(found, output_bytes=0)
 
 
 @layer

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Final, Literal, cast
 
 from costproof.ledger.errors import BadInput
-from costproof.ledger.mesh import PLAN, RANK, Mesh, of_mesh, own_batch
+from costproof.ledger.mesh import CP_PLAN, PLAN, RANK, Mesh, of_mesh, own_batch
 from costproof.ledger.metrics import Metric
 from costproof.ledger.plural import plural
 
@@ -158,6 +158,11 @@ class Workload:
     def own_tokens(self) -> int:
         """Return the tokens of each prompt that the counted rank processes."""
         return self.text_tokens // self.mesh.cp
+
+    @property
+    def sequence_parts(self) -> int:
+        """Return the equal parts that a prompt is divided into: one for each rank that shares it, in zigzag two."""
+        return self.mesh.cp * (1 + (self.mesh.cp > 1 and self.inputs.get(CP_PLAN, "zigzag") == "zigzag"))
 
     @property
     def keeps_new_tokens(self) -> bool:

@@ -402,8 +402,8 @@ def _wider(op: OpCall, rank: Size, out: Size) -> int | None:
 def _mapped_parts(op: OpCall, costed: CostedGraph, writer: Mapping[str, int]) -> list[_Part]:
     """Return the latents that a call multiplies by a weight, of each row of a batch, with their cached part.
 
-    The latents of one row are those of its cache joined with new ones. Those of several rows are joined once more.
-    Empty if nothing is cached.
+    The latents of one row are those of its cache joined with new ones, or alone if the cache does not grow. Those of
+    several rows are joined once more. Empty if nothing is cached.
     """
     if not any(v.origin == "param" or costed.roots.get(v.id, v).origin == "param" for v in op.tensors):
         return []
@@ -419,6 +419,8 @@ def _mapped_parts(op: OpCall, costed: CostedGraph, writer: Mapping[str, int]) ->
 
     for value in op.tensors:
         width = value.shape[-1]
+        if costed.roots.get(value.id, value).origin == "cache":
+            return [(value, value)]
         if (past := cached(value, width)) is not None:
             return [(value, past)]
         rows: list[_Part] = [(part, cached(part, width)) for part in joined(value)]

@@ -97,8 +97,8 @@ class RegimeRange:
 class SettingCurve(_RunFamily):
     """The formulas of a run as functions of one setting.
 
-    Ranks that share a batch see their own parts of it: sums are solved for the sequences of the counted rank, at
-    batches of which all ranks have equal parts, and mapped back to the first accepted batch that has as many.
+    Ranks that share a batch, or sequences, see their own parts of it: sums are solved for the sequences of the counted
+    rank, at batches of which all ranks have equal parts, and mapped back to the first accepted batch that has as many.
 
     Args:
         side: the run.
@@ -110,9 +110,13 @@ class SettingCurve(_RunFamily):
         _RunFamily.__init__(self, side, target)
         self.setting = setting
         mesh, place = side.workload.mesh, side.workload.mesh.coordinates(side.workload.rank)
-        self._parts, self._index = 1, 0
+        self._parts, self._index, self._alike = 1, 0, 1
         if setting == "batch":
-            self._parts, self._index = mesh.dp * mesh.fsdp, place.dp * mesh.fsdp + place.fsdp
+            self._parts = self._alike = mesh.dp * mesh.fsdp
+            self._index = place.dp * mesh.fsdp + place.fsdp
+        elif setting == "text_tokens":  # of which all parts are equal
+            self._parts = side.workload.sequence_parts
+            self._index = self._parts - 1
         self.own = cast(int, self.given[f"{WORKLOAD}{setting}"])
         self.variable = sym(setting)
         self._ranges: tuple[RegimeRange, ...] | NotSolved | None = None
@@ -283,7 +287,8 @@ class SettingCurve(_RunFamily):
 
     def _values(self, part: int) -> range:
         """Return the values of the setting at which the counted rank has a part of this size."""
-        return range((part - 1) * self._parts + self._index + 1, part * self._parts + self._index + 1)
+        first = (part - 1) * self._parts + self._index + 1
+        return range(first, first + self._alike)
 
     def _accepts(self, at: int) -> bool:
         return at > 0 and self._regime_at({self.setting: at})[0].ledger is not None

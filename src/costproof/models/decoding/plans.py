@@ -415,20 +415,19 @@ def mesh_problems(
 def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInput]:
     """Return an error for each reason why ranks cannot share the sequences of a workload, or are not counted so."""
     mesh, plan = workload.mesh, workload.inputs.get(CP_PLAN, "zigzag")
-    parts = mesh.cp * (2 if plan == "zigzag" else 1)
+    parts = workload.sequence_parts
     found = []
     if any(config.windows()):
-        what = "ranks that share a sequence are not counted for layers with a window"
+        what = "ranks that share a sequence are not counted for layers with a window, which torch's ring does not take"
         found.append(BadInput(what, where="--cp", expected="1", got=mesh.cp))
     for wrong, where, expected, got in (
-        (
-            workload.new_tokens > 0 and getattr(config, "kv_rank", 0) > 0,
-            "--new-tokens",
-            "0: of latents the prompt is counted",
-            workload.new_tokens,
-        ),
         (workload.text_tokens < 2 * mesh.cp, "--text-tokens", "at least 2 a rank", workload.text_tokens),
-        (plan == "ulysses" and getattr(config, "kv_rank", 0) > 0, "--cp-plan", "ring or zigzag, of latents", plan),
+        (
+            workload.new_tokens > 0 and workload.inputs.get("decoding") == "absorbed",
+            "--decoding",
+            "expanded: each rank expands its part of the latents",
+            "absorbed",
+        ),
         (workload.past > 0, "--past", "0", workload.past),
         (workload.logits != "all", "--logits", "all: each rank has logits of its positions", workload.logits),
         (workload.attention != "sdpa", "--attention", "sdpa", workload.attention),

@@ -290,13 +290,24 @@ class Shards:
         from costproof.analytic.collectives import AttentionOfParts, RingAttention, UlyssesAttention
         from costproof.analytic.latent_attention import LatentAttention
         from costproof.analytic.linear import Linear
+        from costproof.analytic.norms import RmsNorm
 
         local, *others = part.layers
-        if part.role == "text.layer.attention.v" and call.past == CONTEXT and not self.keeps:
-            assert isinstance(local, Linear)
-            return replace(part, layers=(replace(local, read=False), *others))
-        if not self.cp_plan or not isinstance(local, Attention | LatentAttention):
+        if not self.cp_plan:
             return part
+        if call.past == CONTEXT and not self.keeps:
+            match part.role.removeprefix("text.layer.attention."), local:
+                case "v", Linear():
+                    local = replace(local, read=False)
+                case "kv_norm", RmsNorm():
+                    local = replace(local, read=False)
+                case "kv_up", Linear():
+                    # All of a context that does not grow is cached: what absorbing saves has no part of a new token.
+                    own = sym("cp_tokens")
+                    saved = sympy.expand(local.skippable).coeff(CONTEXT) * own
+                    local = replace(local, rows=call.batch * own, skippable=saved, cached=True)
+        if not isinstance(local, Attention | LatentAttention):
+            return replace(part, layers=(local, *others))
         if isinstance(local, Attention):
             kv_heads, key_dim, value_dim = local.kv_heads, local.head_dim, local.value_dim or local.head_dim
         else:
@@ -306,7 +317,9 @@ class Shards:
         shared: Layer
         if call.past == CONTEXT:
             elsewhere: Size = 0
-            if not self.keeps and isinstance(local, Attention):
+            if not self.keeps and isinstance(local, LatentAttention):
+                local, elsewhere = replace(local, past=sym("cp_tokens"), elsewhere=True), batch * local.rope
+            elif not self.keeps and isinstance(local, Attention):
                 local = replace(local, past=sym("cp_tokens"), new_keys=0, causal=False, cached=False)
                 elsewhere = batch * kv_heads * key_dim
             shared = AttentionOfParts(local, batch, heads, value_dim, ranks, b, elsewhere)
@@ -382,7 +395,7 @@ class Shards:
         P parts of n positions P (P - 1) / 2 parts of n x n pairs, or as many halves.
         """
         ranks, core = self.mesh.cp, role == "text.layer.attention"
-        if ranks == 1 or core == (stage == STAGES[1]):
+        if ranks == 1 or core == (stage == STAGES[1]) or role.endswith(".kv_up"):  # of the own part of latents
             return 0, ""
         if not core:
             return (ranks - 1) * cost if stage == STAGES[1] else 0, SEQUENCE_COPIES

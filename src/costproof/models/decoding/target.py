@@ -308,7 +308,7 @@ class CausalTarget(Native[C]):
         """Return the invocations of prefill and decode on the counted rank, with the values of their symbols."""
         more = {} if workload.mesh.one else mesh_symbols(self.config, workload, self.plan_of(workload))
         mine = workload.own
-        if workload.mesh.cp > 1:  # a quotient is not a polynomial of the tokens, so no border is solved then
+        if workload.mesh.cp > 1:
             mine = replace(mine, text_tokens=workload.own_tokens)
         return tuple(replace(call, symbols={**call.symbols, **more}) for call in invocations(mine, self.config))
 
