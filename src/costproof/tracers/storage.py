@@ -13,8 +13,7 @@ from unittest import mock
 from costproof.ledger.errors import first_line
 from costproof.ledger.metrics import STORAGE, Metric
 from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
-from costproof.models.native import NOT_KNOWN, STORED_IN_PARTS, Configured
-from costproof.models.stored_module import model_facts, stored_modules
+from costproof.models.native import NOT_KNOWN, STORED_IN_PARTS
 from costproof.models.target import Target, WithStorage
 from costproof.opgraph.tally import ParameterShapes
 from costproof.patches.sharding import quiet
@@ -22,6 +21,7 @@ from costproof.snapshots.copies import on_meta
 from costproof.storage.scheme import PLAIN, Scheme, UnknownFormat
 from costproof.storage.tensors import STORED_AS
 from costproof.tracers.paths import Paths, dtype_name, unwrapped
+from costproof.tracers.unpacking import layout_of, scheme_of
 from costproof.weights.stored import Stored
 
 if TYPE_CHECKING:
@@ -52,15 +52,8 @@ def storage_by_layout(
     """
     if workload.mesh.fsdp > 1:
         return ModuleStorage(notes=(STORED_IN_PARTS,))
-    stored, dtypes = model, dict[str, str]()
     try:
-        scheme = _scheme(target, model)
-        if isinstance(target, WithStorage) and target.dtype not in (None, workload.dtype):
-            if isinstance(target, Configured):
-                dtypes[STORED_AS[workload.dtype]] = STORED_AS[target.dtype]
-            else:  # some of its parameters may have a dtype of their own
-                stored = target.build_stored()
-        modules = list(stored_modules(stored, scheme, dtypes))
+        scheme, modules = layout_of(target, model, workload)
     except UnknownFormat as error:
         return ModuleStorage(notes=(f"{NOT_KNOWN}: {error.name}: {error.why}",))
     found: dict[str, Costs] = {}
@@ -88,7 +81,7 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
     if workload.mesh.fsdp > 1:
         return ModuleStorage(notes=(STORED_IN_PARTS,))
     try:
-        scheme = _scheme(target, model)
+        scheme = scheme_of(target, model)
         if scheme == PLAIN:
             made = BuiltQuantised(model)
         elif not workload.mesh.one:
@@ -403,10 +396,6 @@ _BUILDERS: Final[Mapping[str, Callable[[Any, dict[str, Any]], None]]] = {
     "compressed-tensors": _built_compressed, "torchao": _built_torchao,
 }  # fmt: skip
 """Format -> the function that replaces the parts of a model that a checkpoint in it has quantised."""
-
-
-def _scheme(target: Target, model: nn.Module) -> Scheme:
-    return target.stored.scheme(model_facts(model).model_type) if isinstance(target, WithStorage) else PLAIN
 
 
 def _hold(found: dict[str, Costs], name: str, size: int | None) -> None:
