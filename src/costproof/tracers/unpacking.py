@@ -21,7 +21,7 @@ from costproof.ledger.metrics import UNPACKING
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
 from costproof.models.native import Configured
-from costproof.models.specs import ExportJob
+from costproof.models.specs import ExportJob, Run
 from costproof.models.stored_module import StoredMatrix, StoredModule, model_facts, stored_modules
 from costproof.models.target import Target, WithStorage
 from costproof.opgraph.costed import cost_graph
@@ -30,6 +30,7 @@ from costproof.storage import formats
 from costproof.storage.formats import Format, LinearShape
 from costproof.storage.scheme import PLAIN, Scheme, UnknownFormat
 from costproof.storage.tensors import STORED_AS
+from costproof.tracers.dispatched_trace import trace_dispatched
 from costproof.tracers.exported import export_graph
 
 NOT_COUNTED: Final = "vector FLOPs of quantised weights are not known: "
