@@ -88,7 +88,7 @@ def with_storage(ledger: Ledger, storage: Storage | None, why: str = "") -> Ledg
             _costed(node, formats[id(node)], storage) if isinstance(node, HeldNode) else node for node in ledger.nodes
         )
         if storage.scheme.rules:
-            mixed = {i for i, found in every.items() if len({of for m, of in found if m.kind == "Expert"}) > 1}
+            mixed = {i for i, found in every.items() if _is_mixed(found)}
             nodes = tuple(_as_run(ledger, nodes, formats, mixed, storage))
     except UnknownFormat as error:
         return with_storage(ledger, None, f"stored bytes are not known: {error.name}: {error.why}")
@@ -106,6 +106,14 @@ def with_storage(ledger: Ledger, storage: Storage | None, why: str = "") -> Ledg
 def _with_costs(nodes: Iterable[CostNode]) -> tuple[CostNode, ...]:
     """Return the nodes without stage-wide nodes that have no costs."""
     return tuple(node for node in nodes if node.invocation or node.exprs or node.costs)
+
+
+def _is_mixed(found: Iterable[tuple[Matrix, Format | None]]) -> bool:
+    """Return whether experts are in several formats, or some of them in none.
+
+    Branches: counts formats, not sizes.
+    """
+    return len({of for matrix, of in found if matrix.kind == "Expert"}) > 1
 
 
 _Quantised = tuple[tuple[Matrix, Format], ...]
@@ -132,18 +140,18 @@ def _as_run(
     """
     shares: dict[tuple[str, str], tuple[sympy.Expr, sympy.Expr]] = {}
     products: dict[str, str] = {}
-    work: dict[tuple[str, str], _Work] = {}
+    work: dict[tuple[str, str], _FormatWork] = {}
     for node in ledger.nodes:
         if isinstance(node, HeldNode):
             quantised = formats[id(node)]
             products[node.module] = max((of.products for _, of in quantised), default="")
             shares[node.stage, node.module] = _read_share(quantised, node.layers, storage.dtype)
             tied = _with_tied(quantised, node, storage)
-            of_all = _Work(None, None) if id(node) in mixed else _work(tied, node.layers, storage.dtype)
+            of_all = _FormatWork(None, None) if id(node) in mixed else _work(tied, node.layers, storage.dtype)
             work[node.stage, node.module] = of_all
     for node in nodes:
         exprs, costs = dict(node.exprs), dict(node.costs)
-        for metric, of_metric in work.get((node.stage, node.module), _Work()).shares():
+        for metric, of_metric in work.get((node.stage, node.module), _FormatWork()).shares():
             if metric in exprs and of_metric is None:
                 costs[UNPACKING] = None
             elif metric in exprs and of_metric is not None and of_metric[0] != 0:
@@ -160,7 +168,7 @@ _Share = tuple[sympy.Expr, sympy.Expr]
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _FormatWork:
     """Vector FLOPs of the format of a module: (FLOPs, bytes read) or (FLOPs, headline FLOPs); ``None`` is unknown."""
 
     of_read: _Share | None = (sympy.Integer(0), sympy.Integer(1))
@@ -180,13 +188,13 @@ def _with_tied(quantised: _Quantised, node: HeldNode, storage: Storage) -> _Quan
 
 
 @lru_cache(maxsize=8192)
-def _work(quantised: _Quantised, layers: tuple[Layer, ...], dtype: Dtype) -> _Work:
+def _work(quantised: _Quantised, layers: tuple[Layer, ...], dtype: Dtype) -> _FormatWork:
     """Return the work of the formats of a module, whose experts are all in one.
 
     Matrices that a call reads are unpacked once in it, and rows of a table that it looks up.
     """
     if not quantised:
-        return _Work()
+        return _FormatWork()
     costs = [costs_of(layer) for layer in layers]
     whole = sympy.sympify(sum(c.weight_read_bytes for c in costs))
     read: Size | None = 0
@@ -202,7 +210,7 @@ def _work(quantised: _Quantised, layers: tuple[Layer, ...], dtype: Dtype) -> _Wo
             read = _added(read, _times(matrix.count if matrix.read is None else matrix.read, unpacking(of, shape)))
         products += 2 * matrix.count * matrix.rows * matrix.columns
     of_products = None if scaled is None else (sympy.sympify(scaled), sympy.sympify(products))
-    return _Work(None if read is None else (sympy.sympify(read), whole), of_products)
+    return _FormatWork(None if read is None else (sympy.sympify(read), whole), of_products)
 
 
 _ALL: Final = (sympy.Integer(1), sympy.Integer(1))
