@@ -11,10 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.metrics import UNPACKING
@@ -30,16 +27,18 @@ from costproof.storage import formats
 from costproof.storage.formats import Format, LinearShape
 from costproof.storage.scheme import PLAIN, Scheme, UnknownFormat
 from costproof.storage.tensors import STORED_AS
-from costproof.tracers.dispatched_trace import trace_dispatched
 from costproof.tracers.exported import export_graph
+
+if TYPE_CHECKING:
+    from torch import nn
 
 NOT_COUNTED: Final = "vector FLOPs of quantised weights are not known: "
 Matrices = Mapping[str, Collection[StoredMatrix]]
 """Path of a module -> the matrices that it multiplies by."""
 _DTYPES: Final = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "U32": torch.int32, "I8": torch.int8, "U8": torch.uint8, "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
+    "I32": "int32", "U32": "int32", "I8": "int8", "U8": "uint8", "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
 }  # fmt: skip
 """Dtype in a header -> dtype of torch; words without a sign shift like those with one."""
 Tensors = Mapping[str, Any]
@@ -152,6 +151,8 @@ def _whole(size: int, unit: int) -> int:
 @lru_cache(maxsize=4096)
 def _count(of: Format, linear: LinearShape, rows: int | None, *, run: bool) -> int:
     """Return the vector FLOPs of unpacking a matrix, or of a product of ``rows`` with it in the format's dtype."""
+    from costproof.tracers.dispatched_trace import trace_dispatched
+
     stored = {tensor.name: _empty(tensor.shape, tensor.dtype) for tensor in of.tensors(linear)}
     if rows is None:
         reference = _unpack_as_transformers if run and isinstance(of, formats.Mxfp4) else _UNPACK.get(type(of))
@@ -161,7 +162,7 @@ def _count(of: Format, linear: LinearShape, rows: int | None, *, run: bool) -> i
     if reference is None:
         raise _Unknown(f"the arithmetic of {of.title} has no reference")
     # The names of the tensors are keys, not arguments.
-    module = _Reference(of, linear, reference, tuple(stored))
+    module = _module(of, linear, reference, tuple(stored))
     given = {"tensors": list(stored.values())}
     try:
         if run:
@@ -178,24 +179,34 @@ def _count(of: Format, linear: LinearShape, rows: int | None, *, run: bool) -> i
     return total
 
 
+def _torch_dtype(stored: str) -> Any:
+    import torch
+
+    return getattr(torch, _DTYPES[stored])
+
+
 def _empty(shape: Iterable[Any], dtype: str) -> Any:
-    return torch.empty(tuple(map(int, shape)), dtype=_DTYPES[dtype], device="meta")
+    import torch
+
+    return torch.empty(tuple(map(int, shape)), dtype=_torch_dtype(dtype), device="meta")
 
 
-class _Reference(nn.Module):
-    """Module that applies the reference of a format to its tensors."""
+def _module(of: Format, linear: LinearShape, reference: Callable[..., Any], names: tuple[str, ...]) -> nn.Module:
+    """Return a module that applies the reference of a format to its tensors."""
+    from torch.nn import Module
 
-    def __init__(self, of: Format, linear: LinearShape, reference: Callable[..., Any], names: tuple[str, ...]) -> None:
-        super().__init__()
-        self.of, self.linear, self.reference, self.names = of, linear, reference, names
+    class Reference(Module):
+        def forward(self, tensors: list[Any]) -> Any:
+            """Return W [rows, columns], or the quantised input and the scaled product."""
+            return reference(of, linear, dict(zip(names, tensors, strict=True)))
 
-    def forward(self, tensors: list[Any]) -> Any:
-        """Return W [rows, columns], or the scaled product."""
-        return self.reference(self.of, self.linear, dict(zip(self.names, tensors, strict=True)))
+    return Reference()
 
 
 def _integers(words: Any, bits: int, count: int) -> Any:
     """Return the first ``count`` integers of ``bits`` bits in each row of words."""
+    import torch
+
     width = words.element_size() * 8
     in_words = (words.unsqueeze(-1) >> torch.arange(width, dtype=words.dtype, device=words.device)) & 1
     fields = in_words.flatten(-2)[..., : count * bits].unflatten(-1, (count, bits)).to(torch.int32)
@@ -237,6 +248,8 @@ def _four_bit(of: formats.FourBit, w: LinearShape, t: Tensors) -> Any:
 
 def _values(codes: Any) -> Any:
     """Return the numbers in E2M1 of codes, from a table."""
+    import torch
+
     return torch.empty(16, dtype=torch.bfloat16, device=codes.device)[codes]
 
 
@@ -253,7 +266,7 @@ def _unpack_as_transformers(of: formats.Mxfp4, w: LinearShape, t: Tensors) -> An
 def _compressed(of: formats.CompressedTensors, w: LinearShape, t: Tensors) -> Any:
     if of.inputs and not of.products:
         raise Incomplete("inputs that are quantised for a product in 16 bits have no reference", got=of.title)
-    dtype, zeros = _DTYPES[w.dtype], None if of.symmetric else t["weight_zero_point"]
+    dtype, zeros = _torch_dtype(w.dtype), None if of.symmetric else t["weight_zero_point"]
     scales = t["weight_scale"]
     if of.layout == "pack-quantized":
         numbers = _integers(t["weight_packed"], of.bits, w.columns)
@@ -324,6 +337,8 @@ def _scaled(t: Tensors, inputs: tuple[Any, Any], weight: str) -> tuple[Any, Any]
 
 
 def _fp8_product(of: formats.Fp8, w: LinearShape, t: Tensors) -> Any:
+    import torch
+
     x, scales = t["x"], t["weight_scale_inv"].float()
     if of.block is None:
         given = (x / t["activation_scale"], t["activation_scale"]) if of.static else _by_row(x)
