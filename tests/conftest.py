@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import shutil
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -18,6 +20,8 @@ from tests.support.pools import TRACES, Here, Kept, shared_template
 
 FOLDER = "COSTPROOF_CACHE"
 GOLDENS = Path(__file__).parent / "goldens"
+DURATIONS = Path(__file__).parent / "durations.json"
+"""Test file -> seconds of its tests, for files that take 5 seconds or more."""
 
 Golden = Callable[[str, str], None]
 """``golden(name, text)``: the text must equal ``tests/goldens/<name>``."""
@@ -26,6 +30,7 @@ Golden = Callable[[str, str], None]
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of these tests."""
     parser.addoption("--update-goldens", action="store_true", help="write the golden files anew instead of comparing")
+    parser.addoption("--update-durations", action="store_true", help="write how long each file takes; run all tests")
     parser.addoption("--workloads", type=int, default=1, help="random workloads of DeepSeek-OCR to count three ways")
     parser.addoption("--thorough", action="store_true", help="all layers, all sources and every way to run")
 
@@ -55,17 +60,31 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is for ``--thorough``, and run what takes minutes in one piece first, then files with slow tests.
+    """Leave out what is for ``--thorough``, and run the files that take longest first.
 
-    At the end all processes but one would wait for it.
+    At the end all processes but one would wait for them.
     """
     if not config.getoption("--thorough"):
         left = [item for item in items if item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    longest = ("test_command_lines.py", "test_every_workload.py")
-    items.sort(key=lambda item: (item.path.name not in longest, item.path not in slow))
+    seconds = json.loads(DURATIONS.read_text(encoding="utf-8"))
+    items.sort(key=lambda item: -seconds.get(item.location[0].replace(os.sep, "/"), 0))
+
+
+_spent: defaultdict[str, float] = defaultdict(float)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add up how long each file takes."""
+    _spent[report.location[0].replace(os.sep, "/")] += report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write how long each file took, with ``--update-durations``."""
+    if session.config.getoption("--update-durations") and not hasattr(session.config, "workerinput"):
+        longest = {file: round(seconds) for file, seconds in sorted(_spent.items()) if seconds >= 5}
+        DURATIONS.write_text(json.dumps(longest, indent=1) + "\n", encoding="utf-8", newline="\n")
 
 
 @pytest.fixture

@@ -12,7 +12,12 @@ from typing import Any, cast
 import pytest
 import torch
 
+from costproof.foreign import contained
+from costproof.ledger.errors import BadInput
+from costproof.opgraph.graph import OpCall, Value
 from costproof.opgraph.rules import registry
+from costproof.opgraph.rules.cost import OpCost
+from costproof.opgraph.rules.names import canonical
 from costproof.processes import template
 from costproof.run import capture, derive
 from costproof.run import count_lock as lock
@@ -83,3 +88,36 @@ def test_locks_that_another_thread_has_are_free_in_a_forked_child() -> None:
 def test_a_thread_may_count_within_its_own_count() -> None:
     with lock.count_lock(), lock.count_lock():
         pass
+
+
+def test_a_rule_of_another_package_waits_for_no_thread_that_guards_foreign_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The guarding thread may wait for the one that applies the rule, whose failure is named as ever."""
+
+    def halves(op: OpCall) -> OpCost:
+        return OpCost(flops=int(op.outputs[0].shape[0]) // 2)
+
+    def exits(op: OpCall) -> OpCost:
+        raise SystemExit(3)
+
+    info = next(info for info in registry.rule_table() if info.operator == "relu")
+    op = OpCall("relu", "aten.relu.default", "", 1, (), (Value("x", (8,), "float32"),))
+    found: list[object] = []
+
+    def apply() -> None:
+        try:
+            found.append(registry.cost_of(op))
+        except BadInput as error:
+            found.append((error.what, error.got))
+
+    for rule in (halves, exits):
+        monkeypatch.setitem(registry._rules, canonical(op.name), (rule, info))
+        thread = threading.Thread(target=apply, daemon=True)
+        with contained("the factory failed", "here"):
+            thread.start()
+            thread.join(10)
+            waiting = thread.is_alive()
+        assert not waiting
+    assert found[0] == OpCost(flops=4)
+    assert found[1][0].startswith("the rule for relu failed")  # type: ignore[index]

@@ -66,7 +66,8 @@ def as_command() -> Iterator[None]:
     """Guard all foreign code that this process runs in the block, as :func:`running` does."""
     global _command
     before, _command = _command, True
-    _skipped.clear()  # of an earlier command of this process
+    _skipped.clear()  # of an earlier command of this process, as are the owners
+    _owners.clear()
     try:
         yield
     finally:
@@ -103,7 +104,8 @@ def contained(
         root: the file or folder of the code, to find the line; the first frame outside costproof unless given.
         expected: the message's.
         fix: the message's.
-        state: look after the state of the process too, which takes some milliseconds.
+        state: look after the state of the process too, which takes some milliseconds. Code that is not expected to
+            change it waits for no other thread: that one guards the streams, and may wait for this one.
 
     Raises:
         BadInput: the code raised something, ended the program, replaced functions of torch, or changed this process in
@@ -111,8 +113,14 @@ def contained(
         KeyboardInterrupt: a signal interrupted it.
         CostproofError: the code raised it.
     """
-    with _lock, _Block(_State(everything=state)) as block:
-        yield
+    lock = _lock
+    held = lock.acquire(blocking=state)
+    try:
+        with _Block(_State(everything=state)) if held else _Converted() as block:
+            yield
+    finally:
+        if held:
+            lock.release()
     failed = block.failed
     if isinstance(failed, CostproofError) and not isinstance(failed, Bug):
         raise failed
@@ -190,6 +198,22 @@ def skipped() -> tuple[BadInput, ...]:
 
 def _ended(what: str, error: BaseException) -> BadInput:
     return BadInput(what, got=_text_of(error), fix="remove what ends the program, or raise an error")
+
+
+class _Converted:
+    """Context of a call into foreign code while another thread guards the process: it converts exceptions only."""
+
+    def __init__(self) -> None:
+        self.failed: BaseException | None = None
+        self.replaced: list[str] = []
+        self.left: list[str] = []
+
+    def __enter__(self) -> _Converted:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> bool:
+        self.failed = error
+        return not isinstance(error, KeyboardInterrupt)
 
 
 class _Block:

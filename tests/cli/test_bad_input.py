@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from costproof.foreign import owned
 from costproof.ledger.capture import CAPTURE
 from costproof.ledger.files import json_text
 from costproof.ledger.schema import to_data
@@ -263,6 +264,7 @@ def test_a_bug_of_ours_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     from costproof.compare import compare as comparing
 
     good(tmp_path)
+    owned(str(Path(__file__).parent), "a plug-in that an earlier command of this process had")
 
     def broken(*args: object) -> None:
         raise ZeroDivisionError("integer division or modulo by zero")

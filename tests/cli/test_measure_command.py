@@ -14,10 +14,11 @@ import pytest
 from costproof import api
 from costproof.estimate.hardware import DEVICE, Device, DeviceFigure, DevicePeak, FigureQuote, FigureSource
 from costproof.estimate.measured import MEASUREMENT, Measurement
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.schema import from_data, to_data
 from costproof.reports.outputs import variants
 from tests.models.test_config import shallow_config
+from tests.models.test_past import LLAMA
 from tests.support.running import costproof
 
 pytestmark = pytest.mark.slow
@@ -115,6 +116,13 @@ def test_a_dtype_without_a_peak_is_told_before_anything_runs(folder: Path) -> No
     done = costproof("measure", "deepseek-ocr", *RUN, "--on", "fast.json", cwd=folder)
     assert done.code == 2
     assert "the dense peak of this dtype is not known" in done.stderr
+
+
+def test_a_rank_is_refused_before_the_machine_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "llama.json").write_text(json.dumps(LLAMA))
+    monkeypatch.setattr("costproof.run.measure._device", lambda *_: pytest.fail("the machine is measured"))
+    with pytest.raises(Incomplete, match="a rank of several devices is counted without values"):
+        api.measure("llama", config=folder / "llama.json", tp=2)
 
 
 def test_a_machine_that_is_measured_counts_by_its_highest_rate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

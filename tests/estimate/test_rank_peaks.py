@@ -12,10 +12,10 @@ from costproof.ledger.errors import CostproofError
 from costproof.ledger.workload import Workload
 from costproof.models.target import Exportable, WithMemory
 from costproof.opgraph.liveness import timeline
+from costproof.parametric.targets import live_peaks
 from costproof.run.capture import count_sources
 from costproof.run.fits import fits
 from costproof.run.operands import target_with_settings
-from costproof.run.peaks import graph_peaks
 from costproof.run.prepare import Prepared
 from costproof.tracers.peaks.calls import calls
 from costproof.tracers.peaks.program import exported_memory, on_fake_cpu
@@ -58,7 +58,7 @@ def check(target: object, work: Workload) -> int:
     assert isinstance(target, WithMemory)
     assert isinstance(target, Exportable)
     for inputs_held in (True, False):
-        found = graph_peaks(target, work, inputs_held=inputs_held)
+        found = live_peaks(target, work, inputs_held=inputs_held)
         assert found == peaks_of_graph(target, work, inputs_held=inputs_held), (target, work)
     return len(found)
 
@@ -124,7 +124,7 @@ def test_the_live_peaks_of_ranks_of_random_configurations(family: str) -> None:
 def peak(run: str, stage: str) -> int:
     target, work = target_with_settings(run)
     assert isinstance(target, WithMemory)
-    return next(n for (of, _, _), n in graph_peaks(target, work).items() if of == stage)
+    return next(n for (of, _, _), n in live_peaks(target, work).items() if of == stage)
 
 
 def test_gathered_logits_by_hand() -> None:

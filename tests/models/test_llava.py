@@ -44,6 +44,7 @@ CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "an image": ({"text_config": {**TEXT, "num_hidden_layers": 1}}, {"batch": 2, "new_tokens": 2}),
     "images, eager": ({}, {"images": 2, "attention": "eager", "logits": "last", "new_tokens": 3, "batch": 3}),
     "text alone": ({}, {"preset": "text-only", "text_tokens": 9}),
+    "rows, eager": ({}, {"rows": "9, 3x1+8, 5+7/all", "images": 3, "attention": "eager", "dtype": "float32"}),
     "shared table, class token": (
         {
             "tie_word_embeddings": True, "vision_feature_select_strategy": "full", "vision_feature_layer": 1,
@@ -100,6 +101,27 @@ def test_the_sizes_of_a_run_by_hand(tmp_path: Path) -> None:
     (glue,) = [n for n in ledger.nodes if (n.stage, n.module, n.kind) == ("prefill", "model", "") and n.invocation]
     assert glue.cost("input_bytes") == glue.cost("output_bytes") == (24 * 48 + rows * 48) * 2
     assert glue.cost("unfused_bytes") == 2 * (24 * 48 + rows * 48) * 2 + 24 * 48 * 2
+
+
+ROWS: Final = "9, 3x1+8, 5+7/all"
+
+
+def test_rows_by_hand(tmp_path: Path) -> None:
+    """A prompt of 9 with two of the images, three steps, and 5 tokens behind 7 with the third: towers run once.
+
+    Attention has 9 x 9, 3 x 9 and 5 x 12 pairs, of 48 elements in all heads; 1, 3 and 5 positions get logits.
+    """
+    target = Llava.from_file(_file(tmp_path))
+    ledger = evaluate_formulas(target, target.workload(rows=ROWS, images=3))
+    assert ledger.stage_total("projector", "flops") == 2 * 12 * 32 * 48 + 2 * 12 * 48 * 48
+    rows = 9 + 3 + 5
+    layer = 2 * rows * (48 * 48 + 2 * 48 * 24 + 48 * 48 + 3 * 48 * 56) + 4 * (81 + 27 + 60) * 48
+    assert ledger.stage_total("prefill", "flops") == 2 * layer + 2 * (1 + 3 + 5) * 48 * 64
+    token = 2 * 2 * 24 * 2
+    assert ledger.stage_total("prefill", "kv_cache_bytes") == rows * token
+    assert ledger.stage_total("prefill", "kv_read_bytes") == (3 * 8 + 7) * token
+    (glue,) = [n for n in ledger.nodes if (n.stage, n.module, n.kind) == ("prefill", "model", "") and n.invocation]
+    assert glue.cost("input_bytes") == glue.cost("output_bytes") == (12 * 48 + rows * 48) * 2
 
 
 def test_parameters_of_the_published_model_by_hand() -> None:
@@ -203,6 +225,9 @@ def test_a_model_of_other_parts_is_counted_without_formulas(tmp_path: Path) -> N
         ({"images": -1}, "--images"),
         ({"text_tokens": 260}, "--text-tokens, --seq-len, --new-tokens"),
         ({"images": 0, "seq_len": 0}, "--seq-len"),
+        ({"rows": "9, 3", "seq_len": 12}, "--seq-len"),
+        ({"rows": "9, 3x3+200", "images": 3}, "--images, --rows"),  # an image is 4 tokens of one sequence
+        ({"rows": "3, 4+253"}, "--rows, 4+253"),
     ],
 )
 def test_a_run_that_the_model_cannot_make(run: dict[str, Any], where: str, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         {"images": 2, "image_size": 56, "attention": "eager", "logits": "last", "dtype": "float32", "text_tokens": 9},
     ),
     "text alone": ({}, {"preset": "text-only", "text_tokens": 9, "batch": 2}),
+    "rows": ({"num_hidden_layers": 1}, {"rows": "30, 3x1+8, 5+7/2", "images": 3, "image_size": 28}),
 }  # fmt: skip
 
 
@@ -58,7 +59,7 @@ def _file(folder: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", with_variants(CASES, ("an image, windows cut",)))
+@pytest.mark.parametrize("case", with_variants(CASES, ("an image, windows cut", "rows")))
 def test_three_sources_agree(case: str, tmp_path: Path, *, thorough: bool) -> None:
     changes, run = CASES[case]
     capture = costproof.capture("qwen2-5-vl", config=_file(tmp_path, **changes), **run)
@@ -193,6 +194,7 @@ def test_a_file_that_the_formulas_do_not_describe(changes: dict[str, Any], where
         ({"images": 65}, "--images"),
         ({"images": 3, "image_size": 14, "text_tokens": 2}, "--text-tokens"),
         ({"image_size": 700}, "--text-tokens, --seq-len, --new-tokens"),
+        ({"rows": "8, 4", "images": 2, "image_size": 28}, "--images, --rows"),  # 4 tokens, and one of text behind
     ],
 )
 def test_a_run_that_the_model_cannot_make(run: dict[str, Any], where: str, tmp_path: Path) -> None:

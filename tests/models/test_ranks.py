@@ -11,15 +11,18 @@ from typing import Any, Final
 import pytest
 
 import costproof
+from costproof.analytic.compose import prompt_call
 from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.mesh import Parallel
 from costproof.ledger.node import Ledger
 from costproof.models.decoding.domain import CONFIG
+from costproof.models.decoding.formulas import decoder_parts
 from costproof.models.decoding.sharding import SPLIT_ALL, WHOLE_ATTENTION
 from costproof.models.decoding.target import CausalTarget
 from costproof.models.registry import load_target
 from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.run.capture import count_sources
+from costproof.run.operands import target_with_settings
 from costproof.run.prepare import Prepared
 
 TOKEN: Final[dict[str, Any]] = {"text_tokens": 1, "new_tokens": 0}
@@ -559,3 +562,14 @@ def test_limits_of_a_rank_are_solved() -> None:
                 if (x.setting, x.held) == ("batch", "weights and cache"))  # fmt: skip
     assert least.at == (30 * 10**9 - held) // (513 * 40_960) + 1
     assert found.cache_bytes == 513 * 40_960
+
+
+@pytest.mark.parametrize("mesh", ["", ",tp=2"])
+def test_equal_layers_share_their_formulas(mesh: str) -> None:
+    """Of 32 layers, whose modules are looked up by identity: one object for each module of one layer."""
+    target, work = target_with_settings(f"llama-3.1-8b@chat{mesh}")
+    assert isinstance(target, CausalTarget)
+    plan = target.plan_of(work) if mesh else None
+    parts = decoder_parts(target.config, work, target.style(), plan)(prompt_call(past=False))
+    shared = {id(part.layers): part.layers for part in parts if part.role.startswith("text.layer")}
+    assert len(shared) == len({part.role for part in parts if part.role.startswith("text.layer")})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import costproof
 from costproof.compare.compare import compare
@@ -16,6 +17,7 @@ from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.metrics import KEPT_SCORES, Metric
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import BatchRow, Logits, Workload
+from costproof.models.decoding.decoder import PACKED
 from costproof.models.decoding.target import CausalTarget
 from costproof.models.families.bert import Bert
 from costproof.models.families.deepseek_v3 import DeepseekV3, DeepseekV3Config
@@ -32,8 +34,10 @@ from costproof.run.peaks import graph_peaks
 from costproof.views.describe import workload_line
 from tests.models.test_families import GPT2, SIZES, SOURCES, TARGETS
 from tests.models.test_latents import V2, V3
+from tests.models.test_llava import FILE as LLAVA_FILE
 from tests.models.test_mixtures import GPT_OSS, MIXTRAL, QWEN3, read
 from tests.models.test_past import LLAMA, MISTRAL, ONE, TWO
+from tests.models.test_qwen2_5_vl import FILE as QWEN_VL
 from tests.support.variants import with_variants
 
 MIXED: Final = "20, 3x1+8, 5+7/all"
@@ -112,6 +116,7 @@ def agree(file: dict[str, Any], rows: str, folder: Path, sources: tuple[str, ...
     wrong = [f for f in compared.findings if f.status != "exact"]
     assert (compared.verdict, wrong[:3]) == ("exact", [])
     assert {len(f.values) for f in compared.findings} == {len(sources)}
+    assert PACKED not in ALL_ATTENTION_FUNCTIONS.valid_keys()
 
 
 @pytest.mark.slow
@@ -386,14 +391,14 @@ def test_runs_that_are_refused(target: Any, settings: dict[str, Any], where: str
     assert where in [problem.where for problem in found]
 
 
-@pytest.mark.parametrize("name", ["t5", "llava", "deepseek-ocr", "vit"])
+@pytest.mark.parametrize("name", ["t5", "deepseek-ocr", "vit"])
 def test_a_target_without_rows_tells_which_have_them(name: str) -> None:
     with pytest.raises(BadInput, match="no such setting") as caught:
         costproof.capture(name, rows="4, 3x1+80", sources=("analytic",))
     assert caught.value.fix == (
-        "a batch of unequal rows is counted for text decoders: with formulas, such as llama, in one packed call; of "
-        "hf: classes without, as a forward a row; of a model with images and formulas, count the language model by its "
-        "text_config; of another target, each row as a run of its own"
+        "a batch of unequal rows is counted for text decoders: with formulas, such as llama, llava and qwen2-5-vl, in "
+        "one packed call; of hf: classes without, as a forward a row; of a model that reads pages, count the language "
+        "model by its text_config; of another target, each row as a run of its own"
     )
 
 
@@ -406,13 +411,11 @@ def test_a_workload_is_read_again() -> None:
     assert workload_line(work) == said
 
 
-def row_peaks(target: CausalTarget[Any], rows: str, **run: Any) -> tuple[int, int]:
+def row_peaks(target: Any, rows: str, **run: Any) -> tuple[int, int]:
     """The live peak by formula, with inputs that are held and with inputs that are released."""
-    work = target.workload(rows=rows, **run)
+    work, place = target.workload(rows=rows, **run), ("prefill", "rows", "rows")
     held, released = (graph_peaks(target, work, inputs_held=held) for held in (True, False))
-    ((place, peak),) = held.items()
-    assert place == ("prefill", "rows", "rows")
-    return peak, released[place]
+    return held[place], released[place]
 
 
 def test_the_live_peak_of_rows_is_that_by_hand() -> None:
@@ -451,12 +454,18 @@ def test_steps_whose_queries_lie_head_by_head_copy_them() -> None:
     assert row_peaks(target, "2x1+19", attention="eager")[0] == held == 19_024
 
 
-QUICK_PEAKS: Final = ("mistral", "gpt2", "deepseek_v3, absorbed, two prompts")
+QUICK_PEAKS: Final = ("mistral", "gpt2", "deepseek_v3, absorbed, two prompts", "qwen2_5_vl")
+
+
+IMAGES: Final[dict[str, tuple[dict[str, Any], str, dict[str, Any]]]] = {
+    "llava": (LLAVA_FILE, "9, 3x1+8, 5+7/all", {"images": 3}),
+    "qwen2_5_vl": (QWEN_VL, "30, 3x1+8, 5+7/2", {"images": 3, "image_size": 28, "attention": "eager"}),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=() if c in QUICK_PEAKS else pytest.mark.thorough) for c in CASES]
+    "case", [pytest.param(c, marks=() if c in QUICK_PEAKS else pytest.mark.thorough) for c in (*CASES, *IMAGES)]
 )
 @pytest.mark.usefixtures("one_process")
 def test_the_live_peak_of_rows_is_that_of_the_graph(case: str, tmp_path: Path, *, thorough: bool) -> None:
@@ -465,12 +474,12 @@ def test_the_live_peak_of_rows_is_that_of_the_graph(case: str, tmp_path: Path, *
     from costproof.tracers.peaks.calls import calls
     from costproof.tracers.peaks.program import exported_memory, on_fake_cpu
 
-    file, own, run = CASES[case]
+    file, own, run = {**CASES, **IMAGES}[case]
     path = tmp_path / "config.json"
     path.write_text(json.dumps(file), encoding="utf-8")
     target: Any = load_target(file["model_type"].removesuffix("_text").replace("_", "-"), path)
-    for rows in (own, *random_batches()[: 8 if thorough else 1]):
-        ((_, job),) = calls(target, target.workload(rows=rows, **run))
+    for rows in (own, *random_batches()[: 0 if case in IMAGES else 8 if thorough else 1]):
+        job = next(job for _, job in calls(target, target.workload(rows=rows, **run)) if job.id == "rows")
         program = exported_memory(on_fake_cpu(job)).program
         graph = tuple(max(timeline(program, inputs_held=held).held()) for held in (True, False))
         assert row_peaks(target, rows, **run) == graph, rows
@@ -481,7 +490,7 @@ def test_rows_fit_by_the_formula_of_their_live_peak() -> None:
     assert found.live_source == "formula"
     assert [stage.id for stage in found.stages] == ["prefill"]  # a batch of rows has no steps
     target, work = target_with_settings("llama-3.1-8b@chat,rows=2x3,layers=1")
-    assert found.live_bytes == row_peaks(target, "2x3")[1]  # type: ignore[arg-type]
+    assert found.live_bytes == row_peaks(target, "2x3")[1]
     assert work.rows == (BatchRow(3, count=2),)
 
 
@@ -506,4 +515,4 @@ def test_the_live_peak_of_rows_of_latent_attention_is_that_by_hand() -> None:
     context = 64 * 12 * 2
     scores = 4 * 60 * 60 * (2 + 4 + 4)
     held = given + context + 61 * 32 * 2 + (61 * 32 + 64 * 32 + 64 * 48) * 2 + scores
-    assert row_peaks(target, "60, 1+3", attention="eager")[0] == held  # type: ignore[arg-type]
+    assert row_peaks(target, "60, 1+3", attention="eager")[0] == held

@@ -35,6 +35,21 @@ def test_bytes_of_a_ring(name: str, attrs: dict[str, Any], expected: tuple[str, 
     assert (cost.flops, cost.vector) == (0, 0)
 
 
+def test_a_step_of_a_ring_is_told_from_pairs_by_its_source() -> None:
+    """A vector of 1280 elements of 2 bytes, all for one other rank: the parts are those of a ring's step."""
+    x = value(1280, dtype="bfloat16")
+    attrs = {"input_split_sizes": [0, 0, 1280, 0], "group_size": 4, "group_rank": 1}
+    name = "_c10d_functional.all_to_all_single.default"
+    assert counted(call(name, [x], [x], {**attrs, "of_ring": True})).comm == ("send", 2560, 2560)
+    assert counted(call(name, [x], [x], attrs)).comm == ("all_to_all", 2560, 2560)
+
+
+def test_a_rank_that_sends_pairs_to_itself_sends_nothing() -> None:
+    x = value(1280, dtype="bfloat16")
+    attrs = {"input_split_sizes": [0, 1280], "group_size": 2, "group_rank": 1, "of_ring": True}
+    assert counted(call("_c10d_functional.all_to_all_single.default", [x], [x], attrs)).comm == ("all_to_all", 2560, 0)
+
+
 def test_symbolic_rows() -> None:
     rows = sympy.Symbol("S", integer=True, positive=True)
     x = value(rows, 64, dtype="float32")

@@ -19,7 +19,8 @@ from costproof.ledger.mesh import Mesh, Parallel, pairs_of
 from costproof.models.decoding import plans, sharding
 from costproof.models.registry import load_target
 from costproof.parametric import rank_checks, targets
-from costproof.parametric.rank_checks import copies_by_sets, gathered, least_seconds, scattered
+from costproof.parametric.rank_checks import copies_by_sets, gathered, scattered
+from costproof.parametric.time_checks import least_seconds
 
 
 @pytest.fixture(autouse=True)
@@ -112,6 +113,9 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
     "numbers of experts without a dtype": (
         _replaced(sharding.Shards, "dtypes", lambda self, axis, kind, dtype: (dtype,)),
         "deepseek-v3", {"dp": 4, "ep": 4, "batch": 4},
+    ),
+    "logarithms in the dtype of the run": (
+        _replaced(sharding.Shards, "dtypes", lambda self, axis, kind, dtype: (dtype,)), "llama-3.1-8b", {"cp": 2},
     ),
     "pairs that come as those that go": (
         _replaced(rank_checks, "splits_of", lambda inputs, rank: (pairs_of(inputs)[rank],) * 2),

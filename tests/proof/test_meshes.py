@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import pytest
 
+from costproof.analytic import collectives, compose
+from costproof.analytic.costs import LayerCosts, costs_of
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.errors import BadInput, Problems
 from costproof.models.decoding.sharding import Shards
@@ -62,16 +65,105 @@ def test_a_planted_replica_is_refuted_in_symbols(monkeypatch: pytest.MonkeyPatch
     assert {c.metric for c in wrong.counterexamples if c.module == "all ranks"} >= {"params", "weight_bytes"}
 
 
+@pytest.fixture
+def uncached() -> Iterator[Callable[[], None]]:
+    """Clear the memoized costs of layers, now and after the test."""
+
+    def clear() -> None:
+        costs_of.cache_clear()
+        compose._module_costs.cache_clear()
+
+    yield clear
+    clear()
+
+
+SHARED: Final = {
+    "ring": ("llama", {"cp": 2, "cp_plan": "ring"}, collectives.RingAttention),
+    "zigzag": ("llama", {"cp": 2, "tp": 2}, collectives.RingAttention),
+    "ulysses": ("llama", {"cp": 2, "cp_plan": "ulysses"}, collectives.UlyssesAttention),
+    "gathers": ("llama", {"fsdp": 3}, collectives.GatheredParameters),
+    "pairs": ("qwen3-moe", {"ep": 2, "dp": 2, "dispatch": "all-to-all"}, collectives.ExchangedPairs),
+}
+
+
+@pytest.mark.parametrize(("family", "mesh", "layer"), SHARED.values(), ids=SHARED)
+def test_exchanges_are_claimed_and_a_wrong_one_is_refuted(
+    family: str, mesh: dict[str, Any], layer: Any, monkeypatch: pytest.MonkeyPatch, uncached: Callable[[], None]
+) -> None:
+    made = proof(family, **mesh)
+    assert made.settings.chosen == {name: str(value) for name, value in mesh.items()}
+    first = replace(next(p for p in made.pieces if p.phase == "identities"), stages=("prefill",))
+    right = carry_out_piece(first)
+    assert right.counterexamples == ()
+    assert {"comm_bytes", "comm_payload_bytes", "messages"} <= {c.metric for c in right.claims}
+    assert all(a.claims and not a.counterexamples for a in answers(made, "ranks"))
+
+    def wrong(self: Any) -> LayerCosts:
+        """Send to one more rank than there are others."""
+        found: LayerCosts = costs(self)
+        more = self.ranks / (self.ranks - 1)
+        return replace(
+            found, exchanges={k: replace(x, sent_bytes=x.sent_bytes * more) for k, x in found.exchanges.items()}
+        )
+
+    costs = layer.costs
+    monkeypatch.setattr(layer, "costs", wrong)
+    uncached()
+    assert {c.metric for c in carry_out_piece(first).counterexamples} == {"comm_bytes"}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "method", "planted", "metric"),
+    [
+        ({"cp": 2}, "along_sequence", (0, ""), "flops"),
+        ({"fsdp": 3}, "padding_of", (0, ""), "weight_bytes"),
+        ({"fsdp": 2}, "copies_of_batches", 1, "buffer_bytes"),
+    ],
+)
+def test_a_wrong_copy_of_shared_sequences_or_parameters_is_refuted_in_symbols(
+    mesh: dict[str, Any], method: str, planted: object, metric: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Shards, method, lambda *_: planted)
+    (wrong, *_) = answers(proof(**mesh), "ranks")
+    assert metric in {c.metric for c in wrong.counterexamples if c.module == "all ranks"}
+
+
+def test_random_parts_of_a_mesh_share_sequences_parameters_and_pairs() -> None:
+    """Each draw equals its graph, with contexts of a rank's own; together they have every way to share."""
+    made = [proof("qwen3-moe", 6, ep=2, dp=2, dispatch="all-to-all"), proof(samples=6, cp=4), proof(samples=2, fsdp=4)]
+    inputs = [dict(p.workload.inputs) for x in made for p in x.pieces if p.phase == "draws"]
+    assert {"pairs", "cp_plan", "fsdp"} <= {name for given in inputs for name in given}
+    assert {"ring", "ulysses"} <= {given.get("cp_plan") for given in inputs}
+    for one in made:
+        for piece in [p for p in one.pieces if p.sizes is not None and p.phase == "draws"][:1]:
+            assert carry_out_piece(piece).counterexamples == ()
+
+
 def test_a_mesh_that_does_not_fit_is_refused() -> None:
     with pytest.raises(Problems, match="cannot be run"):
         proof(tp=3)
     with pytest.raises(BadInput, match="no such plan"):
         proof(tp=2, plan="vlm")
+    for family, mesh, why in (
+        ("llama", {"dispatch": "all-to-all"}, "ranks with whole attention"),
+        ("qwen3-moe", {"dispatch": "all-to-all", "ep": 4, "tp": 2, "dp": 2}, "ranks with whole attention"),
+        ("llama", {"cp_plan": "ring"}, "each rank has whole sequences"),
+        ("llama", {"cp": 2, "cp_plan": "ulysses", "tp": 2}, "ranks would share key/value heads"),
+        ("llama", {"cp": 0}, "needs a rank on each axis"),
+    ):
+        with pytest.raises(Problems, match=why):
+            proof(family, **mesh)
 
 
 def test_a_certificate_repeats_its_mesh() -> None:
-    made = proof(samples=1, tp=2, plan="vllm")
-    factory: Any = TARGETS.load("llama")
+    """The pairs of ranks are drawn again, from the seed."""
+    for family, mesh in (("llama", {"tp": 2, "plan": "vllm"}), ("qwen3-moe", cast(dict[str, Any], SHARED["pairs"][1]))):
+        repeat(family, mesh)
+
+
+def repeat(family: str, mesh: dict[str, Any]) -> None:
+    made = proof(family, 1, **mesh)
+    factory: Any = TARGETS.load(family)
     config = json.dumps(json.loads(made.settings.config))
     again = factory.from_normalised(config).proof(1, 1, **made.settings.chosen)
     assert [p.id for p in again.pieces] == [p.id for p in made.pieces]

@@ -12,7 +12,7 @@ import pytest
 from costproof import stored
 from costproof.ledger.errors import Incomplete
 from costproof.models.registry import load_target
-from costproof.storage import mismatches as naming
+from costproof.storage import checkpoint as naming
 from costproof.storage.gguf import GgufTensor, gguf_tensors, split_latents
 from costproof.storage.headers import GGUF_TYPES, FileSection, gguf_sections, read_header
 from costproof.storage.tensors import BLOCKS as BLOCKS_OF_TYPES

@@ -12,9 +12,9 @@ import pytest
 from costproof.ledger.node import Ledger
 from costproof.models.registry import load_target
 from costproof.run.stored import stored
-from costproof.storage import mismatches as naming
+from costproof.storage import checkpoint as naming
+from costproof.storage.checkpoint import ModelNames, mismatches
 from costproof.storage.headers import HeaderTensor
-from costproof.storage.mismatches import ModelNames, mismatches
 from costproof.storage.tensors import DTYPE_BITS, StoredTensor
 from costproof.tracers.headers import headers_ledger
 from tests.storage.test_metrics import counted

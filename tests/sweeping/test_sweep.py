@@ -7,7 +7,7 @@ import json
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 import pytest
@@ -17,10 +17,12 @@ from costproof.ledger.environment import installed
 from costproof.ledger.errors import BadInput, Bug, Incomplete
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.schema import json_schema, load
+from costproof.models.target import Exportable
 from costproof.parametric.evaluator import Evaluator
 from costproof.run import sweep_files, sweep_parts
-from costproof.run.peaks import peaks
+from costproof.run.operands import read_operand
 from costproof.run.sweep import Sweep, ValidatedPoint, graph_evaluator, sweep
+from costproof.tracers.peaks.calls import calls, graph_timeline
 from costproof.views.files import SWEEP
 from tests.support.running import costproof
 
@@ -238,10 +240,10 @@ def test_a_compiled_formula_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPat
 
 
 def test_points_of_which_a_metric_is_unknown_are_refused() -> None:
-    # Bytes that a checkpoint stores are not known of a rank that gathers parameters; of one device they are:
-    # 8,030,261,248 parameters of Llama-3.1-8B in bfloat16.
-    made = sweep("llama", {"fsdp": "1,2,4"}, metrics=["stored_bytes", "flops"], batch=4, new_tokens=1)
-    assert list(made.frame()["stored_bytes"]) == [2 * 8_030_261_248]
+    # Bytes of fp8 parameters of which a rank stores parts are not known. One device stores the 688,574,839,360 bytes of
+    # the checkpoint of DeepSeek-V3 without the 15,424,227,552 of its module for further tokens.
+    made = sweep("deepseek-v3", {"fsdp": "1,2,4"}, metrics=["stored_bytes", "flops"], batch=4, new_tokens=1)
+    assert list(made.frame()["stored_bytes"]) == [688_574_839_360 - 15_424_227_552]
     ((one,),) = (part.refused for part in made.parts() if part.refused)
     assert one.reason == "the analytic ledger leaves this metric unknown (--metric)"
     assert (one.count, one.example) == (2, {"fsdp": 2})
@@ -279,11 +281,13 @@ def test_graph_peaks_are_those_of_the_graph_of_every_point(tmp_path: Path) -> No
     left = set(product((3,), lengths)) - set(rows)
     assert {tokens for _, tokens in left} <= {46}
     for batch, tokens in rows[1:]:
-        run: dict[str, Any] = {"batch": batch, "text_tokens": tokens, "new_tokens": 1}
-        found = {s.stage: s.graph_peak_bytes for s in peaks("mistral", config=file, **run).stages}
+        run = read_operand(f"mistral,batch={batch},text_tokens={tokens},new_tokens=1", config=file)
+        found: dict[str, int] = {}
+        for _, job in calls(cast(Exportable, run.origin), run.baseline.workload):
+            found[job.stage] = max(found.get(job.stage, 0), *graph_timeline(job, {}).held())
         row = frame.loc[rows.index((batch, tokens))]
         assert {stage: row[f"{stage}.graph_peak_bytes"] for stage in found} == found
-        assert row["graph_peak_bytes"] == max(size for size in found.values() if size is not None)
+        assert row["graph_peak_bytes"] == max(found.values())
     tally = made.write(tmp_path / "peaks.csv")
     assert (tally.points, tally.rows) == (4, len(rows))
     assert all(reason.startswith("the exported graph does not hold at these points") for reason in tally.refused)

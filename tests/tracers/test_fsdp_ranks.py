@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 from weakref import ref
@@ -19,8 +20,9 @@ from costproof.models.decoding.fsdp import keep_parts
 from costproof.models.decoding.target import CausalTarget
 from costproof.models.registry import load_target
 from costproof.parametric.targets import count_ranks, evaluate_formulas
-from costproof.patches.sharding import PARTS, FullySharded
-from costproof.run.fits import fits, gathered_bytes
+from costproof.patches.sharding import PARTS, FullySharded, plans_of
+from costproof.run.fits import fits
+from costproof.run.peaks import gathered_bytes, measure_peaks
 from costproof.run.roofline import roofline
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.static import static_ledger
@@ -32,9 +34,14 @@ CASES: Final = {
     "biases": ("qwen2", {}, {"fsdp": 2, "rank": 1}),
     "more ranks than experts": ("qwen3-moe", {"experts": 3}, {"fsdp": 4, "rank": 3, "batch": 4}),
     "experts": ("mixtral", {}, {"fsdp": 3, "rank": 2, "batch": 3}),
-    "latents": ("deepseek-v3", LATENT, {"fsdp": 8, "rank": 7, "batch": 8}),
     "biases of experts and sinks": ("gpt-oss", {}, {"fsdp": 4, "rank": 0, "batch": 4}),
     "soft caps": ("gemma2", {"tied": True}, {"fsdp": 8, "rank": 6, "batch": 9}),
+    "replicas": ("llama", {"tied": True}, {"fsdp": 2, "dp": 2, "rank": 3, "batch": 5}),
+    "tensor": ("qwen2", {"tied": True}, {"fsdp": 3, "tp": 2, "rank": 3, "batch": 3}),
+    "experts of a rank, tensor": ("mixtral", {}, {"fsdp": 3, "tp": 2, "ep": 2, "rank": 4, "batch": 3}),
+    "latents, tensor and replicas": ("deepseek-v3", LATENT, {"fsdp": 3, "tp": 2, "dp": 2, "rank": 7, "batch": 6}),
+    "stage between": ("qwen3-moe", {"layers": 4}, {"fsdp": 2, "pp": 3, "tp": 2, "ep": 2, "batch": 3, "rank": 6}),
+    "last stage": ("llama", {"layers": 3, "tied": True}, {"fsdp": 2, "pp": 2, "tp": 2, "batch": 3, "rank": 6}),
 }
 
 
@@ -76,6 +83,8 @@ def test_collectives_and_parts_by_hand() -> None:
         assert ledger.stage_total("prefill", "weight_bytes") == 2 * layer + root
         padding = 2 * 2 * 64  # two entries of two tables
         assert ledger.stage_total("prefill", "params") == (2 * layer + root) // 2 - padding
+        assert ledger.stage_total("prefill", "stored_bytes") == 2 * layer + root - 2 * padding
+        assert ledger.stage_total("prefill", "resident_bytes") == 2 * layer + root + 2 * 4 * 4  # two tables
         flops = {n.module: n.cost("flops") for n in ledger.nodes if n.stage == "prefill" and n.cost("flops")}
         assert flops["lm_head"] == 2 * 20 * 64 * 102  # one sequence, all entries
 
@@ -103,6 +112,35 @@ def test_llama_70b_on_8_ranks() -> None:
         ("(root)", "decode"): 2, ("model.layers.*", "decode"): 160,
     }  # fmt: skip
     assert {d.what: d.amount for d in found.duplicates} == {"copies of data-parallel ranks": 7 * 512}
+
+
+def test_parts_of_tensor_parallel_ranks_by_hand() -> None:
+    """Llama of 2 layers on tp 4 x fsdp 3 x dp 2; ranks along tp have 26, 26, 26 and 24 of 102 rows of each table.
+
+    The last of these stores ceil(24 / 3) = 8 rows, the others 9. Of a layer q, k, v are 16 x 64, of which a rank stores
+    6 rows of 64, o is 64 x 16 (22 rows of 16), gate and up 24 x 64 (8 rows of 64), down 64 x 24 (22 rows of 24), two
+    norms have 64 (22 elements each). It sends its parts twice, to the ranks 4 apart of its own replica.
+    """
+    target = small("llama")
+    work = workload(target, fsdp=3, tp=4, dp=2, rank=19, batch=6, new_tokens=1)
+    formula = evaluate_formulas(target, work)
+    found = count_ranks(target, work, formula)
+    layer = 2 * (3 * 6 * 64 + 22 * 16 + 2 * 8 * 64 + 22 * 24 + 2 * 22)
+    root = {rank: 2 * (2 * (8 if rank % 4 == 3 else 9) * 64 + 22) for rank in range(24)}
+    every = {r: row.stages[""]["weight_bytes"] for row in found.ranks for r in row.ranks}
+    assert every == {rank: 2 * layer + root[rank] for rank in range(24)}
+    gathers = {(c.module, c.bytes, c.sent_bytes, c.ranks) for c in found.collectives if c.group == "fsdp"}
+    group = (15, 19, 23)
+    assert gathers == {
+        ("(root)", 3 * root[19], 2 * root[19], group), ("model.layers.*", 6 * layer, 4 * layer, group),
+    }  # fmt: skip
+    own, whole = sum(r.stages[""]["params"] * len(r.ranks) for r in found.ranks), 2 * 102 * 64 + 64
+    whole += 2 * (4 * 64 * 64 + 3 * 64 * 96 + 2 * 64)
+    assert own == 2 * (whole + 3 * 5 * 64)  # two replicas, and the norms of four ranks
+    (padding,) = (d.amount for d in found.duplicates if d.metric == "weight_bytes" and d.what.startswith("padding"))
+    copies = {d.what: d.amount for d in found.duplicates if d.metric == "weight_bytes"}
+    assert copies["norms"] == 2 * 3 * 5 * 64
+    assert sum(every.values()) == 2 * (2 * whole + copies["norms"] + padding)
 
 
 @pytest.mark.parametrize("ranks", [3, 5, 16, 200])
@@ -138,13 +176,13 @@ def test_parts_of_a_tied_and_uneven_model() -> None:
         assert type(theirs).__name__ == type(ours).__name__ == "LlamaForCausalLM"
 
 
-@pytest.mark.parametrize(("vocab", "root_first"), [(1000, True), (8, False)])
-def test_gathered_parameters_of_a_real_run(vocab: int, root_first: bool) -> None:
+@pytest.mark.parametrize(("vocab", "root_first", "tensor"), [(1000, True, 1), (8, False, 1), (1000, True, 2)])
+def test_gathered_parameters_of_a_real_run(vocab: int, root_first: bool, tensor: int) -> None:
     """The most that torch holds of gathered parameters at once is what ``fits`` adds: 2 R + 2 L, or R + 3 L."""
     target = small("llama", vocab=vocab, layers=3)
-    work = workload(target, fsdp=4, batch=4, new_tokens=0)
-    model = target.built(work, "grouped_mm").to_empty(device="cpu")
-    found = FullySharded(model, 4, 0)
+    work = workload(target, fsdp=4, tp=tensor, batch=4, new_tokens=0)
+    model: Any = target.built(work, "grouped_mm").to_empty(device="cpu")
+    found = FullySharded(model, 4, 0, tensor=tensor, plans=plans_of(model, tensor, 1))
 
     class Gathered(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Sums up the storages that are allocated while parameters are gathered."""
@@ -166,8 +204,8 @@ def test_gathered_parameters_of_a_real_run(vocab: int, root_first: bool) -> None
 
     with found.running(), torch.no_grad(), Gathered() as seen:
         model(torch.zeros(1, 8, dtype=torch.long))
-    layer = 2 * (4 * 64 * 64 + 3 * 64 * 96 + 2 * 64)
-    root = 2 * (2 * vocab * 64 + 64)
+    layer = 2 * ((4 * 64 * 64 + 3 * 64 * 96) // tensor + 2 * 64)
+    root = 2 * (2 * vocab * 64 // tensor + 64)
     expected = 2 * root + 2 * layer if root_first else root + 3 * layer
     assert seen.most == expected
     assert gathered_bytes(target, work) == expected
@@ -182,6 +220,19 @@ def test_fits_adds_gathered_parameters() -> None:
     assert found.verdict == "fits"
 
 
+def test_peaks_leave_gathered_parameters_apart() -> None:
+    """The rank's graph holds what its formula says, as that of a rank with its layers whole, and a note the rest."""
+    target = small("llama", layers=1)
+    parted, whole = ({"tp": 2, "batch": 4, "new_tokens": 0, **more} for more in ({"fsdp": 4, "rank": 3}, {"rank": 1}))
+    work = workload(target, **parted)
+    (found,) = measure_peaks(target, work, eager=False)
+    (alike,) = measure_peaks(target, replace(workload(target, **whole), batch=1), eager=False, forms=False)
+    assert found.graph == alike.graph
+    assert found.graph is not None
+    assert found.formula == found.graph.bytes
+    assert f"{gathered_bytes(target, work):,} B" in found.notes[0]
+
+
 def test_a_roofline_names_its_reads_of_gathered_parameters() -> None:
     found = roofline("llama-3.1-8b@chat,batch=2,fsdp=2", on="2xh100-sxm")
     assert any("as they arrive reads less" in note for note in found.notes)
@@ -192,13 +243,15 @@ def test_real_ranks_return_the_same_and_send_as_much() -> None:
     """Two and four processes return one device's logits; wider layers send the bytes of the formula more.
 
     In float32, of two layers: three matrices of 64 more columns or rows of 64, and in each of 6 experts, of which
-    4 ranks store 2 each. A rank of n sends n - 1 of its parts; headers are equal and cancel.
+    4 ranks store 2 each. A rank of n sends n - 1 of its parts; headers are equal and cancel. Two ranks along tp have
+    half of each matrix, and exchange nothing that depends on the inner width; replicas exchange nothing.
     """
     script = Path(__file__).parents[1] / "oracles" / "gloo_fsdp.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     matrices = 2 * 3 * 64 * 64 * 4
-    more = {(2, "llama"): matrices // 2, (4, "llama"): 3 * matrices // 4,
+    more = {(4, "replicas"): matrices // 2, (4, "tensor"): matrices // 4,
+            (4, "experts and tensor"): 6 * matrices // 4, (2, "llama"): matrices // 2, (4, "llama"): 3 * matrices // 4,
             (2, "qwen3_moe"): 3 * matrices, (4, "qwen3_moe"): 3 * 2 * matrices}  # fmt: skip
     for ranks, every in json.loads(done.stdout).items():
         assert len(every) == int(ranks)
@@ -215,7 +268,8 @@ def test_real_ranks_return_the_same_and_send_as_much() -> None:
 @pytest.mark.parametrize(
     ("settings", "where"),
     [
-        ({"tp": 2}, "--tp"), ({"dp": 2, "batch": 8}, "--dp"), ({"pp": 2}, "--pp"),
+        ({"cp": 2}, "--cp"), ({"dp": 2, "batch": 7}, "--batch"), ({"tp": 2, "plan": "vllm"}, "--plan"),
+        ({"dp": 2, "batch": 8, "ep": 2}, "--fsdp, --ep"),
         ({"batch": 3}, "--batch"), ({"fsdp": 0}, "--fsdp"), ({"rank": 4}, "--rank"),
     ],
 )  # fmt: skip

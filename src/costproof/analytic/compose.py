@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeVar
 
 import sympy
 
@@ -94,6 +94,26 @@ def _one_call(expr: sympy.Expr) -> sympy.Expr:
     return expr
 
 
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def by_identity(function: Callable[[K], V]) -> Callable[[K], V]:
+    """Return a function memoized by the identity of its argument, which it keeps alive.
+
+    Equal layers of a model share the formulas of their modules; to hash these takes longer than everything else.
+    """
+    known: dict[int, tuple[K, V]] = {}
+
+    def memoized(key: K) -> V:
+        found = known.get(id(key))
+        if found is None:
+            found = known[id(key)] = key, function(key)
+        return found[1]
+
+    return memoized
+
+
 def in_layer(i: int, parts: Iterable[ModulePart]) -> tuple[ModulePart, ...]:
     """Return the parts with ``i`` as the number of their layer."""
     return tuple(replace(part, i=i) for part in parts)
@@ -129,8 +149,9 @@ class HeldNode(CostNode):
 
 def stage_nodes(stage: str, parts: Iterable[ModulePart], names: Mapping[str, str]) -> Iterator[CostNode]:
     """Yield stage-wide nodes: the parameters and buffers that each module owns; names as in :func:`module_of`."""
+    held = by_identity(_held_costs)
     for part in parts:
-        owner, exprs, unknown = _held_costs(part.layers)
+        owner, exprs, unknown = held(part.layers)
         if exprs or part.role.endswith(_WITHOUT_WEIGHTS):
             costs: dict[Metric, int | None] = dict.fromkeys(unknown)
             yield HeldNode(
@@ -164,13 +185,15 @@ def invocation_nodes(
     found = _texts()
     if border is not None:
         found = _texts((FLOOR, summed(border + _lasting_bytes((part for _, part in called), cache))))
-    unknown = _unknown_metrics(costs_of(x) for _, part in called for x in part.layers)
+    each = {id(part.layers): part.layers for _, part in called}
+    unknown = _unknown_metrics(costs_of(x) for layers in each.values() for x in layers)
     unsaid: dict[Metric, int | None] = {FLOOR: None} if border is None or "weight_read_bytes" in unknown else {}
     root = names.get("root", "")
     if all(module != root for module, _ in called):
         yield CostNode(stage, invocation, root, "", unsaid, found, CONTAINER.name, role="root")
+    costs_in = by_identity(lambda layers: _module_costs(layers, summed, cache))
     for module, part in called:
-        whole, kinds, unknown = _module_costs(part.layers, summed, cache)
+        whole, kinds, unknown = costs_in(part.layers)
         counted = _texts(("calls", 0 if part.group else part.times * calls))
         costs: dict[Metric, int | None] = dict.fromkeys(unknown)
         if module == root:
@@ -182,7 +205,10 @@ def invocation_nodes(
 
 def _lasting_bytes(parts: Iterable[ModulePart], cache: Size) -> sympy.Expr:
     """Return the bytes of parameters, buffers and cache that the modules read or write in a call."""
-    number = Counter(part.layers for part in parts)
+    found = [part.layers for part in parts]
+    each, number = {id(layers): layers for layers in found}, Counter[tuple[Layer, ...]]()
+    for key, n in Counter(map(id, found)).items():
+        number[each[key]] += n
     return sum_sizes(n * costs_of(x).with_cache(cache).lasting_bytes for layers, n in number.items() for x in layers)
 
 

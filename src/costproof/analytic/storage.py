@@ -42,6 +42,8 @@ class Storage:
     layout: CheckpointLayout
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Values of the configuration's symbols, on which rules may depend."""
+    in_parts: bool = False
+    """Whether a rank stores parts of parameters: its checkpoint has its own elements, and its memory padding too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +266,10 @@ def _costed(node: HeldNode, quantised: _Quantised, storage: Storage) -> CostNode
     """Return a module's node with its storage metrics; an unknown metric is ``None``."""
     cache = storage.scheme.cache if node.module.endswith(_RUNS_CACHE) else ""
     in_float32 = storage.scheme.float32 and storage.layout.loads_in_float32(node.module)
-    found = _texts(node.layers, quantised, cache, "float32" if in_float32 else storage.dtype)
+    dtype: Dtype = "float32" if in_float32 else storage.dtype
+    found = _texts(node.layers, quantised, cache, dtype)
+    if storage.in_parts:
+        found = _texts_of_parts(node.layers, dtype, *(node.exprs.get(m, "0") for m in ("params", "weight_bytes")))
     known: dict[Metric, str] = {m: size for m, size in found if size is not None and size != "0"}
     unknown: dict[Metric, int | None] = {m: None for m, size in found if size is None}
     return node.with_costs({**node.costs, **unknown}, {**node.exprs, **known})
@@ -333,6 +338,20 @@ def _texts(
     return tuple(
         (m, None if size is None else text(sympy.expand(size))) for m, size in zip(STORAGE, found, strict=True)
     )
+
+
+@lru_cache(maxsize=8192)
+def _texts_of_parts(
+    layers: tuple[Layer, ...], dtype: Dtype, params: str, weight_bytes: str
+) -> tuple[tuple[Metric, str | None], ...]:
+    """Return as :func:`_texts` for a module of whose parameters a rank has ``params`` elements, and padding."""
+    costs, own = [costs_of(layer) for layer in layers], parse(params)
+    sizes = (
+        own * FLOAT_BYTES[dtype] + sum(c.persistent_bytes for c in costs),
+        own + sum(c.persistent_elements for c in costs),
+        parse(weight_bytes) + sum(c.buffer_bytes for c in costs),
+    )
+    return tuple((m, text(sympy.expand(size))) for m, size in zip(STORAGE, sizes, strict=True))
 
 
 def _formats(path: str, matrix: Matrix, storage: Storage, *, is_head: bool) -> Iterator[tuple[Format | None, Matrix]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from costproof.analytic.attention_block import AttentionBlock, PackedBlock
-from costproof.analytic.compose import CONTAINER, ModulePart, StackCall, in_layer
+from costproof.analytic.compose import CONTAINER, ModulePart, StackCall, by_identity, in_layer
 from costproof.analytic.costs import Layer, Size
 from costproof.analytic.elementwise import LayerScale, Residual
 from costproof.analytic.embedding import Embedding
@@ -111,12 +111,16 @@ class DecoderStack:
         table = self.table_kind(rows if self.own_positions else call.tokens, self.table, b)
         entries = self.vocabulary if self.head is None else self.head
         embedding = Embedding(rows, self.vocabulary, self.width, b, self.scaled, read_whole=self.tied)
-        of_layer = {x: x.parts(f"{role}.layer", call) for x in {*self.layers}}
+
+        def layer_parts(layer: TransformerLayer) -> tuple[ModulePart, ...]:
+            return tuple(layer.parts(f"{role}.layer", call))
+
+        of_layer = by_identity(layer_parts)
         tables = (table,) * (self.tables - self.unread) + (replace(table, read=False),) * self.unread
         return (
             ModulePart(f"{role}.embedding", (embedding,)),
             *((ModulePart(f"{role}.rotary", tables, times=self.tables),) if self.table != 0 else ()),
-            *(p for i, x in enumerate(self.layers) for p in in_layer(i, of_layer[x])),
+            *(p for i, x in enumerate(self.layers) for p in in_layer(i, of_layer(x))),
             ModulePart(f"{role}.norm", (NORMS[self.norm](rows, self.width, b),)),
             ModulePart("lm_head", (LmHead(call.batch, positions, self.width, entries, b, self.tied),)),
         )

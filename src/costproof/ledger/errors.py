@@ -130,9 +130,9 @@ def first_line(error: BaseException) -> str:
 
 
 OF_SOME_TARGETS: Final = {
-    "rows": "a batch of unequal rows is counted for text decoders: with formulas, such as llama, in one packed call; "
-    "of hf: classes without, as a forward a row; of a model with images and formulas, count the language model by its "
-    "text_config; of another target, each row as a run of its own",
+    "rows": "a batch of unequal rows is counted for text decoders: with formulas, such as llama, llava and qwen2-5-vl, "
+    "in one packed call; of hf: classes without, as a forward a row; of a model that reads pages, count the language "
+    "model by its text_config; of another target, each row as a run of its own",
 }
 """Name of a setting -> the targets that have it, where others refuse it."""
 

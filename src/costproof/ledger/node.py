@@ -148,10 +148,10 @@ class Ledger(NotebookRepr):
     def without(self, left: Collection[Metric]) -> Ledger:
         """Return the ledger without some metrics."""
         gone = frozenset(left)
+        if not gone:
+            return self
 
         def kept(node: CostNode) -> CostNode:
-            if node.costs.keys().isdisjoint(left) and node.exprs.keys().isdisjoint(left):
-                return node
             if gone.isdisjoint(node.costs) and gone.isdisjoint(node.exprs):
                 return node
             costs = {m: cost for m, cost in node.costs.items() if m not in gone}

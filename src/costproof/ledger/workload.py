@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Final, Literal, cast
 
 from costproof.ledger.errors import BadInput
-from costproof.ledger.mesh import PLAN, RANK, Mesh, own_batch
+from costproof.ledger.mesh import PLAN, RANK, Mesh, of_mesh, own_batch
 from costproof.ledger.metrics import Metric
 from costproof.ledger.plural import plural
 
@@ -168,6 +168,20 @@ class Workload:
     def own(self) -> Workload:
         """Return the workload with the sequences that the counted rank runs."""
         return replace(self, batch=self.own_batch)
+
+    @property
+    def gathered(self) -> Workload:
+        """Return what the counted rank runs once parameters are gathered of which ranks store parts, if they do."""
+        mesh, at = self.mesh, self.mesh.coordinates(self.rank)
+        if mesh.fsdp == 1:
+            return self
+        return self.own.on_mesh(tp=mesh.tp, ep=mesh.ep, pp=mesh.pp, rank=at.pp * mesh.tp + at.tp)
+
+    def on_mesh(self, *, rank: int = 0, **axes: int) -> Workload:
+        """Return the workload on another mesh, by the same plan."""
+        kept = {name: value for name, value in self.inputs.items() if name == PLAN or not of_mesh(name)}
+        named = {axis: size for axis, size in axes.items() if size > 1} | ({RANK: rank} if rank else {})
+        return replace(self, inputs={**kept, **named})
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,11 +196,11 @@ def recorded(target: Target, workload: Workload) -> dict[str, tuple[Metric, ...]
     """Return the metrics that each source of a target gives, from the committed record; ``{}`` if there is none.
 
     If data or the device selects operators, runs do not report the bytes that each operator moves. Which metrics of
-    storage there are depends on the format of a quantised checkpoint; of parts of parameters there are none.
+    storage there are depends on the format of a quantised checkpoint.
     """
     found = _record().get(family_of(target), {})
     quantised = isinstance(target, WithStorage) and dict(target.stored.quantised).get("weights")
-    if quantised or workload.mesh.fsdp > 1:
+    if quantised:
         found = {s: tuple(m for m in metrics if m not in OF_CHECKPOINT) for s, metrics in found.items()}
     if workload.experts != "eager" and options_of(target).device == "meta":
         return dict(found)

@@ -330,7 +330,7 @@ class GivesFormulas(Protocol):
         """Return the analytic ledger in symbols."""
 
 
-STORED_IN_PARTS: Final = "stored and resident bytes are not counted of parameters that ranks store in parts"
+STORED_IN_PARTS: Final = "stored and resident bytes are not counted of quantised parameters that ranks store in parts"
 NOT_KNOWN: Final = "stored bytes are not known"
 """Beginning of the note on a checkpoint whose format has no layout."""
 
@@ -339,17 +339,17 @@ def stored_formulas(target: GivesFormulas, workload: Workload) -> Ledger:
     """Return the analytic ledger in symbols, with storage metrics if the checkpoint's format is known."""
     of = attribute(target, "model", target)
     ledger = target.formulas(workload)
-    if workload.mesh.fsdp > 1:
-        return with_storage(ledger, None, STORED_IN_PARTS)
     if not isinstance(of, Configured):  # as the static source: in the dtype of the run
         return with_storage(ledger, Storage(NOT_QUANTISED, workload.dtype, CheckpointLayout(), {}))
     try:
         scheme = of.stored.scheme(str(attribute(of.config, "model_type", "")))
     except UnknownFormat as error:
         return with_storage(ledger, None, f"{NOT_KNOWN}: {error.name}: {error.why}")
+    if workload.mesh.fsdp > 1 and scheme.rules:
+        return with_storage(ledger, None, STORED_IN_PARTS)
     layout = attribute(of, "checkpoint_layout", CheckpointLayout())
     sizes = of.config.symbols()
     if not workload.mesh.one:  # of a rank
         calls: Any = attribute(of, "invocations")
         sizes |= {name: size for name, size in calls(workload)[0].symbols.items() if name in MESH_SYMBOLS}
-    return with_storage(ledger, Storage(scheme, of.dtype, layout, sizes))
+    return with_storage(ledger, Storage(scheme, of.dtype, layout, sizes, in_parts=workload.mesh.fsdp > 1))

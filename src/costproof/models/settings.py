@@ -21,7 +21,7 @@ from costproof.ledger.errors import (
     invalid_choice,
 )
 from costproof.ledger.files import MAX_BYTES, first_bytes
-from costproof.ledger.mesh import AXES, DISPATCH, PAIRS, PLAN, RANK, no_such_setting
+from costproof.ledger.mesh import ALL_GATHER, AXES, DISPATCH, PAIRS, PLAN, RANK, no_such_setting
 from costproof.ledger.mesh import CP_PLAN as SHARED_INPUT
 from costproof.ledger.run import RunOptions, parse_integer
 from costproof.ledger.workload import KV_BLOCK as BLOCK_INPUT
@@ -66,7 +66,7 @@ MESH: Final = (
     Setting("cp", "Devices that share a sequence (context parallelism)."),
     Setting("fsdp", "Devices that share the batch, and gather each layer's weights to run it (fully_shard)."),
     Setting(RANK, "Rank of these devices to count."),
-    Setting(DISPATCH, "How tokens reach experts of other ranks.", "choice", ("all-gather", "all-to-all")),
+    Setting(DISPATCH, "How tokens reach experts of other ranks.", "choice", (ALL_GATHER, "all-to-all")),
     Setting(PAIRS, "Pairs of a token and an expert that each rank sends to each: 6,2;3,5.", "text", (), "N,..;N,.."),
     Setting(
         PLAN,
@@ -128,7 +128,7 @@ def changed(
     own = {name: values.pop(name) for name in values.keys() - common}
     inputs = {**workload.inputs, **own}
     # A run without these is the same run.
-    plain = {**dict.fromkeys(AXES, 1), PAST_INPUT: 0, RANK: 0, DISPATCH: "all-gather"}
+    plain = {**dict.fromkeys(AXES, 1), PAST_INPUT: 0, RANK: 0, DISPATCH: ALL_GATHER}
     inputs = {k: v for k, v in inputs.items() if v != plain.get(k)}
     return replace(workload, **values, inputs=inputs)
 
@@ -327,6 +327,24 @@ def rows_of(text: str, usual: Logits) -> tuple[BatchRow, ...]:
     if problems:
         raise Problems("the rows of the batch are not valid", problems)
     return rows
+
+
+def take_rows(given: dict[str, Any], found: list[CostproofError]) -> None:
+    """Store the rows of a batch in ``given`` as a workload has them, if there are any; they decide all lengths."""
+    if given.get(ROWS_INPUT) is None:
+        return
+    chosen = given.get("logits")
+    rows: tuple[BatchRow, ...] = ()
+    with collect_problems(found):
+        rows = rows_of(str(given.pop(ROWS_INPUT)), chosen if chosen in ("all", "last") else "last")
+    if not rows:
+        return
+    for name, value in (("text_tokens", sum(row.count * row.new for row in rows)), ("new_tokens", 0), ("batch", 1)):
+        if given.get(name) is None:
+            given[name] = value
+    given[ROWS_INPUT] = ",".join(row.text for row in rows)
+    every = all(row.logits == row.new for row in rows)
+    given["logits"] = chosen if chosen not in (None, "all", "last") else "all" if every else "last"
 
 
 _Numbers = tuple[Any, Any, Any, Any]

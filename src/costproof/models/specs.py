@@ -89,6 +89,8 @@ class ExportJob:
     known: Mapping[str, Any] = field(default_factory=dict)
     """Arguments with the values that the user gave, where ``args`` has none, and integer buffers by name, behind
     :data:`BUFFER`; only masks and lengths are read."""
+    packed: bool = False
+    """Whether all jobs that are packed stand for one call, which reads each weight once."""
     parts: Mapping[str, str] = field(default_factory=dict)
     """Paths from the root of modules with a separate stage -> that stage; all other modules belong to ``stage``."""
 
@@ -149,6 +151,8 @@ class Run:
     """Paths of containers whose modules run depending on data (experts); their costs are counted on the container."""
     positions: int = 0
     """Number of positions that the decoder processes; required with ``groups``."""
+    packed: bool = False
+    """As in :class:`ExportJob`."""
     elsewhere: bool = False
     """Whether a run on meta may fall back to the CPU if the model needs concrete values."""
     real: Callable[[], Run] | None = None

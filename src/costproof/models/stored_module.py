@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput
+from costproof.models.library_reading import LibraryReading
 from costproof.snapshots.copies import held_bytes
 from costproof.storage import gguf
+from costproof.storage.checkpoint import ModelNames
 from costproof.storage.formats import Format, LinearShape, cache_tensors
 from costproof.storage.headers import HeaderTensor
-from costproof.storage.mismatches import ModelNames
 from costproof.storage.scheme import LinearModule, Rule, Scheme, UnknownFormat, in_numbered_layer
 from costproof.storage.tensors import StoredTensor
 
@@ -28,6 +29,8 @@ _DTYPES: Final = {
 }  # fmt: skip
 """Name of a dtype of torch -> its name in a header."""
 _AS_IT_IS: Final[Mapping[str, str]] = {}
+Reading = Scheme | LibraryReading
+"""What says which modules are quantised: that for formulas, or that for the static source."""
 NEXT_TOKEN: Final = "num_nextn_predict_layers"
 """Key with the number of modules that predict one more token, each after the last layer in the checkpoint."""
 _IN_FLOAT32: Final = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
@@ -178,14 +181,14 @@ class StoredMatrix:
     """``Linear``, ``Embedding`` or ``Expert``, as in :class:`~costproof.storage.scheme.LinearModule`."""
 
 
-def stored_tensors(model: nn.Module, scheme: Scheme) -> Iterator[StoredTensor]:
+def stored_tensors(model: nn.Module, scheme: Reading) -> Iterator[StoredTensor]:
     """Yield the tensors of :func:`stored_modules`."""
     for module in stored_modules(model, scheme):
         yield from module.quantised
         yield from module.plain
 
 
-def stored_modules(model: nn.Module, scheme: Scheme, dtypes: Mapping[str, str] = _AS_IT_IS) -> Iterator[StoredModule]:
+def stored_modules(model: nn.Module, scheme: Reading, dtypes: Mapping[str, str] = _AS_IT_IS) -> Iterator[StoredModule]:
     """Yield, for each module, what its checkpoint stores in a quantisation scheme: parameters and persistent buffers.
 
     Names are those of the checkpoint, which transformers may change on loading. Stacks of experts are linear layers of
@@ -228,7 +231,7 @@ def stored_modules(model: nn.Module, scheme: Scheme, dtypes: Mapping[str, str] =
             place = LinearModule(
                 names.module(path), type(module).__name__, columns, module is head or id(module.weight) in shared,
                 in_numbered_layer(path), path, tuple(c.__name__ for c in type(module).__mro__), rows,
-                not in_float32.isdisjoint(path.split(".")), tied,
+                any(f".{name}." in f".{path}." for name in in_float32), tied,
             )  # fmt: skip
             of, kind = scheme.format_of(place), "Embedding" if isinstance(module, Embedding) else "Linear"
             if of is not None and tied:
@@ -314,7 +317,7 @@ def _stack(
     module: nn.Module,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    scheme: Scheme,
+    scheme: Reading,
     names: CheckpointNames,
     as_stored: Callable[[str], str],
 ) -> Iterator[tuple[LinearShape, int, Format | None, list[StoredTensor]]]:
@@ -372,7 +375,7 @@ def _is_transposed(module: nn.Module) -> bool:
     return bool(stated)
 
 
-def next_token_tensors(model: nn.Module, scheme: Scheme, modules: int) -> Iterator[StoredTensor]:
+def next_token_tensors(model: nn.Module, scheme: Reading, modules: int) -> Iterator[StoredTensor]:
     """Yield the tensors of the modules that predict one more token, as checkpoints have them.
 
     A module is a layer like the last one with full attention, a projection [h, 2 h] of embedding and hidden state,
@@ -419,8 +422,10 @@ def next_token_tensors(model: nn.Module, scheme: Scheme, modules: int) -> Iterat
         seen |= {tensor.name for tensor in tensors}
 
 
-def _renamed(scheme: Scheme, old: str, new: str) -> Scheme:
-    """Return a scheme whose rules see modules below one name as if they were below another."""
+def _renamed(scheme: Reading, old: str, new: str) -> Reading:
+    """Return a reading that sees modules below one name as if they were below another."""
+    if isinstance(scheme, LibraryReading):
+        return replace(scheme, prefix=(old, new))
 
     def moved(module: LinearModule) -> LinearModule:
         inside = module.path.startswith(old)

@@ -5,6 +5,7 @@ FLOPs and bytes that another algorithm for the same result can skip are counted 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -32,7 +33,7 @@ from costproof.opgraph.costed import CostedGraph
 from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Size, Value
 from costproof.opgraph.kept import KeptWork, PairCounter, kept_work
 from costproof.opgraph.merge import evidence, merge_unknown
-from costproof.opgraph.reuse import AvoidableTraffic, floors
+from costproof.opgraph.reuse import AvoidableTraffic, PackedReads, floors
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.names import canonical, overwrites, source_kind
 from costproof.opgraph.rules.registry import UnknownCost
@@ -63,6 +64,7 @@ def account(
     inside: Collection[str] = (),
     run_dtype: str | None = None,
     pairs: PairCounter | None = None,
+    packed: PackedReads | None = None,
 ) -> AccountedGraph:
     """Sum the costs of a graph by stage, invocation, module and operator kind.
 
@@ -80,6 +82,7 @@ def account(
         inside: tensors that pass between two graphs of one stage; see :func:`~costproof.opgraph.reuse.floors`.
         run_dtype: dtype of the run, in which all other FLOPs run; ``None`` omits the metrics of bounds.
         pairs: counts the scores that masks leave; ``None`` omits ``kept_flops`` and ``kept_scores``.
+        packed: reads of graphs that are one call with this one, which has no symbols then.
 
     Raises:
         Incomplete: an operator of the scaffolding computes.
@@ -126,20 +129,27 @@ def account(
         here = located(call.module, call.call)
         if here is not None and (call.module, call.call) in working:
             add((*here, call.module, ""), {"calls": 1})
+    ops: Counter[tuple[str, int]] = Counter()
     for at, moved in costed.alone.items():
-        here = located(graph.ops[at].module, graph.ops[at].call)
+        op = graph.ops[at]
+        here = located(op.module, op.call)
+        ops[op.module, op.call] += 1
+        again = 0 if packed is None else packed.again((op.module, op.call, ops[op.module, op.call]), moved.every)
         if here is not None:
-            add((*here, graph.ops[at].module, ""), {UNFUSED: moved.bytes})
+            add((*here, op.module, ""), {UNFUSED: total((moved.bytes, -again))})
     for (module, number), traffic in costed.traffic.items():
         here = located(module, number)
         if here is not None:
             key = (*here, module, "")
-            add(key, {"weight_read_bytes": traffic.weight_read_bytes, "kv_read_bytes": traffic.kv_read_bytes})
-            add(key, {"input_bytes": traffic.input_bytes, "output_bytes": traffic.output_bytes})
+            read = ("weight_read_bytes", traffic.weights), ("input_bytes", traffic.inputs)
+            for metric, tensors in read:
+                again = 0 if packed is None else packed.again((module, number), tensors)
+                add(key, {metric: total((*(t.nbytes for t in tensors), -again))})
+            add(key, {"kv_read_bytes": traffic.kv_read_bytes, "output_bytes": traffic.output_bytes})
             add(key, {SPARED: 0 if spared is None else spared.bytes(traffic)})
     regions = [located(op.module, op.call) for op in graph.ops]
     for metric, which in ((FLOOR, None), *(((SPARED_AT_FLOOR, spared),) if spared is not None else ())):
-        for region, moved_once in floors(costed, regions, inside, which).items():
+        for region, moved_once in floors(costed, regions, inside, which, packed if which is None else None).items():
             if region is not None:
                 add((*region, "", ""), {metric: moved_once})
     owners = {call.module: call.class_name for call in graph.calls}

@@ -116,6 +116,8 @@ class Traffic:
     value: Value
     """The root tensor, after following views and casts."""
     nbytes: Size
+    repeated: bool = False
+    """Whether only rows are read, repeats included, so that more reads may be more than the whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,8 @@ def region_traffic(
         for read in by_root.values():
             root = read.root
             if root.origin == "param":
-                weights.setdefault(region, []).append(Traffic(root, _weight_bytes(read, shown)))
+                repeated = not read.views and not all(p.distinct for p in read.partial)
+                weights.setdefault(region, []).append(Traffic(root, _weight_bytes(read, shown), repeated))
             elif root.origin == "buffer" and root.id in packed:
                 inputs.setdefault(region, []).append(Traffic(root, _activation_bytes(read, shown)))
             elif root.floating and producer.get(root.id) != region:

@@ -9,13 +9,14 @@ A larger region hides bytes and adds none, so floor <= fused <= unfused. Views a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import sympy
 
 from costproof.ledger.callgraph import ReuseBytes
+from costproof.ledger.metrics import FLOOR
 from costproof.opgraph.costed import CostedGraph
 from costproof.opgraph.graph import Size, Value
 from costproof.opgraph.regions import R, RegionTraffic, Traffic
@@ -25,8 +26,34 @@ RETURNED: Final = "return."
 """Prefix of the name of a returned tensor; its index follows, from 0."""
 
 
+class PackedReads:
+    """Reads of parameters and buffers by graphs that stand for one call, which reads each of them once.
+
+    Of a tensor that a graph reads, in the same region, a later one reads only what is left: nothing of a whole
+    weight, and those experts that no earlier one has touched. Rows of a table that are looked up are read again.
+    """
+
+    def __init__(self) -> None:
+        self._read: dict[tuple[Hashable, str], int] = {}
+
+    def again(self, region: Hashable, moved: Iterable[Traffic]) -> int:
+        """Return the bytes of a region's traffic that earlier graphs have read; sizes must be integers."""
+        found = 0
+        for one in moved:
+            if one.value.origin in ("param", "buffer") and not one.repeated:
+                key, size, most = (region, one.value.name or one.value.id), int(one.nbytes), int(nbytes(one.value))
+                before = self._read.get(key, 0)
+                self._read[key] = min(most, before + size)
+                found += before + size - self._read[key]
+        return found
+
+
 def floors(
-    work: CostedGraph, regions: Sequence[R], inside: Collection[str] = (), spared: AvoidableTraffic | None = None
+    work: CostedGraph,
+    regions: Sequence[R],
+    inside: Collection[str] = (),
+    spared: AvoidableTraffic | None = None,
+    packed: PackedReads | None = None,
 ) -> dict[R, Size]:
     """Return the bytes that cross the boundary of each region, without those appended to a cache.
 
@@ -36,6 +63,7 @@ def floors(
             of
             parameters that another of these graphs reads whole.
         spared: counts only this part of the traffic.
+        packed: reads of graphs of the same call.
     """
     kept = {work.roots.get(v.id, v).id for i, v in enumerate(work.graph.outputs) if f"{RETURNED}{i}" in inside}
 
@@ -43,10 +71,12 @@ def floors(
         return value.id not in kept and not (value.origin in ("input", "param") and value.name in inside)
 
     found = work.crossing(regions)
-    return {
-        region: _bytes_read_once(t for t in (spared.of(m) if spared else m.every) if crosses(t.value))
-        for region, m in found.items()
-    }
+    result: dict[R, Size] = {}
+    for region, m in found.items():
+        once = _read_once(t for t in (spared.of(m) if spared else m.every) if crosses(t.value))
+        again = 0 if packed is None else packed.again(FLOOR, once)
+        result[region] = total((*(t.nbytes for t in once), -again))
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +102,8 @@ class AvoidableTraffic:
         return total(one.nbytes for one in self.of(moved))
 
 
-def _bytes_read_once(found: Iterable[Traffic]) -> Size:
-    """Return the bytes read of some tensors; of each tensor at most its size, even if rows are read repeatedly.
+def _read_once(found: Iterable[Traffic]) -> list[Traffic]:
+    """Return the reads of some tensors; of each tensor at most its size, even if rows are read repeatedly.
 
     A trace has a new value for each read of a buffer; reads of one name count as one tensor.
     """
@@ -81,7 +111,10 @@ def _bytes_read_once(found: Iterable[Traffic]) -> Size:
     for one in found:
         name = one.value.name if one.value.origin == "buffer" else ""
         tensors.setdefault((name, "" if name else one.value.id), []).append(one)
-    return total(smaller(nbytes(same[0].value), total(t.nbytes for t in same)) for same in tensors.values())
+    return [
+        Traffic(same[0].value, smaller(nbytes(same[0].value), total(t.nbytes for t in same)))
+        for same in tensors.values()
+    ]
 
 
 def partly_read(work: CostedGraph) -> dict[str, tuple[int, int]]:

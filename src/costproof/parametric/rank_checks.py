@@ -1,22 +1,21 @@
 """Count again, by separate code, what several sources take from one place about the ranks of a mesh.
 
-All sources read one mesh, one plan of an engine, and one division of the batch; the table of dispatch forms and the
-bounds of links have a single source. Here the same numbers are made in another way: ranks are placed and sequences are
-dealt one by one, chunks are passed around step by step, sets of experts are enumerated, bytes that must cross a cut are
-counted, and an engine's layers are described by the names of its classes. A difference is a defect of costproof.
+All sources read one mesh, one plan of an engine, and one division of the batch; the table of dispatch forms has a
+single source. Here the same numbers are made in another way: ranks are placed and sequences are dealt one by one,
+chunks are passed around step by step, sets of experts are enumerated, and an engine's layers are described by the names
+of its classes. A difference is a defect of costproof.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, product
 from math import ceil, comb
 from typing import Final, NamedTuple
 
-from costproof.estimate.links import Devices, LinkBounds
 from costproof.estimate.routing import RoutedLayers
 from costproof.ledger.errors import Bug
 from costproof.ledger.mesh import PAIRS, PLAN, RANK, Collectives, Mesh, Parallel, splits_of
@@ -24,7 +23,7 @@ from costproof.ledger.metrics import FLOOR, UNFUSED
 from costproof.ledger.node import Ledger, total
 from costproof.ledger.workload import FLOAT_BYTES, Workload
 
-_EXCHANGED: Final = ("messages", "comm_payload_bytes", "comm_bytes")
+EXCHANGED: Final = ("messages", "comm_payload_bytes", "comm_bytes")
 
 
 class Recount(NamedTuple):
@@ -47,7 +46,7 @@ def check_recounts(counted: Iterable[Recount]) -> None:
     """
     for one in counted:
         if one.found != one.again:
-            what = "a number of the ranks is not what its definition gives, counted in another way"
+            what = "a number is not what its definition gives, counted in another way"
             where = f"{one.stage or 'the mesh'}, {one.where}: {one.metric}"
             raise Bug(what, where=where, expected=str(one.again), got=str(one.found))
 
@@ -72,7 +71,8 @@ def recounts(
     """
     yield from _places(workload)
     yield from _sums(found, workload)
-    yield from _steps(found, workload)
+    yield from _steps(found, workload, symbols)
+    yield from _gathered_parts(found, workload)
     yield from _of_engine(workload, counted, one, symbols)
     if routed is not None and found.dispatches:
         yield from _mixtures(routed, one, symbols)
@@ -98,6 +98,11 @@ def _places(workload: Workload) -> Iterator[Recount]:
             yield Recount("", f"rank {rank}", f"index along {axis}", int(getattr(of, axis)), index)
             alike = tuple(r for r, x in place.items() if {**x, axis: 0} == {**at, axis: 0})
             yield Recount("", f"rank {rank}, group along {axis}", "ranks", _mask(mesh.group(axis, rank)), _mask(alike))
+        for axis, ahead in (("pp", at["pp"] + 1), ("cp", (at["cp"] + 1) % mesh.cp)):
+            following = [r for r, x in place.items() if x == {**at, axis: ahead}]
+            if getattr(mesh, axis) > 1 and following:
+                partner = mesh.ranks_of("send", axis, rank)[1:]
+                yield Recount("", f"rank {rank} sends along {axis}", "ranks", _mask(partner), _mask(following))
         first = rank - rank % stage % mesh.ep
         shared = range(first, first + mesh.ep)
         yield Recount("", f"rank {rank}", "index along ep", of.ep, rank - first)
@@ -137,19 +142,20 @@ def _sums(found: Parallel, workload: Workload) -> Iterator[Recount]:
         here = [c for c in found.collectives if c.stage == stage]
         if stage and own[stage].get("messages") is not None:
             sums = sum(c.count for c in here), sum(c.bytes for c in here), sum(c.sent_bytes for c in here)
-            for metric, total in zip(_EXCHANGED, sums, strict=True):
+            for metric, total in zip(EXCHANGED, sums, strict=True):
                 yield Recount(stage, "sum of the collectives", metric, total, own[stage][metric])
     for rank, stages in costs.items():
         for stage, of in stages.items():
             if FLOOR in of and UNFUSED in of and mesh.cp == 1:  # of a shared sequence they are not known
                 yield Recount(stage, f"rank {rank}", "floor above unfused bytes", max(0, of[FLOOR] - of[UNFUSED]), 0)
-            for metric in _EXCHANGED:
-                if metric in of and mesh.tp > 1:  # all take part in the same collectives
+            for metric in EXCHANGED:
+                # All take part in the same collectives; parts of uneven tables are gathered along fsdp only.
+                if metric in of and mesh.tp > 1 and (mesh.fsdp == 1 or metric == "messages"):
                     first = costs[rank - rank % mesh.tp][stage][metric]
                     yield Recount(stage, f"rank {rank} and the first of its group along tp", metric, of[metric], first)
 
 
-def _steps(found: Parallel, workload: Workload) -> Iterator[Recount]:
+def _steps(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:
     """Yield the bytes that a rank sends in each collective, its chunks being passed around step by step."""
     item = FLOAT_BYTES[workload.dtype]
     for c in found.collectives:
@@ -162,6 +168,9 @@ def _steps(found: Parallel, workload: Workload) -> Iterator[Recount]:
             yield Recount(c.stage, f"{where}, along {axis}", "ranks", _mask(c.ranks), _mask(among))
         if axis == "ep/tp" and c.kind == "all_gather" and "int64" not in dtypes:  # numbers of the chosen experts
             yield Recount(c.stage, where, "dtypes", len(dtypes), len(dtypes) + 1)
+        if c.group == "cp" and c.kind == "all_gather":  # a number for each query and head, of all parts of its keys
+            numbers = c.count * n * workload.own_batch * symbols["text_heads"] // workload.mesh.tp
+            yield Recount(c.stage, where, "comm_payload_bytes", c.bytes, numbers * FLOAT_BYTES.get(dtypes[0], 0))
         if c.kind in ("all_gather", "reduce_scatter", "all_reduce") and c.bytes % c.count == 0:
             each, mixed = c.bytes // c.count, "," in c.dtype
             if c.kind == "all_gather":  # the full tensor has n equal chunks, with padding
@@ -175,11 +184,22 @@ def _steps(found: Parallel, workload: Workload) -> Iterator[Recount]:
             yield Recount(c.stage, where, "comm_bytes", c.sent_bytes, c.bytes)
 
 
+def _gathered_parts(found: Parallel, workload: Workload) -> Iterator[Recount]:
+    """Yield the payloads of gathered parameters: each call brings every part that a rank stores once, of all ranks."""
+    parts = workload.mesh.fsdp
+    if parts == 1:
+        return
+    own = next(row.stages[""]["weight_bytes"] for row in found.ranks if workload.rank in row.ranks)
+    for stage, calls in (("prefill", 1), ("decode", workload.new_tokens)):
+        gathered = sum(c.bytes for c in found.collectives if c.stage == stage and c.group == "fsdp")
+        yield Recount(stage, "gathered parameters", "comm_payload_bytes", gathered, calls * parts * own)
+
+
 def _axis(c: Collectives, mesh: Mesh) -> str:
     """Return the group of the mesh in which a collective runs, by its kind and module; empty if both leave it open."""
     if c.kind in ("send", "all_to_all") or mesh.cp > 1:
         return ""
-    if mesh.fsdp > 1:
+    if mesh.fsdp > 1 and c.module.rpartition(".")[2] in ("*", "(root)"):  # before a layer, and before the model
         return "fsdp"
     if c.module.endswith(".experts") and mesh.ep > 1:
         return "ep" if mesh.batches == 1 else "tp" if c.kind == "all_reduce" else "ep/tp"
@@ -427,90 +447,3 @@ def copies_by_sets(sizes: RoutedLayers, mesh: Mesh, form: str, units: int, *, un
                     missed *= Fraction(max(0, every - count - drawn), every - drawn)
                 total += 1 - missed
     return total / sets if uniform else Fraction(most)
-
-
-# --- Bounds of links -------------------------------------------------------------------------------------------------
-
-
-def link_recounts(
-    found: LinkBounds, collectives: Iterable[Collectives], devices: Devices, workload: Workload
-) -> Iterator[Recount]:
-    """Yield the least time of the collectives of a kind in a stage, by the bytes that must enter a rank, and a node.
-
-    Of a given routing, parts are unequal: there the bytes that leave the counted rank decide.
-    """
-    sums: dict[tuple[str, str, str], list[Fraction]] = {}
-
-    def add(side: int, stage: str, kind: str, amounts: Sequence[int | Fraction]) -> None:
-        for of in (stage, ""):
-            for metric, amount in zip(("seconds", *_EXCHANGED), amounts, strict=True):
-                sums.setdefault((of, kind, metric), [Fraction(0), Fraction(0)])[side] += amount
-
-    for b in found.collectives:
-        add(0, b.stage, b.kind, (Fraction(b.seconds), b.messages, b.payload_bytes, b.sent_bytes))
-    for c in collectives:
-        if c.kind == "all_to_all" and PAIRS in workload.inputs:
-            seconds = seconds_to_leave(c.sent_bytes, c.ranks, workload.rank, devices)
-        else:
-            seconds = c.bytes * least_seconds(c.kind, c.ranks, devices)
-        add(1, c.stage, c.kind, (seconds, c.count, c.bytes, c.sent_bytes))
-    for (stage, kind, metric), (first, again) in sums.items():
-        yield Recount(stage, f"links, {kind or 'all collectives'}", metric, first, again)
-    for of in found.stages:
-        every = sum(times[1] for (stage, _, metric), times in sums.items() if (stage, metric) == (of.id, "seconds"))
-        yield Recount(of.id, "links, sum of the collectives", "seconds", Fraction(of.seconds), Fraction(every))
-
-
-def least_seconds(kind: str, group: Sequence[int], devices: Devices) -> Fraction:
-    """Return the least seconds of a collective for each byte of its payload.
-
-    A rank has its link and, in a group over several nodes, its part of the network; a node has the network of its ranks
-    of the group. Of uneven parts the largest node is taken. What must enter needs as long as it needs at that rate.
-    """
-    n = len(group)
-    if n == 1:
-        return Fraction(0)
-    link, network = devices.device.interconnect, devices.device.network
-    assert link is not None
-    parts = sorted(_nodes(group, devices), key=len)
-    one = [group[-1]]
-    if len(parts) == 1:
-        return _entering(kind, group, one) / link.value
-    assert network is not None
-    at_rank = _entering(kind, group, one) / (link.value + network.value)
-    within = one if kind == "send" else parts[-1]
-    return max(at_rank, _entering(kind, group, within) / (len(within) * network.value))
-
-
-def _nodes(group: Sequence[int], devices: Devices) -> Collection[list[int]]:
-    """Return the ranks of a group that are in one node, for each node."""
-    size = devices.node
-    if size is None and devices.device.node is not None:
-        size = devices.device.node.value
-    nodes: dict[int, list[int]] = {}
-    for r in group:
-        nodes.setdefault(r // size if size else 0, []).append(r)
-    return nodes.values()
-
-
-def seconds_to_leave(sent: int, group: Sequence[int], rank: int, devices: Devices) -> Fraction:
-    """Return the least seconds in which bytes leave a rank through all that connects it to others of a group."""
-    link, network, rate = devices.device.interconnect, devices.device.network, 0
-    nodes = _nodes(group, devices)
-    if any(rank in node and len(node) > 1 for node in nodes):
-        assert link is not None
-        rate += link.value
-    if any(rank not in node for node in nodes):
-        assert network is not None
-        rate += network.value
-    return Fraction(sent, rate)
-
-
-def _entering(kind: str, group: Sequence[int], inside: Sequence[int]) -> Fraction:
-    """Return the part of the payload that must enter some ranks of a group, or leave them."""
-    outside, n = [r for r in group if r not in inside], len(group)
-    if kind in ("all_reduce", "send"):  # one sum of all that the others have, or the tensor
-        return Fraction(1 if outside else 0)
-    if kind == "all_to_all":  # a chunk from each one outside to each one inside
-        return Fraction(sum(1 for _ in product(outside, inside)), n)
-    return Fraction(len(outside), n)

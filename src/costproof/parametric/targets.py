@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, Self
 import sympy
 
 from costproof.algebra.evaluation import SymbolValues, evaluate, shared_values
+from costproof.algebra.series import CONTEXT, STEPS
 from costproof.algebra.symbols import parse, sym, text, version
 from costproof.compare.diff.changes import SETTINGS, WORKLOAD, settings
 from costproof.compare.proof.certificate import Claim, Counterexample
@@ -36,7 +37,7 @@ from costproof.ledger.metrics import KEPT, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, TargetInfo, Workload, folded_path
 from costproof.models.native import GivesFormulas, stored_formulas
-from costproof.models.target import SEQUENCE_COPIES, Sharded, Sharing, WithKeys
+from costproof.models.target import SEQUENCE_COPIES, Sharded, Sharing, WithKeys, WithMemory
 from costproof.parametric.rank_checks import Recount, check_recounts, recounts
 
 
@@ -70,6 +71,27 @@ def evaluate_formulas(target: HasFormulas, workload: Workload) -> Ledger:
     """Return the analytic ledger of a workload, with every symbol replaced by its value."""
     values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
     return evaluate_ledger(stored_formulas(target, workload), values, target.info().symbols)
+
+
+def live_peaks(model: WithMemory, workload: Workload, *, inputs_held: bool = True) -> dict[tuple[str, str, str], int]:
+    """Return (stage, invocation, part) -> live peak by formula; for decode, that of the last step.
+
+    Args:
+        model: the target.
+        workload: the workload.
+        inputs_held: whether inputs stay alive to the end of a call.
+
+    Raises:
+        Incomplete: values of the input decide what the run allocates.
+    """
+    config, calls = model.info().symbols, {(call.stage, call.id): call for call in model.invocations(workload)}
+    found = {}
+    for (stage, invocation, part), tape in model.memory(workload).items():
+        values = {**config, **calls[stage, invocation].symbols}
+        if CONTEXT.name in values and STEPS.name in values:
+            values[CONTEXT.name] += values[STEPS.name] - 1
+        found[stage, invocation, part] = tape.peak_bytes(values, inputs_held=inputs_held)
+    return found
 
 
 HELD: Final[tuple[Metric, ...]] = ("params", "weight_bytes", "buffer_bytes")
@@ -199,21 +221,22 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
         if (one.stage_total(stage, metric) if stage else one.total(metric)) is None:
             continue
         copies: Counter[str] = Counter()
-        for node in bearing((n for n in one.nodes if not stage or n.stage == stage), metric):
-            cost, (times, why) = node.cost(metric) or 0, sharing.held_by(node.role, metric)
-            more, what = sharing.added(node.role) if metric in ("params", "weight_bytes") else (0, "")
+        nodes = bearing((n for n in one.nodes if not stage or n.stage == stage), metric)
+        for (role, cost), alike in Counter((n.role, n.cost(metric) or 0) for n in nodes).items():
+            times, why = sharing.held_by(role, metric)
+            more, what = sharing.added(role) if metric in ("params", "weight_bytes") else (0, "")
             added = more * (item if metric == "weight_bytes" else 1)
-            padding, rows = sharing.padding_of(node.role, metric, cost)
-            copies[why] += (times - 1) * cost
-            copies[what] += added
-            copies[rows] += padding
+            padding, rows = sharing.padding_of(role, metric, cost)
+            copies[why] += alike * (times - 1) * cost
+            copies[what] += alike * added
+            copies[rows] += alike * padding
             if stage:
-                further, reason = sharing.along_sequence(stage, node.role, metric, times * cost)
-                copies[reason] += further
+                further, reason = sharing.along_sequence(stage, role, metric, times * cost)
+                copies[reason] += alike * further
             else:
-                once, again = times * cost + added + padding, sharing.copies_of_batches(node.role, metric) - 1
-                copies[SEQUENCE_COPIES] += (workload.mesh.cp - 1) * once
-                copies[DATA_COPIES] += again * workload.mesh.cp * once
+                once, again = times * cost + added + padding, sharing.copies_of_batches(role, metric) - 1
+                copies[SEQUENCE_COPIES] += alike * (workload.mesh.cp - 1) * once
+                copies[DATA_COPIES] += alike * again * workload.mesh.cp * once
         for why, amount in copies.items():
             if amount:
                 yield Duplicate(why, stage, metric, amount, amount if metric.endswith("_bytes") else 0)
@@ -269,35 +292,40 @@ _Sums = dict[tuple[str, Metric], sympy.Expr]
 def _sums_in_symbols(target: Sharded, workload: Workload) -> Iterator[tuple[str, Metric, sympy.Expr, sympy.Expr]]:
     """Yield (stage, metric, sum over all ranks, one device with the copies) in the symbols of a run.
 
-    B and S are the batch and the positions of one rank of equal ones, so that one device has dp B sequences of cp S.
+    B, S and P are the batch, the positions and the context of one rank of equal ones, so that one device has dp fsdp B
+    sequences of cp S positions, behind cp P.
     """
     mesh, sharing, config = workload.mesh, target.shares(workload), target.info().symbols
+    item, kept = FLOAT_BYTES[workload.dtype], {sym("cp_tokens"): sym("P")}
     left: _Sums = {}
     right: _Sums = {}
     for rank in range(mesh.world):
         run = replace(workload, inputs={**workload.inputs, RANK: rank})
-        own = {name: n for call in target.invocations(run) for name, n in call.symbols.items() if name in ON_ONE_DEVICE}
+        own = {name: n for call in target.invocations(run) for name, n in call.symbols.items()
+               if name in ON_ONE_DEVICE and name != "cp_tokens"}  # fmt: skip
         for (stage, _, metric, expr), times in _terms(stored_formulas(target, run)).items():
             if metric in (DONE if stage else HELD):
-                add = times * _put_in(expr, {**config, **own, "b": FLOAT_BYTES[workload.dtype]})
+                add = times * _put_in(expr, {**config, **own, "b": item}).xreplace(kept)
                 left[stage, metric] = left.get((stage, metric), sympy.Integer(0)) + add
     nodes = stored_formulas(target, replace(workload, inputs=_of_one(workload))).nodes
-    item, whole = FLOAT_BYTES[workload.dtype], {sym("B"): mesh.dp * sym("B"), sym("S"): mesh.cp * sym("S")}
+    whole = {sym(n): k * sym(n) for n, k in (("B", mesh.dp * mesh.fsdp), ("S", mesh.cp), ("P", mesh.cp))}
     for stage, metric in left:
-        every: Counter[tuple[str, int, int, int, int]] = Counter()
+        every: Counter[tuple[str, sympy.Rational, int, int]] = Counter()
         for node in bearing((n for n in nodes if not stage or n.stage == stage), metric):
             if metric in node.exprs:
                 times, _ = sharing.held_by(node.role, metric)
                 more, _ = sharing.added(node.role) if metric in ("params", "weight_bytes") else (0, "")
                 groups = mesh.cp * sharing.copies_of_batches(node.role, metric) if not stage else 1
-                _, rows = sharing.padding_of(node.role, metric, 0)
-                pad = sharing.padding_of(node.role, metric, config["text_vocab"])[0] if rows else 0
-                added = more * (item if metric == "weight_bytes" else 1)
-                every[node.exprs[metric], times, added, groups, pad] += 1
+                pad, vocabulary = sharing.padding_of(node.role, metric, 0)[0], config["text_vocab"]
+                share = times + sympy.Rational(sharing.padding_of(node.role, metric, vocabulary)[0] - pad, vocabulary)
+                if stage:  # of a cost that all parts of a sequence divide
+                    parts = 2 * mesh.cp
+                    share += sympy.Rational(sharing.along_sequence(stage, node.role, metric, parts * times)[0], parts)
+                added = more * (item if metric == "weight_bytes" else 1) + pad
+                every[node.exprs[metric], share, added, groups] += 1
         total = sympy.Integer(0)
-        for (expr, times, added, groups, pad), alike in every.items():
-            cost = _put_in(expr, {**config, "b": item})
-            total += alike * groups * (cost * (times + sympy.Rational(pad, config["text_vocab"])) + added)
+        for (expr, share, added, groups), alike in every.items():
+            total += alike * groups * (_put_in(expr, {**config, "b": item}) * share + added)
         right[stage, metric] = total.xreplace(whole) if stage else total
     for key, sums in left.items():
         yield *key, sums, right[key]

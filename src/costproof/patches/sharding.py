@@ -7,10 +7,13 @@ tensors that have no values.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import BadInput, Incomplete, first_line
@@ -214,19 +217,36 @@ ON_META: Final = (
 class FullySharded:
     """A decoder under torch's ``fully_shard``: outside of :meth:`running` its parameters are the parts of a rank."""
 
-    def __init__(self, model: Any, ranks: int, rank: int) -> None:
-        """Shard every layer, and then the model; gathered parameters are freed behind each forward."""
+    def __init__(
+        self, model: Any, ranks: int, rank: int, *, stages: int = 1, replicas: int = 1, tensor: int = 1,
+        plans: tuple[Plan, Plan] = ({}, {}),
+    ) -> None:  # fmt: skip
+        """Shard every layer, and then the model; gathered parameters are freed behind each forward.
+
+        Args:
+            ranks: that store parts of each parameter.
+            rank: of all; those along ``tensor`` are neighbours, then those of ``ranks``, ``replicas`` and ``stages``.
+            stages: pipeline stages; see :func:`cut_to_stage`.
+            replicas: groups of ranks that each store all parts: torch's hybrid sharding, if there are several.
+            tensor: ranks among which transformers distributes the model first, by ``plans``.
+        """
         import torch
         from torch.distributed.fsdp import fully_shard
 
-        self.ranks, self.rank = ranks, rank
-        layers = model.get_decoder().layers
-        self._modules = (*layers, model)
-        with fake_group(ranks, rank):
-            mesh = self._mesh()
+        self._sizes, self.rank = (stages, replicas, ranks, tensor), rank
+        with self._group():
+            every = self._mesh()
+            names = every.mesh_dim_names or ()
+            own = every[names[-1]]
+            if tensor > 1:
+                deque(_distribute(model, plans, (own, own), GatheringExperts), 0)
+            if stages > 1:
+                cut_to_stage(model, ranks * replicas * tensor, rank, stages)
+            layers = [layer for layer in model.get_decoder().layers if any(True for _ in layer.parameters())]
+            self._modules = (*layers, model)
             for module in self._modules:
                 kind = type(module)
-                fully_shard(module, mesh=mesh, reshard_after_forward=True)
+                fully_shard(module, mesh=every[names[1:3] if replicas > 1 else names[2]], reshard_after_forward=True)
                 # The name stays, since it is that of the module in a ledger.
                 module.__class__ = type(kind.__name__, (type(module),), {"__module__": kind.__module__})
         meta, parts = torch.device("meta"), dict[int, ParameterShard]()
@@ -236,17 +256,22 @@ class FullySharded:
                 parameter, stored = one.sharded_param, one._sharded_param_data
                 parameter._costproof_part = stored
                 own = parameter._local_tensor
-                parts[id(parameter)] = ParameterShard(own.numel(), own.untyped_storage().nbytes(), parameter.numel())
+                whole = one._orig_size.numel()
+                parts[id(parameter)] = ParameterShard(own.numel(), own.untyped_storage().nbytes(), whole)
         named = model.named_parameters()
         vars(model)[PARTS] = {name: parts[id(parameter)] for name, parameter in named}
         self._held = tuple(_split_parameters(model))
         self._swap(outside=True)
 
+    def _group(self) -> AbstractContextManager[None]:
+        return fake_group(prod(self._sizes), self.rank)
+
     def _mesh(self) -> DeviceMesh:
         from torch.distributed.device_mesh import init_device_mesh
 
         # Torch keeps meshes in caches, by shape and names: those of another rank would name groups it is not in.
-        return init_device_mesh("cpu", (self.ranks,), mesh_dim_names=(f"fsdp_of_{self.rank}",))
+        names = tuple(f"{axis}_of_{self.rank}" for axis in ("pp", "dp", "fsdp", AXIS))
+        return init_device_mesh("cpu", self._sizes, mesh_dim_names=names)
 
     def _groups(self) -> Iterator[Any]:
         for module in self._modules:
@@ -259,8 +284,8 @@ class FullySharded:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Run the model as its rank while the block runs."""
-        with fake_group(self.ranks, self.rank), patched(*ON_META):
-            group = self._mesh().get_group()
+        with self._group(), patched(*ON_META):
+            group = self._mesh()[f"fsdp_of_{self.rank}"].get_group()
             for one in self._groups():
                 one.mesh_info.shard_process_group = group
             self._swap(outside=False)
@@ -282,6 +307,10 @@ def expert_meshes(batches: int, ranks: int) -> tuple[DeviceMesh, DeviceMesh]:
     own = f"{AXIS}_of_{dist.get_rank()}"
     both = init_device_mesh("cpu", (batches, ranks), mesh_dim_names=(BATCHES, own))
     return both[own], both._flatten("experts")
+
+
+IN_RING: Final[ContextVar[bool]] = ContextVar("in_ring", default=False)
+"""Whether torch's ring of ranks that share a sequence runs, whose steps are all-to-alls with a single receiver."""
 
 
 class SharedSequence:
@@ -345,10 +374,14 @@ class SharedSequence:
         elif self.layout == "ulysses":
             found = self._exchanged(query, key, value, scale)
         else:
-            found = ring._templated_ring_attention(
-                self.group, 2, self.kernel, query, key, value, is_causal=True,
-                attn_bias=None, compute_log_sumexp=True, dropout_p=0.0, return_debug_mask=False, scale=scale,
-            )[0]  # fmt: skip
+            outside = IN_RING.set(True)
+            try:
+                found = ring._templated_ring_attention(
+                    self.group, 2, self.kernel, query, key, value, is_causal=True,
+                    attn_bias=None, compute_log_sumexp=True, dropout_p=0.0, return_debug_mask=False, scale=scale,
+                )[0]  # fmt: skip
+            finally:
+                IN_RING.reset(outside)
         return found.transpose(1, 2).contiguous(), None
 
     def _partial(self, query: Any, key: Any, value: Any, scale: float) -> tuple[Any, Any]:

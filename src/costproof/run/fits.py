@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from itertools import pairwise
 from typing import Any, Final
 
 from costproof.estimate.hardware import Device
@@ -18,7 +17,6 @@ from costproof.estimate.memory import (
     NEEDED,
     Fits,
     FitVerdict,
-    HeldKind,
     MemoryLimit,
     MeshTried,
     RankMemory,
@@ -32,7 +30,7 @@ from costproof.estimate.roofline import choose_source
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.capture import Padding
 from costproof.ledger.environment import require
-from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_problem
+from costproof.ledger.errors import BadInput, Incomplete, first_problem
 from costproof.ledger.mesh import RANK
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
@@ -40,14 +38,15 @@ from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, Workload,
 from costproof.models.cache_dtype import BlockedCache
 from costproof.models.target import Exportable, Sharded, Target, WithBlocks, WithMemory, sharded
 from costproof.opgraph.rules.files import Files
-from costproof.parametric.rank_checks import Recount, check_recounts
+from costproof.parametric.memory_checks import memory_recounts
+from costproof.parametric.rank_checks import check_recounts
 from costproof.parametric.run_family import SettingCurve, Threshold
-from costproof.parametric.targets import count_ranks, evaluate_formulas
+from costproof.parametric.targets import count_ranks, evaluate_formulas, live_peaks
 from costproof.run.count_lock import count_lock
 from costproof.run.graph_limits import CACHE, GraphRun, block_limits, memory_limits, report_order
 from costproof.run.operand_files import OperandInput, check_whole
 from costproof.run.operands import Operand, baseline_by_formulas, check_counted, export_target, read_operand
-from costproof.run.peaks import graph_peaks
+from costproof.run.peaks import gathered_bytes
 from costproof.run.stored import stored_checkpoint
 from costproof.storage.checkpoint import StoredCheckpoint
 
@@ -157,11 +156,10 @@ def _of_all_ranks(target: OperandInput, found: Operand, room: _Room) -> Fits:
     """Return the answer of the rank that holds most, with the smallest limits of all; of a named rank, its own."""
     workload, model = found.baseline.workload, sharded(found.target)
     named = RANK in workload.inputs or (isinstance(target, str) and _RANK_NAMED.search(target) is not None)
-    if workload.mesh.one or model is None or found.target is None:
-        return _of_rank(found, room)
-    if named:
+    if named or workload.mesh.one or model is None or found.target is None:
         answer = _of_rank(found, room)
-        check_recounts(_limit_recounts(model, {(workload.rank,): answer}, answer))
+        if found.counted and found.target is not None:
+            check_recounts(memory_recounts(found.target, {(workload.rank,): answer}, answer))
         return answer
     answers: list[tuple[tuple[int, ...], Fits]] = []
     counted = count_ranks(model, workload, evaluate_formulas(model, workload))
@@ -180,72 +178,8 @@ def _of_all_ranks(target: OperandInput, found: Operand, room: _Room) -> Fits:
         limits.setdefault((limit.setting, limit.held), []).append(limit)
     least = (min(same, key=lambda x: report_order(Threshold(x.outcome, x.at))) for same in limits.values())
     answer = replace(answers[0][1], ranks=ranks, limits=tuple(least))
-    check_recounts(_limit_recounts(model, dict(answers), answer))
+    check_recounts(memory_recounts(found.target, dict(answers), answer))
     return answer
-
-
-def _limit_recounts(model: Sharded, held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recount]:
-    """Yield what all ranks hold just below and at each limit, counted for that run without the solved expressions.
-
-    Below a limit every rank must fit, at it one must not, and the model must refuse all values between.
-
-    Args:
-        held: ranks -> their answer, whose weights no setting changes.
-        found: the answer with the limits.
-    """
-    lasting = {rank: answer for ranks, answer in held.items() for rank in ranks}
-    for limit in found.limits:
-        if limit.outcome != "from" or limit.at is None or limit.held not in ("weights and cache", _LIVE):
-            continue
-        where, below = f"{limit.setting}, {limit.held}", 0
-        for point in limit.points:
-            run = _with_setting(found.workload, limit.setting, point.at)
-            every = dict(_held_by_ranks(model, run, lasting, limit.held))
-            most = max(every.values())
-            yield Recount("", where, f"does not fit at {point.at}", point.at == limit.at, most > found.memory_bytes)
-            again = point.bytes if point.bytes in every.values() else most
-            yield Recount("", where, f"bytes at {point.at}", point.bytes, again)
-            below = point.at if point.at < limit.at else below
-        between = (_with_setting(found.workload, limit.setting, at) for at in range(below + 1, limit.at))
-        taken = sum(run.own_batch > 0 and _is_accepted(model, run) for run in between)
-        yield Recount("", where, f"values between {below} and {limit.at}", 0, taken)
-
-
-_LIVE: Final = "weights and live peak"
-
-
-def _with_setting(workload: Workload, setting: str, at: int) -> Workload:
-    changed: dict[str, Any] = {setting: at}
-    return replace(workload, **changed)
-
-
-def _is_accepted(model: Sharded, run: Workload) -> bool:
-    try:
-        model.check(run)
-    except CostproofError:
-        return False
-    return True
-
-
-def _held_by_ranks(
-    model: Sharded, run: Workload, lasting: Mapping[int, Fits], held: HeldKind
-) -> Iterator[tuple[int, int]]:
-    """Yield (rank, bytes) of one rank of each kind that a run has, of those whose weights are given."""
-    for row in count_ranks(model, run, evaluate_formulas(model, run)).ranks:
-        rank = next((r for r in row.ranks if r in lasting), None)
-        if rank is None:
-            continue
-        of, answer = replace(run, inputs={**run.inputs, RANK: rank}), lasting[rank]
-        blocked, more = _blocked_cache(model, of), answer.lasting_bytes or 0
-        if held == _LIVE:
-            live, _ = _live_memory(model, of)
-            assert live is not None  # the limit was solved with it
-            yield rank, more + (answer.unpacked_bytes or 0) + replace(live, blocked=blocked).in_blocks()
-        elif blocked is not None:
-            yield rank, more + blocked.held(of)
-        else:
-            past = row.stages[_PREFILL]["kv_read_bytes"] if of.past else 0
-            yield rank, more + past + sum(costs.get("kv_cache_bytes", 0) for costs in row.stages.values())
 
 
 def _of_rank(read: Operand, of: _Room) -> Fits:
@@ -322,8 +256,6 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
 def _with_graph(found: Fits, read: Operand) -> Fits:
     """Complete an unknown answer by the live peaks of exported graphs, if these can be computed."""
     target = read.exported.target if read.exported is not None else read.origin
-    if found.workload.mesh.fsdp > 1:  # whose graphs hold gathered parameters, which are counted apart
-        return found
     undecided = found.verdict == "not known" and found.is_known and found.certain_bytes is not None
     if not undecided or found.live_bytes is not None or not isinstance(target, Exportable):
         return found
@@ -332,7 +264,7 @@ def _with_graph(found: Fits, read: Operand) -> Fits:
         from costproof.tracers.peaks.calls import released_peaks  # imports torch
 
         with count_lock():
-            peaks = released_peaks(target, found.workload)
+            peaks = released_peaks(target, found.workload.gathered)
     except Incomplete as error:
         return replace(found, notes=(*found.notes, f"graph peak not known: {error.line}"))
     stages = tuple(replace(stage, live_bytes=peaks.get(stage.id)) for stage in found.stages)
@@ -363,7 +295,7 @@ class _LiveMemory:
 
     def stages(self, **changed: Any) -> dict[str, int]:
         """Return the peak of live activations of each stage: of its largest call, or of the last decode step."""
-        peaks = graph_peaks(self.target, replace(self.workload, **changed), inputs_held=False)
+        peaks = live_peaks(self.target, replace(self.workload, **changed), inputs_held=False)
         found: dict[str, int] = {}
         for (stage, _, _), peak in peaks.items():
             found[stage] = max(peak, found.get(stage, 0))
@@ -427,21 +359,6 @@ def _binding_ranks(target: Target | None, workload: Workload) -> tuple[int, ...]
         cache = sum(costs.get("kv_cache_bytes", 0) for costs in row.stages.values())
         held.setdefault(weights + cache, []).extend(row.ranks)
     return tuple(sorted(held[max(held)]))
-
-
-def gathered_bytes(target: Target | None, workload: Workload) -> int | None:
-    """Return the most bytes of gathered parameters that a rank holds at once; ``None`` if there are no formulas.
-
-    The parameters of the root, R, stay during the forward of the model. Those of a layer, L, are put together from a
-    buffer of the same size. Until that is done, the buffer of the group before is held: of equal layers that are at
-    most R + 3 L, and of the first 2 R + 2 L (torch.distributed.fsdp 2.13, ``FSDPParamGroup.wait_for_unshard``). Layers
-    that are gathered ahead take L more each.
-    """
-    if not isinstance(target, Sharded):
-        return None
-    gathers = [n for n in evaluate_formulas(target, workload).nodes if n.stage == "prefill" and n.cost("messages")]
-    sizes = [n.cost("comm_payload_bytes") or 0 for n in gathers]  # of the root, then of the layers in order
-    return sizes[0] + max(before + 2 * own for before, own in pairwise(sizes))
 
 
 def _token_bytes(along: Mapping[str, SettingCurve], batch: int) -> int | None:

@@ -115,6 +115,9 @@ def _measure(
     model, workload = prepared.target, prepared.workload
     if not isinstance(model, Runnable):
         raise BadInput("this target has no dynamic source, so it cannot be measured", where=model.name)
+    from costproof.models.decoding.rank_model import refuse_values
+
+    refuse_values(workload, options_of(model))  # before this machine is measured
     dtype = math or workload.dtype
     arithmetic = Arithmetic(workload.dtype, True, None if math is None else {workload.dtype: math})
     again = partial(_device, on, where, dtype, progress)

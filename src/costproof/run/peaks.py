@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
-from costproof.algebra.series import CONTEXT, STEPS
 from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.peaks import CallPeaks, Peaks, by_stage
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
-from costproof.models.target import Exportable, Target, WithMemory, lacking, options_of
+from costproof.models.target import Exportable, Sharded, Target, WithMemory, lacking, options_of
 from costproof.opgraph.rules.files import versions_in_force
+from costproof.parametric.targets import evaluate_formulas, live_peaks
 from costproof.run.count_lock import count_lock
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
@@ -69,7 +70,12 @@ def measure_peaks(
     from costproof.tracers.peaks.calls import call_peaks  # imports torch
 
     with count_lock():
-        found = call_peaks(model, workload, progress, eager=eager, forms=forms)
+        found = call_peaks(model, workload.gathered, progress, eager=eager, forms=forms)
+    if workload.mesh.fsdp > 1:
+        most = gathered_bytes(model, workload)
+        held = "not known" if most is None else f"at most {most:,} B"
+        note = f"gathered parameters and their buffers are held besides: {held}"
+        found = tuple(replace(call, notes=(note, *call.notes)) for call in found)
     return _with_formulas(model, workload, found)
 
 
@@ -78,29 +84,25 @@ def _with_formulas(model: Target, workload: Workload, calls: tuple[CallPeaks, ..
     if not isinstance(model, WithMemory) or options_of(model).device == "cuda":
         return calls
     try:
-        known = graph_peaks(model, workload)
+        known = live_peaks(model, workload)
     except Incomplete:
         return calls
     formulas = (None if c.graph is None else known.get((c.stage, c.invocation, c.part)) for c in calls)
     return tuple(replace(call, formula=formula) for call, formula in zip(calls, formulas, strict=True))
 
 
-def graph_peaks(model: WithMemory, workload: Workload, *, inputs_held: bool = True) -> dict[tuple[str, str, str], int]:
-    """Return (stage, invocation, part) -> live peak by formula; for decode, that of the last step.
+def gathered_bytes(target: Target | None, workload: Workload) -> int | None:
+    """Return the most bytes of gathered parameters that a rank holds at once; ``None`` if there are no formulas.
 
-    Args:
-        model: the target.
-        workload: the workload.
-        inputs_held: whether inputs stay alive to the end of a call.
-
-    Raises:
-        Incomplete: values of the input decide what the run allocates.
+    The parameters of the root, R, stay during the forward of the model. Those of a layer, L, are put together from a
+    buffer of the same size. Until that is done, the buffer of the group before is held: of equal layers that are at
+    most R + 3 L, and of the first 2 R + 2 L (torch.distributed.fsdp 2.13, ``FSDPParamGroup.wait_for_unshard``). Layers
+    that are gathered ahead take L more each.
     """
-    config, calls = model.info().symbols, {(call.stage, call.id): call for call in model.invocations(workload)}
-    found = {}
-    for (stage, invocation, part), tape in model.memory(workload).items():
-        values = {**config, **calls[stage, invocation].symbols}
-        if CONTEXT.name in values and STEPS.name in values:
-            values[CONTEXT.name] += values[STEPS.name] - 1
-        found[stage, invocation, part] = tape.peak_bytes(values, inputs_held=inputs_held)
-    return found
+    if not isinstance(target, Sharded):
+        return None
+    nodes, axis_of = evaluate_formulas(target, workload).nodes, target.shares(workload).axis_of
+    gathers = [n for n in nodes if n.stage == "prefill" and n.cost("messages") and axis_of(n.role, n.kind) == "fsdp"]
+    root = sum(n.cost("comm_payload_bytes") or 0 for n in gathers if not n.module)  # a stage between has none
+    layers = [n.cost("comm_payload_bytes") or 0 for n in gathers if n.module]
+    return root + max(before + 2 * own for before, own in pairwise((root, *layers)))

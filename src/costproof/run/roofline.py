@@ -34,6 +34,7 @@ from costproof.estimate.links import (
 )
 from costproof.estimate.roofline import (
     BottleneckThreshold,
+    PartBound,
     Roof,
     Roofline,
     StageBound,
@@ -52,9 +53,17 @@ from costproof.ledger.plural import plural
 from costproof.ledger.workload import Workload
 from costproof.models.target import Sharded, sharded
 from costproof.opgraph.rules.files import Files
-from costproof.parametric.rank_checks import check_recounts, link_recounts
+from costproof.parametric.rank_checks import check_recounts
 from costproof.parametric.run_family import SettingCurve
 from costproof.parametric.targets import count_ranks, evaluate_formulas
+from costproof.parametric.time_checks import (
+    clock_recounts,
+    link_recounts,
+    mean_recounts,
+    overlap_recounts,
+    rank_recounts,
+    schedule_recounts,
+)
 from costproof.run.operand_files import OperandInput, check_whole
 from costproof.run.operands import Operand, check_counted, is_without_formulas, read_operand
 
@@ -123,7 +132,7 @@ def roofline(
         notes = (*notes, f"{device.name} has no peak of {FLOAT8}: weights are unpacked and multiplied in {run_dtype}")
     shared = _sharing(side.workload)
     if shared > 1:
-        folded, notes = mean_of_experts(folded, shared), (*notes, _MEAN)
+        folded, notes = _mean_counts(folded, shared), (*notes, _MEAN)
     if mesh.fsdp > 1:
         notes = (*notes, _GATHERED)
     if microbatches is not None or schedule is not None:
@@ -137,6 +146,7 @@ def roofline(
             raise no_formulas_error()
         folded, kind, experts = apply_routing(folded, ledger, batch.sizes(batch.own), routing)
     run, stages, parts = bounds(folded, of, arithmetic, routed=kind != "bound")
+    check_recounts(clock_recounts(of, folded, run, stages, parts))
     links = None
     if not mesh.one:
         rates, why = link_rates(devices, mesh)
@@ -145,7 +155,7 @@ def roofline(
         notes = (*notes, *([f"{why}{unsent}"] if why else ()))
         if rates is not None and sent is not None:
             bounded = _Ranks(read, of, arithmetic, rates, routed=kind != "bound")
-            links = bounded.links(folded, run, stages)
+            links = bounded.links(folded, run, stages, parts)
             if name == "analytic" and (of_ranks := sharded(read.target)) is not None:
                 counted = count_ranks(of_ranks, side.workload, evaluate_formulas(of_ranks, side.workload))
                 check_recounts(link_recounts(links, counted.collectives, devices, side.workload))
@@ -184,6 +194,13 @@ _MEAN: Final = (
 )
 
 
+def _mean_counts(folded: Folded, ranks: int) -> Folded:
+    """Return :func:`mean_of_experts`, counted twice."""
+    found = mean_of_experts(folded, ranks)
+    check_recounts(mean_recounts(folded, found, ranks))
+    return found
+
+
 def _sharing(workload: Workload) -> int:
     """Return the ranks over which rows of routed experts are averaged; 1 if the workload says the rows of each."""
     return 1 if PAIRS in workload.inputs else workload.mesh.ep
@@ -204,21 +221,26 @@ class _Ranks:
         workload, target = self.read.baseline.workload, sharded(self.read.target)
         return "tp" if target is None else target.shares(workload).axis_of(part, kind)
 
-    def links(self, folded: Folded, run: StageBound, stages: tuple[StageBound, ...]) -> LinkBounds:
+    def links(
+        self, folded: Folded, run: StageBound, stages: tuple[StageBound, ...], parts: tuple[PartBound, ...]
+    ) -> LinkBounds:
         """Return the bounds with communication of the counted rank and, with formulas, of all others."""
         workload = self.read.baseline.workload
         sent = tuple(collective_bounds(folded, self.rates, workload, self.axis_of))
         own = [_with_links(stage, sent) for stage in (*stages, run)]
+        check_recounts(overlap_recounts(self.of, parts, sent, own))
         times = [RankTimes((workload.rank,), run.modules.seconds, own[-1].exposed_s, own[-1].overlapped_s)]
         if (target := sharded(self.read.target)) is not None and not self.routed:
             times = [self._times(target, row.ranks, times[0]) for row in self._equal(target)]
         times.sort(key=lambda t: (-Fraction(t.overlapped_s or 0), -Fraction(t.exposed_s or 0), t.ranks))
         spread = any(c.nodes > 1 for c in sent)
         mesh, rates = workload.mesh, self.rates
-        return LinkBounds(
+        found = LinkBounds(
             mesh.world, rates.node, rates.interconnect, rates.network if spread else None, sent, tuple(own),
             tuple(times),
         )  # fmt: skip
+        check_recounts(rank_recounts(found, mesh, workload.rank, run))
+        return found
 
     def _equal(self, target: Sharded) -> tuple[RankCosts, ...]:
         workload = self.read.baseline.workload
@@ -231,9 +253,13 @@ class _Ranks:
         other = replace(workload, inputs={**workload.inputs, RANK: ranks[0]})
         folded = fold_ledger(evaluate_formulas(target, other), {})
         if (shared := _sharing(other)) > 1:
-            folded = mean_of_experts(folded, shared)
-        run, _, _ = bounds(folded, self.of, self.arithmetic)
-        found = _with_links(run, tuple(collective_bounds(folded, self.rates, other, self.axis_of)))
+            folded = _mean_counts(folded, shared)
+        run, stages, parts = bounds(folded, self.of, self.arithmetic)
+        sent = tuple(collective_bounds(folded, self.rates, other, self.axis_of))
+        found = _with_links(run, sent)
+        check_recounts(
+            (*clock_recounts(self.of, folded, run, stages, parts), *overlap_recounts(self.of, parts, sent, [found]))
+        )
         return RankTimes(ranks, run.modules.seconds, found.exposed_s, found.overlapped_s)
 
 
@@ -255,6 +281,7 @@ def _bubble(workload: Workload, schedule: str, microbatches: int) -> str:
     """Return a sentence on the share of a pass in which a stage of a pipeline waits, and on the sends of the rank."""
     mesh = workload.mesh
     of = Schedule.of(schedule, mesh.pp, microbatches)
+    check_recounts(schedule_recounts(of))
     sends = plural(of.sends(mesh.coordinates(workload.rank).pp), "time")
     apart = "; layers are counted as contiguous stages have them" if of.parts > 1 else ""
     return (

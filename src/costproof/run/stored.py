@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
+from typing import Any, Final
 
+from costproof.ledger.attributes import attribute
 from costproof.ledger.environment import require
-from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.errors import EXIT_FINDINGS, BadInput, CostproofError, Incomplete
 from costproof.ledger.plural import plural
 from costproof.models.registry import load_target
 from costproof.models.target import Target, WithStorage
@@ -16,7 +21,7 @@ from costproof.run.count_lock import count_lock
 from costproof.storage.checkpoint import StoredCheckpoint, compare_headers, parts_of
 from costproof.storage.headers import HeaderTensor, gguf_sections, read_checkpoint, read_header
 from costproof.storage.scheme import PLAIN, UnknownFormat
-from costproof.storage.tensors import totals
+from costproof.storage.tensors import StoredTensor, totals
 
 
 def stored(
@@ -40,6 +45,7 @@ def stored(
     Raises:
         BadInput: there is no such target, or the files are not a checkpoint.
         Incomplete: the format of the weights, or of the names in a GGUF file, is not known, or torch is missing.
+        ReadingsDiffer: two readings of the configuration, or two statements of the modules for further tokens, differ.
     """
     require("trace", "the tensors of a checkpoint")
     with count_lock():
@@ -54,6 +60,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         BadInput: the target has no checkpoint, or fewer modules for further tokens (MTP) than ``next_token``.
         Incomplete: the format of the weights is not known.
     """
+    from costproof.models.library_reading import library_reading
     from costproof.models.stored_module import (
         assumed_of_experts,
         gguf_layout,
@@ -82,10 +89,14 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
             assumed.append("types of tensors are those of the GGUF file")
         else:
             scheme = target.stored.scheme(facts.model_type)
-            tensors = list(stored_tensors(model, scheme))
+            readings = (library_reading(target.stored, model), scheme)
+            tensors, by_rules = (list(stored_tensors(model, of)) for of in readings)
+            if next_token:
+                further, further_by_rules = (list(next_token_tensors(model, of, next_token)) for of in readings)
+                _check_further(tensors, further, next_token, attribute(model, "config").get_text_config())
+                tensors, by_rules = tensors + further, by_rules + further_by_rules
+            _check_readings(tensors, by_rules)
             assumed += (*scheme.assumed, *assumed_of_experts(model, tensors))
-        if next_token and not packed:
-            tensors += next_token_tensors(model, scheme, next_token)
     except UnknownFormat as error:
         raise Incomplete(
             "the bytes of this format are not known", where=target.name, expected="a format of docs/checkpoints.md",
@@ -121,6 +132,97 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         left,
         headers,
     )
+
+
+_REPORT: Final = "report the configuration: one of the two is wrong, so that no total is stated"
+
+
+class ReadingsDiffer(CostproofError):
+    """Raised if the two readings of a configuration make another checkpoint of it; exit code 1, as of a finding."""
+
+    exit_code = EXIT_FINDINGS
+
+
+def _check_readings(by_library: Sequence[StoredTensor], by_rules: Sequence[StoredTensor]) -> None:
+    """Raise an error with the largest tensors in which the layouts of two readings differ.
+
+    Raises:
+        ReadingsDiffer: there are some.
+    """
+    library, rules = ({(p.name, p.dtype, p.shape): p for p in parts_of(of)} for of in (by_library, by_rules))
+    differing = [key for key in {**library, **rules} if library.get(key) != rules.get(key)]
+    if differing:
+        name, dtype, shape = differing[0]
+        counts = [of[differing[0]].tensors if differing[0] in of else 0 for of in (rules, library)]
+        raise ReadingsDiffer(
+            "two readings of the quantisation settings differ", where=name,
+            expected=f"{plural(counts[0], 'tensor')} {dtype} {[*shape]}, of {plural(len(differing), 'difference')}",
+            got=plural(counts[1], "tensor"), fix=_REPORT,
+        )  # fmt: skip
+
+
+_FURTHER: Final[Mapping[str, Mapping[str, str]]] = {
+    r"model\.layers\.\d+\.": {
+        "eh_proj": "h 2h, plain", "enorm": "h", "hnorm": "h", "shared_head.norm": "h", "embed_tokens": "V h, plain",
+        "shared_head.head": "V h, plain",
+    },
+    r"mtp\.": {"fc": "h 2h", "norm": "h", "pre_fc_norm_embedding": "h", "pre_fc_norm_hidden": "h"},
+    r"model\.mtp_layers\.\d+\.": {
+        "input_proj": "h 2h", "token_layernorm": "h", "hidden_layernorm": "h", "final_layernorm": "h",
+    },
+}  # fmt: skip
+"""Beginning of the names of a module for further tokens -> what it has beside a layer, in width h and vocabulary V.
+
+What is plain has the dtype of the table, whatever else is quantised. Source: headers of DeepSeek-V3 and GLM-4.5,
+Qwen3-Next, MiMo-7B.
+"""
+
+
+def _check_further(main: Iterable[StoredTensor], further: Iterable[StoredTensor], modules: int, config: Any) -> None:
+    """Compare modules for further tokens with what published headers have, apart from how their layout was derived.
+
+    Each has what :data:`_FURTHER` says, and as many weights in each part as the last layer with attention (not linear),
+    and with experts if any layer has some.
+
+    Raises:
+        ReadingsDiffer: they have other weights.
+    """
+    h, vocabulary = config.hidden_size, config.vocab_size
+    sizes = {"h": h, "h 2h": 2 * h * h, "V h": vocabulary * h}
+    layers: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    dtype = ""
+    for path, tensor in _weights(main):
+        dtype = tensor.dtype if path.endswith("embed_tokens") else dtype
+        if found := re.search(r"\.layers\.(\d+)\.(.+)", path):
+            layers[int(found[1])][found[2]] += tensor.count * (tensor.stands_for or prod(tensor.shape))
+    attends = [i for i, parts in layers.items() if any(part.startswith("self_attn.") for part in parts)]
+    mixed = [i for i in attends if any(".experts." in part for part in layers[i])]
+    expected = Counter({part: modules * size for part, size in layers[max(mixed or attends)].items()})
+    got: Counter[str] = Counter()
+    beginnings: set[str] = set()
+    for path, tensor in _weights(further):
+        outside, beginning = next((names, m[0]) for start, names in _FURTHER.items() if (m := re.match(start, path)))
+        if beginning not in beginnings:
+            beginnings.add(beginning)
+            for part, shape in outside.items():
+                expected[part + (f" in {dtype}" if "plain" in shape else "")] += sizes[shape.removesuffix(", plain")]
+        part = path.removeprefix(beginning)
+        part = re.sub(r"^layers\.\d+\.", "", part) + (f" in {tensor.dtype}" if "plain" in outside.get(part, "") else "")
+        got[part] += tensor.count * (tensor.stands_for or prod(tensor.shape))
+    differing = min((part for part in {*expected, *got} if expected[part] != got[part]), default=None)
+    if differing is not None:
+        raise ReadingsDiffer(
+            "modules for further tokens (--mtp) are not what published headers have", where=differing,
+            expected=f"{expected[differing]:,} weights", got=f"{got[differing]:,}", fix=_REPORT,
+        )  # fmt: skip
+
+
+def _weights(tensors: Iterable[StoredTensor]) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield (path of its module, tensor) for the tensors of weights, without biases."""
+    for tensor in tensors:
+        path, _, last = tensor.name.rpartition(".")
+        if tensor.purpose == "weight" and last != "bias":
+            yield path, tensor
 
 
 def _read_of(files: Mapping[str, Sequence[HeaderTensor]]) -> str:

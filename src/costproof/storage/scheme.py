@@ -77,7 +77,7 @@ class CheckpointLayout:
 
     def loads_in_float32(self, module: str) -> bool:
         """Return whether transformers loads a module in float32 whatever the model's dtype."""
-        return not set(self.in_float32).isdisjoint(module.split("."))
+        return any(f".{name}." in f".{module}." for name in self.in_float32)
 
     def path(self, module: str) -> str:
         """Return the path of a module in the checkpoint."""
@@ -364,11 +364,25 @@ def _gptq(described: Data, model_type: str) -> Scheme:
     dynamic = described.get("dynamic") or {}
     if not isinstance(dynamic, Mapping):
         raise UnknownFormat("gptq", "dynamic is not an object")
-    left: list[re.Pattern[str]] = []
+    with_head = described.get("lm_head") is True
+    left: tuple[re.Pattern[str], ...] = ()
+
+    def rule(of: Format, pattern: re.Pattern[str]) -> Rule:
+        """Return the rule for the modules that a pattern matches, and none before it (GPTQModel, dynamic_get)."""
+        before = left
+        return Rule(
+            of,
+            lambda m: (
+                (_is_packable(m) or (with_head and m.is_head))
+                and any(map(pattern.match, m.paths))
+                and not any(p.match(path) for path in m.paths for p in before)
+            ),
+        )
+
     for pattern, changes in dynamic.items():
         compiled = _compiled(str(pattern).removeprefix("+:").removeprefix("-:"), "gptq")
         if str(pattern).startswith("-:"):
-            left.append(compiled)
+            left += (compiled,)
             continue
         if not isinstance(changes, Mapping):
             raise UnknownFormat("gptq", f"dynamic[{str(pattern)[:40]!r}] is not an object")
@@ -377,16 +391,10 @@ def _gptq(described: Data, model_type: str) -> Scheme:
             _number({"group_size": group, **changes}, "group_size"),
             zeros,
         )
-        rules.append(Rule(own, lambda m, p=compiled: any(map(p.match, m.paths))))  # type: ignore[misc]
+        rules.append(rule(own, compiled))
     of = formats.Gptq(bits, group, zeros)
-    with_head = described.get("lm_head") is True
-
-    def quantised(module: LinearModule) -> bool:
-        inside = _is_packable(module) or (with_head and module.is_head)
-        return inside and not any(p.match(path) for path in module.paths for p in left)
-
-    every = [Rule(r.format, lambda m, r=r: quantised(m) and r.applies(m)) for r in rules]  # type: ignore[misc]
-    return Scheme("gptq", (*every, Rule(of, quantised)), assumed=of.assumed(), classes=("Linear", "Conv1D"))
+    every = (*rules, rule(of, re.compile("")))
+    return Scheme("gptq", every, assumed=of.assumed(), classes=("Linear", "Conv1D"))
 
 
 def _mlx(described: Data, model_type: str) -> Scheme:
@@ -553,13 +561,14 @@ def _compressed_format(group: Data, layout: str) -> Format:
     zeros = "torch.float8_e4m3fn" if is_float else "torch.int8"
     if weights.get("scale_dtype") not in (None, _SCALES.get(named)) or weights.get("zp_dtype") not in (None, zeros):
         raise unknown
+    order = str(weights.get("actorder")).lower()
     levels = inputs.get("strategy") == "tensor_group" and inputs.get("dynamic") is not True
     static = bool(inputs) and not inputs.get("dynamic")
     if not isinstance(inputs, Mapping) or (static and inputs.get("strategy", "tensor") != "tensor"):
         raise unknown
     return formats.CompressedTensors(
         named, bits, is_float, strategy, columns, tuple(block) if strategy == "block" else (0, 0),
-        symmetric=weights.get("symmetric") is not False, ordered=weights.get("actorder") in ("group", "dynamic", True),
+        symmetric=weights.get("symmetric") is not False, ordered=order in ("group", "dynamic", "true"),
         inputs="static" if static else "dynamic" if inputs else "", input_levels=levels,
         input_zero=inputs.get("symmetric") is False,
     )  # fmt: skip

@@ -23,11 +23,12 @@ from costproof.ledger.errors import Incomplete, first_line
 from costproof.models.generic.caches import caches_of, leaves, states
 from costproof.models.specs import Run
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
-from costproof.opgraph.rules.collectives import GROUP_RANK, GROUP_SIZE
+from costproof.opgraph.rules.collectives import GROUP_RANK, GROUP_SIZE, OF_RING
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected, hooked
 from costproof.patches.nested import KIND, rows_of
 from costproof.patches.patch import patched
+from costproof.patches.sharding import IN_RING
 from costproof.patches.tensor import STACK_INDEX_ROWS
 from costproof.tracers.paths import Paths, dtype_name, plain_value, split_arguments
 from costproof.tracers.torchlens_trace import TracedForward
@@ -119,8 +120,11 @@ class _OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls.append(ModuleCall(*here, parent, type(module).__name__))
         self._stack.append(here)
         for leaf, parameter in module._parameters.items():  # which may have been gathered
-            if parameter is not None and not {*_COMPOSED} & _kinds([type(parameter)]):
-                self._given(parameter, "param", self.paths.parameter(f"{path}.{leaf}" if path else leaf))
+            if parameter is not None and type(parameter).__name__ != KIND:
+                local = getattr(parameter, "_local_tensor", parameter)
+                if (known := self._values.get(id(local))) is not None and known.origin == "op":  # a view of a gather
+                    del self._values[id(local)]
+                self._given(local, "param", self.paths.parameter(f"{path}.{leaf}" if path else leaf))
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         self._stack.pop()
@@ -157,6 +161,7 @@ class _OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors, attrs, names = split_arguments(func._schema, args, kwargs, self._tensors, _plain)
         if func.namespace in _GROUPS and (place := _group_place(func, args, kwargs)):
             attrs[GROUP_SIZE], attrs[GROUP_RANK] = place
+            attrs |= {OF_RING: True} if IN_RING.get() else {}
         return tensors, attrs, names
 
     def _record(self, func: Any, given: Any, result: Any) -> None:

@@ -26,6 +26,7 @@ from costproof.opgraph.fvcore_macs import fvcore_nodes
 from costproof.opgraph.kept import PairCounter
 from costproof.opgraph.mask_rows import QueryRowMasks, with_lengths
 from costproof.opgraph.merge import Groups, group_costs, group_parameters, merge_nodes
+from costproof.opgraph.reuse import PackedReads
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics, read_parameters, unread_modules, with_owners
 from costproof.patches.patch import gc_disabled
 from costproof.patches.sharding import PARTS
@@ -86,6 +87,8 @@ class _TracedRuns:
     dtype: str
     notes: list[str]
     tally: LedgerBuilder = field(default_factory=LedgerBuilder)
+    packed: PackedReads = field(default_factory=PackedReads)
+    """Reads of runs that are one packed call."""
     operators: dict[str, Counter[str]] = field(default_factory=dict)
     """Path of the innermost module -> operator -> number of calls."""
     feeds: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -145,7 +148,9 @@ class _TracedRuns:
     ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
         """Return the cost nodes and unknown operators of a run; growth of the cache is taken from the hooks."""
         run, place = hooks.run, locator(hooks.run.locate, traced.graph.calls)
-        found = account(work, place, run_dtype=self.dtype, pairs=pairs)
+        found = account(
+            work, place, run_dtype=self.dtype, pairs=pairs, packed=self.packed if run.packed else None
+        )  # fmt: skip
         others = fvcore_nodes(traced.graph, place) if self.convention else ()
         grown = [
             node

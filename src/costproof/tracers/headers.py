@@ -14,6 +14,7 @@ from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, StatedDifference
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import Workload
+from costproof.models.library_reading import library_reading
 from costproof.models.native import NOT_KNOWN
 from costproof.models.stored_module import (
     StoredModule,
@@ -25,9 +26,9 @@ from costproof.models.stored_module import (
     stored_modules,
 )
 from costproof.models.target import Exportable, Target, WithStorage, options_of
+from costproof.storage.checkpoint import HeaderMismatch, mismatches
 from costproof.storage.gguf import CORRECTIONS
 from costproof.storage.headers import read_checkpoint
-from costproof.storage.mismatches import HeaderMismatch, mismatches
 from costproof.storage.scheme import PLAIN, UnknownFormat
 from costproof.storage.tensors import StoredTensor
 
@@ -104,7 +105,7 @@ def _layout(
     """Return the layout of a checkpoint, modules by tensor name, and name suffixes of tensors of unknown size."""
     try:
         scheme, known = target.stored.scheme(model_facts(model).model_type), True
-        layout = list(stored_modules(model, scheme))
+        layout = list(stored_modules(model, library_reading(target.stored, model)))
     except UnknownFormat as error:
         scheme, layout, known = PLAIN, list(stored_modules(model, PLAIN)), False
         notes.append(f"{NOT_KNOWN} by a layout: {error.name}: {error.why}")

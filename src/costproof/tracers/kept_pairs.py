@@ -74,12 +74,22 @@ def _constant(shape: tuple[int, ...], number: float = _SCORE, dtype: torch.dtype
     return stored(torch.full((1,) * len(shape), number, dtype=dtype), shape)
 
 
-def _in_shape(values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Return values with other leading dimensions of the same size in all; equal values stay one."""
+def _in_shape(values: torch.Tensor, before: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
+    """Return rows of values with other leading dimensions of the same size in all; equal values stay one.
+
+    Args:
+        before: the shape of all values, of which some dimensions may have the size 1 in ``values``.
+        shape: the shape afterwards.
+    """
     ends = values.shape[-2:]
     if prod(values.shape[:-2]) == 1:
         return values.reshape((1,) * (len(shape) - 2) + tuple(ends))
-    return values.expand(*values.shape[:-2], *ends).reshape(*shape[:-2], *ends)
+    return values.expand(*before[:-2], *ends).reshape(*shape[:-2], *ends)
+
+
+def _expanded(values: torch.Tensor, dimensions: int) -> torch.Tensor:
+    """Return values with leading dimensions of size 1, over which they are equal."""
+    return values.reshape((1,) * (dimensions - values.dim()) + tuple(values.shape))
 
 
 _broadcast: Final[Callable[..., tuple[int, ...]]] = torch.broadcast_shapes
@@ -280,9 +290,11 @@ def _by_rows(func: Any, name: str, args: Any, kwargs: Any, shape: tuple[int, ...
         return lambda a, b: _joined([(_rows(v, a, b), v.shape[-1]) for v in first], b - a)
     if not _is_known(first):
         return None
+    if name == "expand" and len(first.shape) > 1:
+        return lambda a, b: _expanded(_rows(first, a, b), len(shape))
     if name in _SHAPED:
-        alike = first.shape[-2:] == shape[-2:] or (name == "expand" and len(first.shape) > 1)
-        return (lambda a, b: _in_shape(_rows(first, a, b), shape)) if alike else None
+        alike = first.shape[-2:] == shape[-2:]
+        return (lambda a, b: _in_shape(_rows(first, a, b), first.shape, shape)) if alike else None
     axis = (args[1] if len(args) > 1 else 0) % len(first.shape) - len(first.shape)
     if name == "slice" and axis == -2:
         start, step = (*args[2:3], 0)[0] or 0, args[4] if len(args) > 4 else 1

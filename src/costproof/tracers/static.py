@@ -34,7 +34,7 @@ from costproof.opgraph.kept import FirstKnown
 from costproof.opgraph.mask_bands import BandMasks
 from costproof.opgraph.mask_rows import QueryRowMasks, with_lengths
 from costproof.opgraph.merge import DecodeStep, merge_nodes, sum_all_steps, sum_traced_steps
-from costproof.opgraph.reuse import reuse_bytes
+from costproof.opgraph.reuse import PackedReads, reuse_bytes
 from costproof.opgraph.rules.registry import UnknownCost
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics
 from costproof.patches.flex_attention import values_wanted
@@ -112,7 +112,7 @@ def exported_ledger(
     # If the exported graph differs from the run (in the kernel of experts), a convention over operators does not apply.
     departs = {key: value for job in jobs for key, value in job.conventions.items()}
     with_convention = options_of(target).convention is not None and not departs
-    tally, notes = LedgerBuilder(), list[str]()
+    tally, notes, packed = LedgerBuilder(), list[str](), PackedReads()
     absent: dict[str, Incomplete] = {}
     for i, job in enumerate(jobs):
         progress(f"export {job.id}", i, len(jobs))
@@ -125,6 +125,7 @@ def exported_ledger(
                     with_convention=with_convention,
                     fixed=not whole,
                     dtype=workload.dtype,
+                    packed=packed if job.packed else None,
                 )
         except Incomplete as error:
             if whole:
@@ -195,6 +196,7 @@ def cost_job(
     with_convention: bool,
     fixed: bool,
     dtype: str,
+    packed: PackedReads | None = None,
 ) -> JobCosts:
     """Cost a job in symbols, or at the sizes of each invocation if it cannot be exported with symbols.
 
@@ -202,6 +204,7 @@ def cost_job(
         with_convention: also count by another tool's convention.
         fixed: allow an export without symbols.
         dtype: dtype of the run.
+        packed: reads of earlier jobs of the same call.
 
     Raises:
         Incomplete: it cannot be exported at all.
@@ -221,7 +224,7 @@ def cost_job(
             ):
                 raise Incomplete("at this workload the model takes another branch than its symbolic graph", got=broken)
         notes.update(dict.fromkeys(f"export {job.id}: {note}" for note in exported.notes))
-        found, missing = job_nodes(exported, work, dtype, values)
+        found, missing = job_nodes(exported, work, dtype, values, packed)
         if with_convention:
             found += convention_nodes(exported, values)
         tally.add(work, found, unknown_ops(exported, work, missing, values), context)
@@ -292,14 +295,14 @@ def step_contexts(known: Mapping[str, int]) -> list[int]:
 
 
 def job_nodes(
-    exported: Exported, work: CostedGraph, dtype: str, values: InvocationValues
+    exported: Exported, work: CostedGraph, dtype: str, values: InvocationValues, packed: PackedReads | None = None
 ) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
     """Return the nodes and unknown operators of an export, for each invocation; decode steps are summed."""
     job = exported.job
     bands = BandMasks(work.graph, job.masks, map(parse, job.holds))
     # Without symbols, masks are also counted in numbers.
     rows = () if job.sizes else (QueryRowMasks(work.graph, _contents(job)),)
-    found = account(work, job.place, job.inside, dtype, FirstKnown((bands, *rows)))
+    found = account(work, job.place, job.inside, dtype, FirstKnown((bands, *rows)), packed)
     grown = cache_nodes(job.place, exported.graph, exported.cache_inputs)
     nodes = merge_nodes((*found.nodes, *grown))
     if job.repeated:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from unittest import mock
 
 from costproof.ledger.errors import first_line
@@ -16,7 +16,7 @@ from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
 from costproof.models.native import NOT_KNOWN, STORED_IN_PARTS
 from costproof.models.target import Target, WithStorage
 from costproof.opgraph.tally import ParameterShapes
-from costproof.patches.sharding import quiet
+from costproof.patches.sharding import PARTS, quiet
 from costproof.snapshots.copies import on_meta
 from costproof.storage.scheme import PLAIN, Scheme, UnknownFormat
 from costproof.storage.tensors import STORED_AS
@@ -50,9 +50,9 @@ def storage_by_layout(
         parameters: its parameters, each once.
         buffers: full name -> bytes that are not counted under another name.
     """
-    if workload.mesh.fsdp > 1:
-        return ModuleStorage(notes=(STORED_IN_PARTS,))
     try:
+        if workload.mesh.fsdp > 1 and scheme_of(target, model).rules:
+            return ModuleStorage(notes=(STORED_IN_PARTS,))
         scheme, modules = layout_of(target, model, workload)
     except UnknownFormat as error:
         return ModuleStorage(notes=(f"{NOT_KNOWN}: {error.name}: {error.why}",))
@@ -66,6 +66,12 @@ def storage_by_layout(
             "stored_elements": sum(t.elements for t in tensors) if known else None,
             "resident_bytes": resident - module.replaced * ITEM_BYTES[workload.dtype],
         }
+    for name, part in vars(model).get(PARTS, {}).items():  # a checkpoint of parts has no padding
+        of = cast(Dtype, parameters[name][1])
+        kept = of if of != workload.dtype or not isinstance(target, WithStorage) else target.dtype or of
+        costs, padding = found[name.rpartition(".")[0]], part.bytes // ITEM_BYTES[of] - part.own
+        for metric, item in (("stored_bytes", ITEM_BYTES[kept]), ("stored_elements", 1)):
+            costs[metric] = (costs[metric] or 0) - padding * item
     held = [(name, prod(shape) * ITEM_BYTES[dtype]) for name, (shape, dtype) in parameters.items()]
     for name, size in (*held, *buffers.items()):
         _hold(found, name, size)
@@ -78,10 +84,10 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
     The kernels of a quantised checkpoint need a GPU, so its weights are unpacked in a run. Then the tensors are those
     of the module that transformers builds for the checkpoint; without one there are no metrics, and a note says why.
     """
-    if workload.mesh.fsdp > 1:
-        return ModuleStorage(notes=(STORED_IN_PARTS,))
     try:
         scheme = scheme_of(target, model)
+        if workload.mesh.fsdp > 1 and scheme != PLAIN:
+            return ModuleStorage(notes=(STORED_IN_PARTS,))
         if scheme == PLAIN:
             made = BuiltQuantised(model)
         elif not workload.mesh.one:
@@ -96,7 +102,8 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
     stored_dtype: Dtype | None = target.dtype if isinstance(target, WithStorage) else None
     persistent = {paths.parameter(unwrapped(name)) for name in made.model.state_dict(keep_vars=True)}
     found: dict[str, Costs] = {}
-    for name, size in resident_bytes(tensors).items():
+    padded = {name: part.bytes for name, part in vars(model).get(PARTS, {}).items()}
+    for name, size in (resident_bytes(tensors) | padded).items():
         tensor = tensors[name]
         dtype = made.dtypes.get(name, dtype_name(tensor.dtype))
         described = name.rpartition(".")[2].startswith(_DESCRIPTION)

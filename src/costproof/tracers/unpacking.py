@@ -17,10 +17,11 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.metrics import UNPACKING
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
+from costproof.models.library_reading import LibraryReading, library_reading
 from costproof.models.native import Configured
 from costproof.models.specs import ExportJob, Run
 from costproof.models.stored_module import StoredMatrix, StoredModule, model_facts, stored_modules
-from costproof.models.target import Target, WithStorage
+from costproof.models.target import Target, WithFormulas, WithStorage
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.rules.cost import OpCost
 from costproof.storage import formats
@@ -95,7 +96,13 @@ def layout_of(target: Target, model: nn.Module, workload: Workload) -> tuple[Sch
             dtypes[STORED_AS[workload.dtype]] = STORED_AS[target.dtype]
         else:  # some of its parameters may have a dtype of their own
             stored = target.build_stored()
-    return scheme, list(stored_modules(stored, scheme, dtypes))
+    reading = library_reading(target.stored, stored) if isinstance(target, WithStorage) else LibraryReading()
+    modules = list(stored_modules(stored, reading, dtypes))
+    if not isinstance(target, WithFormulas):  # whose formulas use the other reading of the configuration
+        for one, other in zip(modules, stored_modules(stored, scheme, dtypes), strict=False):
+            if one != other:
+                raise UnknownFormat(scheme.method, f"two readings of the configuration differ at {one.path[:80]}")
+    return scheme, modules
 
 
 def matrices_of(target: Target, model: nn.Module, workload: Workload) -> Matrices:

@@ -9,12 +9,15 @@ import pytest
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.metrics import KEPT_SCORES
 from costproof.models.families.qwen3 import Qwen3, Qwen3Config
+from costproof.models.families.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
 from costproof.parametric.targets import evaluate_formulas
 from costproof.tracers import sources as tracing
 from tests.models.generic.test_stages import HEAD, LAYER, PER_PAIR, QWEN3, counted, generic
+from tests.models.test_mixtures import QWEN3 as QWEN3_MOE
 from tests.support.pools import Here
 
 ONE: Final = {**QWEN3, "num_hidden_layers": 1}
+MOE: Final = {**QWEN3_MOE, "num_hidden_layers": 1}
 WINDOW: Final = {
     **QWEN3, "use_sliding_window": True, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"],
 }  # fmt: skip
@@ -48,7 +51,7 @@ def test_a_chunk_by_hand() -> None:
 def test_each_row_is_a_forward_by_hand() -> None:
     """A prompt of 9, three steps behind 8, and 5 tokens behind 7: 9 + 3 + 5 tokens, and pairs of each row.
 
-    Weights are held once, and read in each of the three forwards.
+    The packed call that they stand for reads weights once, and looks up 17 rows.
     """
     found = counted(ONE, rows="9, 3x1+8, 5+7/all")
     assert found.verdict == "exact"
@@ -63,11 +66,22 @@ def test_each_row_is_a_forward_by_hand() -> None:
         assert ledger.total("kv_read_bytes") == (3 * 8 + 7) * 2 * 2 * 8 * 2
         assert ledger.total("kv_cache_bytes") == 17 * 2 * 2 * 8 * 2
         assert ledger.total("params") == prompt.total("params")
-    static = found.capture.ledger("static")
-    (read,) = {n.cost("weight_read_bytes") for n in prompt.nodes if n.module == "lm_head" and n.cost("flops")}
-    heads = [n.cost("weight_read_bytes") for n in static.nodes if n.module == "lm_head" and n.cost("flops")]
-    assert heads == [read] * 3
-    assert any("weights are read in each" in note for note in static.notes)
+        looked_up, table = 17 * 32 * 2, 64 * 32 * 2
+        assert ledger.total("weight_read_bytes") == (ledger.total("weight_bytes") or 0) - table + looked_up
+
+
+@pytest.mark.slow
+def test_rows_read_weights_as_the_packed_call_of_the_formulas() -> None:
+    """A row of one token touches 3 of 6 experts, three steps all, and 5 tokens all: 6 in one call.
+
+    The floor has weights and inverse frequencies once; what the layers of the packed call join is no part of it.
+    """
+    rows = "1, 3x1+8, 5+7/all"
+    ledger = counted(MOE, rows=rows).capture.ledger("dynamic")
+    family = Qwen3Moe(Qwen3MoeConfig.read(MOE, []))
+    formulas = evaluate_formulas(family, family.workload(rows=rows))
+    for metric in ("weight_read_bytes", "floor_bytes", "flops", "kv_read_bytes", "kv_cache_bytes"):
+        assert ledger.total(metric) == formulas.total(metric), metric
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RANDOM, RunOptions
 from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Workload
-from costproof.models.decoding.decoder import Decoder, config_of
+from costproof.models.decoding.decoder import PACKED, SHARED, Decoder, config_of
 from costproof.models.specs import Built
 from costproof.models.target import require_device
 from costproof.patches import flash_attention
@@ -81,10 +81,34 @@ def patch_forward(base: Any, replaced: Mapping[str, Any] | None = None, inner: I
     names |= {module: prepared_masks(module) for module in map(import_module, inner)}
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with running(names, self.dtype, flash=uses_flash(self) and self.device.type != "cuda"):
+        flash = uses_flash(self) and self.device.type != "cuda"
+        with running(names, self.dtype, flash=flash), _own_attention(self):
             return base.forward(self, *args, **kwargs)
 
     return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
+
+
+@contextmanager
+def _own_attention(model: nn.Module) -> Iterator[None]:
+    """Register the attention of rows, or of ranks that share a sequence, while a model that uses it runs."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    known: dict[str, Any] = ALL_ATTENTION_FUNCTIONS._global_mapping
+    name = config_of(model).get_text_config()._attn_implementation
+    added = name in (PACKED, SHARED) and name not in known
+    if added and name == PACKED:
+        from costproof.models.decoding.modules import attend_rows
+
+        known[name] = attend_rows
+    elif added:
+        from costproof.models.decoding.sequence_model import attend_own
+
+        known[name] = attend_own
+    try:
+        yield
+    finally:
+        if added:
+            del known[name]
 
 
 def uses_flash(model: nn.Module) -> bool:

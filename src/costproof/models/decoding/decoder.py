@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.workload import Workload
 from costproof.models.specs import Mark
@@ -14,6 +14,10 @@ from costproof.opgraph.graph import CausalMask
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+PACKED: Final = "packed_rows"
+SHARED: Final = "shared_sequence"
+"""Names, among the implementations of transformers, of the attention of rows, and of ranks that share a sequence."""
 
 Locate = Callable[[str, int], tuple[str, str]]
 """(module path, call of its outermost repeated ancestor counted from 1) -> (stage, invocation)."""
@@ -82,6 +86,8 @@ class Decoder:
     """Functions that locate modules in the prefill and in a step."""
     seen: tuple[Mark, ...] = ()
     """Additional events that a callgraph records."""
+    axes: int = 1
+    """Positions of a token: three where time, height and width have their own."""
     beside: str = ""
     """Note about the attention of other parts of the model if the decoder runs FlashAttention."""
 
@@ -193,8 +199,8 @@ def on_meta(workload: Workload, *shape: int) -> torch.Tensor:
     return torch.empty(*shape, dtype=getattr(torch, workload.dtype), device="meta")
 
 
-def ids_on_meta(batch: int, length: int) -> torch.Tensor:
-    """Return token ids [B, S] on the meta device."""
+def ids_on_meta(*shape: int) -> torch.Tensor:
+    """Return token ids [B, S], or other integers, on the meta device."""
     import torch
 
-    return torch.zeros(batch, length, dtype=torch.long, device="meta")
+    return torch.zeros(*shape, dtype=torch.long, device="meta")

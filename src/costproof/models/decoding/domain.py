@@ -6,21 +6,21 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import gcd, prod
+from itertools import pairwise
+from math import gcd
 from typing import Any, Final, TypeVar, cast
 
 import sympy
 
-from costproof.algebra.series import CACHED, CONTEXT, ROW_SUMS
+from costproof.algebra.series import CACHED, CONTEXT
 from costproof.algebra.symbols import sym, text
 from costproof.analytic.elementwise import ACTIVATION_FLOPS
 from costproof.compare.proof.certificate import Settings
-from costproof.ledger.mesh import PLAN, RANK
+from costproof.ledger.errors import Problems
+from costproof.ledger.mesh import ALL_GATHER, AXES, CP_PLAN, DISPATCH, PAIRS, PLAN, RANK, Mesh
 from costproof.ledger.metrics import EVERY_METRIC, FLOOR, KEPT_FLOPS, KEPT_SCORES, STAGE_WIDE
 from costproof.ledger.workload import (
     FLOAT_BYTES,
-    PAST,
-    ROWS,
     AttentionKind,
     BatchRow,
     Dtype,
@@ -31,7 +31,7 @@ from costproof.ledger.workload import (
 )
 from costproof.models.decoding.config import LEAST_WINDOW, DecoderConfig, MixtureConfig, WindowedConfig
 from costproof.models.decoding.latent import LatentConfig
-from costproof.models.decoding.names import row_kinds
+from costproof.models.decoding.names import batch_of, rows_in_symbols
 from costproof.models.decoding.plans import ENGINES, OWN, stored_plan
 from costproof.models.native import Native
 from costproof.models.proof import Piece, Proof, Provable, RowIdentity, SymbolicRun, reasons
@@ -226,34 +226,49 @@ _OF_RANKS: Final = (
     "that runs equal the graphs of ranks, and their live peaks: costproof report compares runs of ranks",
     "the bounds of links, which costproof roofline counts again",
 )
+_ORDERS: Final = ("ring", "ulysses")
+"""How ranks share a sequence, other than in zigzag order."""
+_NO_STEPS: Final = "decode steps, which are not counted on this mesh"
+_ONE_PROMPT: Final = "other prompts than {length} tokens, of which the identities export a rank"
 _NO_BOUND: Final = "a bound of the chance to miss a mistake: widths that a mesh divides are not drawn independently"
 
 
-def mesh_proof(made: Proof, target: Provable, draw: Draw, mesh: Mapping[str, int], plan: str | None) -> Proof:
+def mesh_proof(
+    made: Proof, target: Provable, draw: Draw, mesh: Mesh, plan: str | None, cp_plan: str | None, dispatch: str | None
+) -> Proof:
     """Return a proof over a mesh: ranks in symbols, random configurations on random parts of the mesh, and their sums.
 
     Args:
         made: the proof for one device, whose variants and number of draws it has.
         draw: draws a configuration of the family.
-        mesh: axis -> devices, for axes of more than one.
+        mesh: the devices.
         plan: by which ranks share the model; ``None`` for that of the class, and draws with plans of engines too.
+        cp_plan: how ranks share a sequence; ``None`` for zigzag order, and draws with the others too.
+        dispatch: how tokens reach experts of other ranks; the proof draws pairs for ``all-to-all``.
 
     Raises:
         Problems: the target cannot be spread over the mesh.
     """
-    given: dict[str, Any] = {**mesh, **({} if plan is None else {PLAN: stored_plan(plan)})}
-    if given.get(PLAN) == OWN or mesh.get("tp", 1) == 1:
-        given.pop(PLAN, None)
+    if problems := mesh.problems(more=AXES):
+        raise Problems("the workload cannot be run", problems)
+    given: dict[str, Any] = {axis: n for axis in AXES if (n := getattr(mesh, axis)) > 1}
+    if plan is not None and mesh.tp > 1 and (stored := stored_plan(plan)) != OWN:
+        given[PLAN] = stored
+    given |= {} if cp_plan is None else {CP_PLAN: cp_plan}
+    given |= {} if dispatch in (None, ALL_GATHER) else {DISPATCH: dispatch}
     name = ", ".join(f"{key} {value}" for key, value in given.items())
     pieces: list[Piece[Provable]] = []
     alike: dict[object, str] = {}
-    variants = []
+    variants: list[Workload] = []
     for piece in (p for p in made.pieces if p.phase == "identities"):
         w = piece.workload
-        w = replace(w, name=f"{w.name} on {name}", batch=2 * mesh.get("dp", 1), inputs={**w.inputs, **given})
-        w = replace(w, text_tokens=w.text_tokens // w.mesh.tp * w.mesh.tp)
-        target.check(w)
-        variants.append(w)
+        w = replace(w, name=f"{w.name} on {name}", inputs={**w.inputs, **given})
+        unit = w.mesh.tp * (2 * w.mesh.cp if w.mesh.cp > 1 else 1)  # zigzag parts are halves of a rank's
+        w = replace(w, batch=2 * w.mesh.dp * w.mesh.fsdp, text_tokens=w.text_tokens // unit * unit)
+        if isinstance(fitting := _fitting(target, w, made.settings.seed), Problems):
+            raise fitting
+        if all(replace(fitting, name=other.name) != other for other in variants):
+            variants.append(fitting)
     for variant in variants:
         for rank in range(variant.mesh.world):
             run = replace(variant, name=f"{variant.name}, rank {rank}", inputs={**variant.inputs, RANK: rank})
@@ -263,6 +278,7 @@ def mesh_proof(made: Proof, target: Provable, draw: Draw, mesh: Mapping[str, int
                 alike[key] = run.name
                 pieces.append(Piece(f"identity: {run.name}", "identities", target, run))
         pieces.append(Piece(f"ranks: {variant.name}", "ranks", target, variant))
+    of_one_length = DISPATCH in given or given.get(PLAN) == "megatron" or (mesh.cp > 1 and cp_plan in (None, "zigzag"))
     left_out, choices = 0, Counter[str]()
     for number in range(made.settings.samples):
         found = _drawn_on_mesh(target, draw, made.settings.seed, number, given, own_plan=plan is None)
@@ -276,8 +292,37 @@ def mesh_proof(made: Proof, target: Provable, draw: Draw, mesh: Mapping[str, int
         made, pieces=tuple(pieces), usual=variants[0], ranges={}, independent={}, choices=choices,
         settings=replace(made.settings, chosen={axis: str(n) for axis, n in given.items()}),
         not_varied=(_NOT_VARIED[0], *reasons(type(cast(Native[Any], target).config))) if choices else made.not_varied,
-        not_claimed=(*_OF_RANKS, _NO_BOUND, *([f"{left_out} draws without a legal mesh"] if left_out else ())),
+        not_claimed=(*_OF_RANKS, _NO_BOUND, *([_NO_STEPS] if not any(w.new_tokens for w in variants) else ()),
+                     *([_ONE_PROMPT.format(length=variants[0].text_tokens)] if of_one_length else ()),
+                     *([f"{left_out} draws without a legal mesh"] if left_out else ())),
     )  # fmt: skip
+
+
+def _fitting(target: Provable, workload: Workload, seed: int) -> Workload | Problems:
+    """Return the workload, changed as ranks of its mesh need it; the reasons if nothing makes it fit.
+
+    Ranks that share a sequence run sdpa and return all logits, and of latents the prompt only. Ranks that send each
+    other pairs run a prompt, with pairs of a routing that is drawn.
+    """
+    run, mesh = workload, workload.mesh
+    if DISPATCH in run.inputs:
+        run = replace(run, new_tokens=0, inputs={**run.inputs, PAIRS: drawn_pairs(target, run, seed)})
+    elif mesh.cp > 1:
+        name = run.name.replace("eager, last logits", run.dtype)
+        run = replace(run, name=name, attention="sdpa", logits="all")
+    problems = target.problems(run)  # type: ignore[attr-defined]
+    if problems and mesh.cp > 1:
+        run = replace(run, new_tokens=0, inputs={k: v for k, v in run.inputs.items() if k != _DECODING})
+        problems = target.problems(run)  # type: ignore[attr-defined]
+    return Problems("the workload cannot be run", problems) if problems else run
+
+
+def drawn_pairs(target: Provable, workload: Workload, seed: int) -> str:
+    """Return how many pairs of a token and an expert each rank sends to each, for a random routing of a prompt."""
+    rng, mesh = random.Random(f"costproof:pairs:{seed}:{workload.name}"), workload.mesh
+    each = workload.batch // mesh.dp * workload.text_tokens * target.info().symbols.get("text_topk", 0)
+    cuts = [sorted(rng.randint(0, each) for _ in range(mesh.ep - 1)) for _ in range(mesh.world)]
+    return ";".join(",".join(str(b - a) for a, b in pairwise((0, *cut, each))) for cut in cuts)
 
 
 def _drawn_on_mesh(
@@ -297,20 +342,27 @@ def _drawn_on_mesh(
                 for axis in ("tp", "dp", "pp")}  # fmt: skip
         tp, dp = axes["tp"], axes["dp"]
         axes["ep"] = rng.choice([n for n in sorted({1, tp, tp * dp}) if given.get("ep", 1) % n == 0])
+        for axis in AXES[4:]:
+            if axis in given:
+                axes[axis] = rng.choice([n for n in range(1, given[axis] + 1) if given[axis] % n == 0])
+        cp, sharing = axes.get("cp", 1), dp * axes.get("fsdp", 1)
         inputs: dict[str, SettingValue] = {axis: n for axis, n in axes.items() if n > 1}
         engines = (None, *ENGINES) if own_plan else (given.get(PLAN),)
         if tp > 1 and (engine := rng.choice(engines)) is not None:
             inputs[PLAN] = engine
+        order = (rng.choice((None, *_ORDERS)) if CP_PLAN not in given else given[CP_PLAN]) if cp > 1 else None
+        inputs |= {} if order is None else {CP_PLAN: order}
+        inputs |= {DISPATCH: given[DISPATCH]} if DISPATCH in given and axes["ep"] > 1 else {}
+        p["text_kv_heads"] *= tp * cp if order == "ulysses" else 1
         p["layers"] = max(rng.choice(_FEW), axes["pp"])
         p["text_intermediate"] *= tp
         p["text_groups"] *= tp // gcd(tp, p["text_kv_heads"] * p["text_groups"])
-        p["S"] *= tp
+        p["S"] *= tp * (2 * cp if cp > 1 else 1)
         attention: AttentionKind = rng.choice([a for a in _ATTENTIONS if a in choices["attention"]])
         dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
-        batch = max(1, p["B"] // dp) * dp + (rng.randrange(dp) if axes["ep"] <= tp else 0)
+        batch = max(1, p["B"] // sharing) * sharing + (rng.randrange(sharing) if axes["ep"] <= tp else 0)
         logits: Logits = rng.choice(("all", "last"))
-        world = prod(axes[axis] for axis in ("tp", "dp", "pp"))
-        inputs[RANK] = rng.randrange(world)
+        inputs[RANK] = rng.randrange(tp * sharing * cp * axes["pp"])
         work = Workload(f"draw {number}", p["S"], rng.choice(STEPS), batch, dtype, attention, logits, inputs=inputs)
         if "experts" in choices:
             work = replace(work, experts=rng.choice(_KERNELS))
@@ -318,11 +370,15 @@ def _drawn_on_mesh(
         drawn = draw(p, rng)
         if drawn is None:
             return None
-        if work.mesh.one or drawn[0].problems(work):  # type: ignore[attr-defined]
+        fitting = _fitting(drawn[0], work, seed)
+        if work.mesh.one or isinstance(fitting, Problems):
             continue
+        work = fitting
         features = {**drawn[1], **{f"{axis} above 1": n > 1 for axis, n in axes.items()},
-                    **{f"plan {engine}": inputs.get(PLAN) == engine for engine in ENGINES}}  # fmt: skip
-        sizes = {"P": p["P"], "N": work.new_tokens}
+                    **{f"plan {engine}": inputs.get(PLAN) == engine for engine in ENGINES},
+                    **({f"cp plan {order}": True} if order else {}), "pairs": DISPATCH in inputs}  # fmt: skip
+        # The context of ranks that share a sequence is their part of it.
+        sizes = {**({"P": p["P"]} if cp == 1 else {}), "N": work.new_tokens}
         return Piece(f"draws: {number}", "draws", drawn[0], work, sizes=sizes), features
     return None
 
@@ -353,7 +409,7 @@ def row_identities(target: Provable, config: DecoderConfig, workload: Workload) 
         return Piece(f"rows: {name}, {workload.name}", "rows", target, workload, identity=RowIdentity(*identity))
 
     def rows(*given: tuple[BatchRow, tuple[Any, Any, Any]]) -> tuple[SymbolicRun, ...]:
-        return (_rows_in_symbols(config, last, given),)
+        return (rows_in_symbols(config, last, given),)
 
     def prompt(length: int, size: sympy.Expr) -> tuple[SymbolicRun, ...]:
         run = replace(last, text_tokens=length, new_tokens=0)
@@ -413,32 +469,6 @@ def _pairs_below(length: int, window: int) -> sympy.Expr:
     return sympy.Integer(window * (window + 1) // 2) + window * (CACHED - window)
 
 
-def _batch_of(workload: Workload, rows: Sequence[BatchRow]) -> Workload:
-    """Return the workload of a batch of rows, with the other settings of a workload."""
-    inputs = {name: value for name, value in workload.inputs.items() if name != PAST}
-    inputs[ROWS] = ",".join(row.text for row in rows)
-    total = sum(row.count * row.new for row in rows)
-    logits: Logits = "all" if all(row.logits == row.new for row in rows) else "last"
-    return replace(workload, text_tokens=total, new_tokens=0, batch=1, logits=logits, inputs=inputs)
-
-
-def _rows_in_symbols(
-    config: DecoderConfig, workload: Workload, rows: Sequence[tuple[BatchRow, tuple[Any, Any, Any]]]
-) -> SymbolicRun:
-    """Return the run of a batch of rows, each given as an example, and (sequences, new tokens, past) in symbols."""
-    batch, in_symbols = _batch_of(workload, [row for row, _ in rows]), dict(rows)
-    sizes = {
-        "B": sympy.Integer(1),
-        "S": sympy.Add(*(count * new for _, (count, new, _) in rows)),
-        "L": sympy.Add(*(count * row.logits for row, (count, _, _) in rows)),
-    }
-    for i, alike in enumerate(row_kinds(batch, config), 1):
-        each = [tuple(map(sympy.sympify, in_symbols[row])) for row in alike]
-        for (k, n, m), name in ROW_SUMS.items():
-            sizes[f"{name}_{i}"] = sympy.Add(*(count**k * new**n * past**m for count, new, past in each))
-    return SymbolicRun(batch, "prefill", {name: text(sympy.expand(size)) for name, size in sizes.items()})
-
-
 def counted_pairs(piece: Piece[Provable], seed: int) -> Piece[Provable]:
     """Return a piece in which the kept scores of a random batch of rows are compared with pairs counted one by one.
 
@@ -451,7 +481,7 @@ def counted_pairs(piece: Piece[Provable], seed: int) -> Piece[Provable]:
         BatchRow(rng.choice((1, rng.randint(2, 40))), rng.choice((0, rng.randint(1, 60))), rng.randint(1, 4))
         for _ in range(rng.randint(1, 5))
     ]
-    batch = _batch_of(piece.workload, rows)
+    batch = batch_of(piece.workload, rows)
     (call,) = piece.target.invocations(batch)
     assert isinstance(piece.target, Native)
     config: DecoderConfig = piece.target.config

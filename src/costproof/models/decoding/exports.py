@@ -30,7 +30,7 @@ def export_jobs(model: nn.Module, workload: Workload, decoder: Decoder, *, embed
         embeds: whether the prefill gets embeddings instead of token ids.
     """
     if workload.rows:
-        return [replace(rows_job(model, workload, decoder), conventions=_stands_for(workload))]
+        return [replace(rows_job(model, workload, decoder, embeds=embeds), conventions=_stands_for(workload))]
     first = chunk_job(model, workload, decoder) if workload.past else None
     jobs = [first or prefill_job(model, workload, decoder, embeds=embeds)]
     if workload.new_tokens:
@@ -45,13 +45,20 @@ def _stands_for(workload: Workload) -> dict[str, str]:
     return {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
 
 
-def rows_job(model: nn.Module, workload: Workload, decoder: Decoder) -> ExportJob:
-    """Return the job that exports a batch of unequal rows, packed into one sequence, without symbolic sizes."""
+def rows_job(model: nn.Module, workload: Workload, decoder: Decoder, *, embeds: bool = False) -> ExportJob:
+    """Return the job that exports a batch of unequal rows, packed into one sequence, without symbolic sizes.
+
+    Args:
+        embeds: whether it gets embeddings instead of token ids.
+    """
     from costproof.models.decoding.modules import RowsModule
 
     rows = workload.rows
     each = [workload.of_row(row) for row in rows]
-    args: dict[str, Any] = packed_inputs(workload)
+    args: dict[str, Any] = packed_inputs(workload, decoder)
+    if embeds:
+        given = {"embeds": on_meta(workload, *args.pop("ids").shape, text_config(model).hidden_size)}
+        args = {**given, **args}
     pasts = [decoder.past(model, one, row.count, row.past) for one, row in zip(each, rows, strict=True) if row.past]
     if pasts:
         args["keys"] = [keys for past in pasts for keys, _ in past]
@@ -60,22 +67,23 @@ def rows_job(model: nn.Module, workload: Workload, decoder: Decoder) -> ExportJo
     masked: list[tuple[int, ...]] = []
     contents: dict[str, CausalMask] = {}
     for name, which, window in zip((f"{_MASKS[0]}s", f"{_MASKS[1]}s"), (0, 1), (0, decoder.window), strict=True):
-        given = {i: mask for i, pair in enumerate(masks) if (mask := pair[which]) is not None}
-        masked.append(tuple(given))
-        if given:
-            args[name] = list(given.values())
-            contents |= {f"{name}.{i}": CausalMask(window) for i in range(len(given))}
+        found = {i: mask for i, pair in enumerate(masks) if (mask := pair[which]) is not None}
+        masked.append(tuple(found))
+        if found:
+            args[name] = list(found.values())
+            contents |= {f"{name}.{i}": CausalMask(window) for i in range(len(found))}
     return ExportJob(
         "rows", "prefill", (ROWS_INVOCATION,), RowsModule(model, decoder, workload, masked), {"part": ""}, args,
-        returns_cache=True, masks=contents,
+        returns_cache=True, masks=contents, inside=frozenset({"embeds"}) & args.keys(),
     )  # fmt: skip
 
 
-def packed_inputs(workload: Workload) -> dict[str, Any]:
+def packed_inputs(workload: Workload, decoder: Decoder) -> dict[str, Any]:
     """Return ids, positions and the indices of positions with logits of a batch of rows, on the meta device."""
     import torch
 
-    found = {"ids": ids_on_meta(1, workload.text_tokens), "positions": ids_on_meta(1, workload.text_tokens)}
+    length, axes = workload.text_tokens, (decoder.axes,) if decoder.axes > 1 else ()
+    found = {"ids": ids_on_meta(1, length), "positions": ids_on_meta(*axes, 1, length)}
     kept = sum(row.count * row.logits for row in workload.rows)
     if kept < workload.text_tokens:
         found["kept"] = torch.zeros(kept, dtype=torch.long, device="meta")
@@ -87,9 +95,10 @@ def stage_runs(
 ) -> list[ExportJob]:
     """Return isolated jobs of the prefill of ``length`` tokens and of the first, middle and last decode step."""
     if workload.rows:
-        lengths = [("ids", 0, "B"), ("ids", 1, "S"), ("kept", 0, "L")]
+        tokens = "embeds" if embeds else "ids"
+        lengths = [(tokens, 0, "B"), (tokens, 1, "S"), ("kept", 0, "L")]
         sizes = [SymbolicSize((name,), dim, symbol) for name, dim, symbol in lengths]
-        return [replace(rows_job(model, workload, decoder), sizes=sizes)]
+        return [replace(rows_job(model, workload, decoder, embeds=embeds), sizes=sizes)]
     batch = workload.batch
     steps = {n: step_job(model, workload, decoder, batch, n) for n in contexts(workload, workload.past + length)}
     prefill = (

@@ -29,7 +29,7 @@ from costproof.analytic.rotary import Rotary, RotaryTable
 from costproof.analytic.router import RoutingRule
 from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.node import Ledger
-from costproof.ledger.workload import ROWS_INVOCATION, Workload
+from costproof.ledger.workload import Workload
 from costproof.models.cache_dtype import cache_share
 from costproof.models.decoding.config import DecoderConfig, MixtureConfig
 from costproof.models.decoding.fsdp import as_stored, with_gathers
@@ -38,6 +38,7 @@ from costproof.models.decoding.names import (
     decoder_names,
     latent_names,
     mixture_names,
+    prefill_name,
     row_kinds,
     sandwich_names,
 )
@@ -117,7 +118,7 @@ def decoder_ledger(
         return logits_and_masks(workload, call, config, vocabulary, shards)
 
     parts, decode = decoder_parts(config, workload, style, plan), workload.new_tokens > 0
-    first = ROWS_INVOCATION if workload.rows else "prompt"
+    first = prefill_name(workload)
     cache = cache_share(workload, latent=style.latent is not None)
     nodes = prefill_and_decode(
         parts, style.names(), border=border, decode=decode, cache=cache, past=workload.past > 0, first_id=first
@@ -231,26 +232,25 @@ def decoder_stack(
         return _split_latent(style.latent(workload, call), shards)
 
     def stack(call: StackCall) -> DecoderStack:
-        layers = tuple(
-            TransformerLayer(
-                width,
-                attention(call, window),
-                mixtures.get(i, mlp),
-                norm=style.norm,
-                norm_after=style.norm_after,
-            )
-            for i, window in enumerate(windows_of(config))
-        )
+        equal: dict[tuple[int, int], TransformerLayer] = {}  # one object for equal layers
+        layers = []
+        windows = windows_of(config)
+        for i, window in enumerate(windows):
+            key, feed_forward = (window, id(mixtures.get(i))), mixtures.get(i, mlp)
+            if key not in equal:
+                block = attention(call, window)
+                equal[key] = TransformerLayer(width, block, feed_forward, norm=style.norm, norm_after=style.norm_after)
+            layers.append(equal[key])
         return DecoderStack(
             width,
             shards.vocabulary("embedding"),
-            layers,
+            tuple(layers),
             head=shards.vocabulary("head"),
             table=sym(style.rotated),
             table_kind=style.table,
             own_positions=style.positions_per_sequence,
             tables=style.rotary_tables,
-            unread=max(0, style.rotary_tables - len({windows_of(config)[i] for i in shards.layers})),
+            unread=max(0, style.rotary_tables - len({windows[i] for i in shards.layers})),
             norm=style.norm,
             tied=config.tied and shards.mesh.pp == 1,
             scaled=style.scaled_embeddings,

@@ -25,14 +25,12 @@ from costproof.analytic.compose import CONTAINER, HeldNode, ModulePart, StackCal
 from costproof.analytic.costs import Layer, Size, costs_of
 from costproof.analytic.router import Router
 from costproof.ledger.node import CostNode
+from costproof.models.decoding.sharding import GATHERED_BEFORE
 from costproof.opgraph.rules.collectives import PARTS_GROUP as GROUP
 from costproof.patches.sharding import PARTS, ParameterShard
 
 RANKS: Final = sym("fsdp")
-ROOT: Final = "root"
-LAYER: Final = "text.layer"
-GROUPS: Final = (ROOT, LAYER)
-"""Roles of the modules before which parameters are gathered."""
+ROOT, LAYER = GATHERED_BEFORE
 
 
 def tensors_of(layer: Layer) -> Iterator[tuple[Size, Size]]:
@@ -82,10 +80,14 @@ def with_gathers(parts: Iterable[ModulePart], call: StackCall) -> Iterator[Modul
     for part in every:
         groups.setdefault(_group(part), []).extend(part.layers)
     for part in every:
-        if part.role not in GROUPS:
+        if part.role not in GATHERED_BEFORE:
             yield part
             continue
-        gathered = GatheredParameters(stored(groups[_group(part)]), RANKS, call.item_bytes)
+        parts_of_rank = stored(groups[_group(part)])
+        if parts_of_rank == 0:  # the root of a stage between
+            yield part
+            continue
+        gathered = GatheredParameters(parts_of_rank, RANKS, call.item_bytes)
         others = tuple(x for x in part.layers if x != CONTAINER)
         yield replace(part, layers=(*(others or (CONTAINER,)), gathered))
 
@@ -151,7 +153,8 @@ def keep_parts(model: Any, ranks: int, rank: int) -> None:
                 owner._parameters[leaf] = made
             gathered.append(_Gathered(tuple(whole.shape), tuple(places[id(whole)])))
             taken.add(id(made))
-        _gather_before(root, gathered, ranks)
+        if gathered:
+            _gather_before(root, gathered, ranks)
     vars(model)[PARTS] = facts
 
 

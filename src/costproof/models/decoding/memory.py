@@ -58,6 +58,10 @@ class RowsTape(DecoderTape):
     """Memory tape of the rows of a batch: linear layers, norms and experts run on the tokens of all rows together."""
 
     rows: tuple[TapeRow, ...] = ()
+    embedded: bool = False
+    """Whether the call is given embeddings."""
+    axes: int = 1
+    """Positions that it is given for each token."""
     given_positions: Piece = 0
     masks_of: dict[tuple[int, bool], Piece] = field(default_factory=dict)
     """(row, whether a layer has a window) -> the mask that the row is given."""
@@ -77,7 +81,8 @@ class RowsTape(DecoderTape):
         Branches: a row may have no past, and layers differ by having a window.
         """
         tape, call = self.tape, self.call
-        ids, self.given_positions = (tape.give(INT64 * call.rows) for _ in range(2))
+        item = stack.width * call.item_bytes if self.embedded else INT64
+        given, self.given_positions = tape.give(item * call.rows), tape.give(self.axes * INT64 * call.rows)
         kept = (tape.give(INT64 * logits),) if picked else ()
         blocks = [_blocks_of(layer.attention) for layer in stack.layers]
         old = [
@@ -89,7 +94,7 @@ class RowsTape(DecoderTape):
             for windowed, (keys, item) in row.masks.items():
                 self.masks_of[i, windowed] = tape.give(item * row.call.rows * keys)
         numbers = self._numbers(windows)
-        hidden = self._embedding(stack, ids)
+        hidden = given if self.embedded else self._embedding(stack, given)
         tables = self._tables(stack, hidden)
         last = last_two([(layer, window) for layer, window in zip(stack.layers, windows, strict=True)])
         for i, layer in enumerate(stack.layers):
@@ -301,11 +306,18 @@ def _branches(config: DecoderSizes, workload: Workload, call: StackCall, shards:
 
 
 def row_tapes(
-    config: RowSizes, workload: Workload, stack: Callable[[StackCall], DecoderStack], *, capped: bool = False
+    config: RowSizes,
+    workload: Workload,
+    stack: Callable[[StackCall], DecoderStack],
+    *,
+    capped: bool = False,
+    embedded: bool = False,
+    axes: int = 1,
 ) -> dict[tuple[str, str, str], MemoryTape]:
     """Return (stage, invocation, part) -> the memory tape of the packed call of a batch of rows.
 
-    Sizes of the rows are numbers, those of the configuration symbols. Arguments are those of :func:`decoder_tapes`.
+    Sizes of the rows are numbers, those of the configuration symbols. Arguments are those of :func:`decoder_tapes`, and
+    the number of positions of a token.
 
     Raises:
         Incomplete: a loop over experts decides by values what it allocates.
@@ -326,7 +338,8 @@ def row_tapes(
         each.append(TapeRow(own, _branches(config, one, whole), kinds[row], masks))
     logits = sum(row.count * row.logits for row in workload.rows)
     packed = StackCall(1, workload.text_tokens, item)
-    tape = RowsTape(packed, _branches(config, workload, packed), rows=tuple(each)).record_rows(
+    branches = _branches(config, workload, packed)
+    tape = RowsTape(packed, branches, rows=tuple(each), embedded=embedded, axes=axes).record_rows(
         stack(call), tuple(windows_of(config)), logits, capped=capped, picked=logits < workload.text_tokens
     )
     return {("prefill", ROWS_INVOCATION, "rows"): tape}

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from costproof.ledger.workload import BatchRow, Workload
-from costproof.models.decoding.decoder import Decoder, Masks, Past, text_config
+from costproof.models.decoding.decoder import PACKED, Decoder, Masks, Past, text_config
 
 CacheTensors = list[tuple[torch.Tensor, ...]]
 
@@ -86,8 +86,6 @@ def _placed(positions: torch.Tensor | None) -> dict[str, torch.Tensor]:
 
 
 _LENGTH: Final = "_sliding_window_tensor"
-PACKED: Final = "packed_rows"
-"""Name of the attention of rows among the implementations of transformers."""
 
 
 class MasksOfRows:
@@ -203,10 +201,6 @@ def attend_rows(
 
 def pack(model: nn.Module, decoder: Decoder) -> None:
     """Make the attention of a decoder run row by row (:func:`attend_rows`)."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    if PACKED not in ALL_ATTENTION_FUNCTIONS.valid_keys():
-        ALL_ATTENTION_FUNCTIONS.register(PACKED, attend_rows)
     for path in decoder.attention_paths(model):
         part: Any = model.get_submodule(path)
         part.config._attn_implementation = PACKED
@@ -260,8 +254,9 @@ class RowsModule(nn.Module):
 
     def forward(
         self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
+        ids: torch.Tensor | None = None,
+        embeds: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
         kept: torch.Tensor | None = None,
         keys: list[torch.Tensor] | None = None,
         values: list[torch.Tensor] | None = None,
@@ -278,6 +273,7 @@ class RowsModule(nn.Module):
         )
         result = self.part(
             input_ids=ids,
+            inputs_embeds=embeds,
             position_ids=positions,
             attention_mask=self.decoder.mask((full, seen)),  # type: ignore[arg-type]
             past_key_values=cache,

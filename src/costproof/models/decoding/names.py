@@ -1,14 +1,34 @@
-"""Stages, module paths and invocations of decoder-only models."""
+"""Stages, module paths, invocations and batches of rows of decoder-only models."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+import sympy
 
 from costproof.algebra.series import CACHED, ROW_SUMS
-from costproof.ledger.workload import FLOAT_BYTES, ROWS_INVOCATION, BatchRow, Invocation, TensorSpec, Workload
+from costproof.algebra.symbols import text
+from costproof.ledger.workload import (
+    FLOAT_BYTES,
+    PAST,
+    ROWS,
+    ROWS_INVOCATION,
+    BatchRow,
+    Invocation,
+    Logits,
+    TensorSpec,
+    Workload,
+)
+from costproof.models.proof import SymbolicRun
 
 STAGES: Final = ("prefill", "decode")
+
+
+def prefill_name(workload: Workload) -> str:
+    """Return the invocation of the prefill: ``prompt``, or ``rows`` for a batch of unequal sequences."""
+    return ROWS_INVOCATION if workload.rows else "prompt"
 
 
 def mlp_names(role: str, path: str) -> dict[str, str]:
@@ -140,3 +160,29 @@ def _packed(workload: Workload, config: WithRows) -> Invocation:
         for (b, s, c), name in ROW_SUMS.items():
             symbols[f"{name}_{i}"] = sum(row.count**b * row.new**s * row.past**c for row in rows)
     return Invocation("prefill", ROWS_INVOCATION, 1, symbols, (TensorSpec((1, length), "int64"),))
+
+
+def batch_of(workload: Workload, rows: Sequence[BatchRow]) -> Workload:
+    """Return the workload of a batch of rows, with the other settings of a workload."""
+    inputs = {name: value for name, value in workload.inputs.items() if name != PAST}
+    inputs[ROWS] = ",".join(row.text for row in rows)
+    total = sum(row.count * row.new for row in rows)
+    logits: Logits = "all" if all(row.logits == row.new for row in rows) else "last"
+    return replace(workload, text_tokens=total, new_tokens=0, batch=1, logits=logits, inputs=inputs)
+
+
+def rows_in_symbols(
+    config: WithRows, workload: Workload, rows: Sequence[tuple[BatchRow, tuple[Any, Any, Any]]]
+) -> SymbolicRun:
+    """Return the run of a batch of rows, each given as an example, and (sequences, new tokens, past) in symbols."""
+    batch, in_symbols = batch_of(workload, [row for row, _ in rows]), dict(rows)
+    sizes = {
+        "B": sympy.Integer(1),
+        "S": sympy.Add(*(count * new for _, (count, new, _) in rows)),
+        "L": sympy.Add(*(count * row.logits for row, (count, _, _) in rows)),
+    }
+    for i, alike in enumerate(row_kinds(batch, config), 1):
+        each = [tuple(map(sympy.sympify, in_symbols[row])) for row in alike]
+        for (k, n, m), name in ROW_SUMS.items():
+            sizes[f"{name}_{i}"] = sympy.Add(*(count**k * new**n * past**m for count, new, past in each))
+    return SymbolicRun(batch, "prefill", {name: text(sympy.expand(size)) for name, size in sizes.items()})

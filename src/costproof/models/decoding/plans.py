@@ -363,7 +363,7 @@ def mesh_problems(
         what, where = "each rank has whole sequences, so no plan shares them", f"--{CP_PLAN.replace('_', '-')}"
         return [BadInput(what, where=where, expected="--cp of 2 or more", got=workload.inputs[CP_PLAN])]
     if mesh.one and not workload.rank:
-        return []
+        return [*_pair_problems(config, workload)]
     found = mesh.problems(workload.rank, more=more)
     if plan.sequence and max(mesh.pp, mesh.cp) > 1:
         what, where = "ranks that share tokens are counted without stages and shared sequences", f"--{PLAN}"
@@ -377,7 +377,7 @@ def mesh_problems(
     if found:
         return found
     found += _sequence_problems(config, workload) if mesh.cp > 1 else []
-    found += _stored_problems(workload) if mesh.fsdp > 1 else []
+    found += _stored_problems(workload, plan) if mesh.fsdp > 1 else []
     for what, size, part in _divided(config):
         if part in plan.split and size % mesh.tp and not (part == "experts" and mesh.ep > 1):
             expected = f"a divisor of the {size} {what}"
@@ -390,7 +390,7 @@ def mesh_problems(
         what = "embedding and output projection share one table, so they need one layout"
         where = f"--{PLAN}" if PLAN in workload.inputs else f"--tp, {plan.source}"
         found.append(BadInput(what, where=where, expected="a plan that splits both, or none"))
-    if workload.batch < mesh.dp:
+    if workload.batch < mesh.dp and mesh.fsdp == 1:
         what = "there are fewer sequences than data-parallel ranks"
         found.append(BadInput(what, where="--batch", expected=f"at least {mesh.dp}", got=workload.batch))
     if mesh.batches > 1 and plan.joint:
@@ -444,16 +444,21 @@ def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInp
     return found
 
 
-def _stored_problems(workload: Workload) -> Iterator[BadInput]:
+def _stored_problems(workload: Workload, plan: ShardPlan) -> Iterator[BadInput]:
     """Yield an error for each reason why ranks cannot store parts of each parameter, or are not counted so."""
     mesh = workload.mesh
-    for axis in ("tp", "ep", "pp", "dp", "cp"):
-        if (size := getattr(mesh, axis)) > 1:
-            what = "ranks that gather the parameters of each layer are counted on no other axis"
-            yield BadInput(what, where=f"--fsdp, --{axis}", expected=f"--{axis} 1", got=size)
-    if workload.batch < mesh.fsdp:
+    if mesh.cp > 1:
+        what = "ranks that gather the parameters of each layer have whole sequences"
+        yield BadInput(what, where="--fsdp, --cp", expected="--cp 1", got=mesh.cp)
+    if mesh.batches > 1:
+        what = "experts of several batches have groups of their own, along which no parts are stored"
+        yield BadInput(what, where="--fsdp, --ep", expected=f"--ep of 1 or tp {mesh.tp}", got=mesh.ep)
+    if mesh.tp > 1 and (plan.multiple > 1 or plan.sequence):
+        what = "fully_shard stores parts of what transformers splits, not of this engine's tables and tokens"
+        yield BadInput(what, where=f"--fsdp, --{PLAN}", expected=f"{OWN}, or a YAML file", got=plan.name)
+    if workload.batch < (parts := mesh.dp * mesh.fsdp):
         what = "each rank that gathers parameters runs sequences of its own"
-        yield BadInput(what, where="--batch", expected=f"at least fsdp {mesh.fsdp}", got=workload.batch)
+        yield BadInput(what, where="--batch", expected=f"at least fsdp x dp = {parts}", got=workload.batch)
 
 
 def _pair_problems(config: DecoderConfig, workload: Workload) -> Iterator[BadInput]:

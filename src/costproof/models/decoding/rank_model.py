@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
@@ -428,10 +429,10 @@ def shard_for_export(model: nn.Module, workload: Workload, decoder: Decoder) -> 
             splits=splits_of(workload.inputs, workload.rank), multiple=multiple, sequence=sequence,
         )  # fmt: skip
         _fit_heads(model, plans[0], mesh.tp)
-    if mesh.fsdp > 1:
-        keep_parts(model, mesh.fsdp, mesh.coordinates(workload.rank).fsdp)
     if mesh.pp > 1:
         keep_stage(model, mesh.pp, mesh.coordinates(workload.rank).pp)
+    if mesh.fsdp > 1:
+        keep_parts(model, mesh.fsdp, mesh.coordinates(workload.rank).fsdp)
     return model
 
 
@@ -475,12 +476,13 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
     """
     mesh, engine = workload.mesh, _engine(workload)
     at, splits = mesh.coordinates(workload.rank), splits_of(workload.inputs, workload.rank)
-    if mesh.fsdp > 1:
-        return FullySharded(model, mesh.fsdp, at.fsdp)
     sequence = None
     if mesh.cp > 1:
         sequence = SharedSequence(model, str(workload.inputs.get(CP_PLAN, "zigzag")), mesh.cp, at.cp)
+    parts = partial(FullySharded, model, mesh.fsdp, workload.rank, stages=mesh.pp, replicas=mesh.dp)
     if mesh.tp == mesh.ep == 1:
+        if mesh.fsdp > 1:
+            return parts()
         if mesh.pp * mesh.cp == 1:
             return None
         return Distributed(model, ({}, {}), 1, at.pp * mesh.cp + at.cp, mesh.pp, sequence=sequence)
@@ -496,8 +498,12 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
             f"transformers cannot run this plan: it {why}", where=f"--{PLAN}", got=engine.name,
             fix="--sources analytic,static",
         )  # fmt: skip
-    place = at.ep if mesh.batches > 1 else (at.pp * mesh.cp + at.cp) * mesh.tp + at.tp
-    found = Distributed(model, plans, mesh.tp, place, mesh.pp, mesh.batches, splits, sequence)
+    found: Distributed | FullySharded
+    if mesh.fsdp > 1:
+        found = parts(tensor=mesh.tp, plans=plans)
+    else:
+        place = at.ep if mesh.batches > 1 else (at.pp * mesh.cp + at.cp) * mesh.tp + at.tp
+        found = Distributed(model, plans, mesh.tp, place, mesh.pp, mesh.batches, splits, sequence)
     _fit_heads(model, plans[0], mesh.tp)
     return found
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.workload import ROWS_INVOCATION, Workload, sampled_steps
@@ -98,12 +99,17 @@ def with_positions(run: Run) -> Run:
 
 
 def rows_runs(
-    model: nn.Module, workload: Workload, decoder: Decoder, ids: torch.Tensor | None = None
+    model: nn.Module,
+    workload: Workload,
+    decoder: Decoder,
+    ids: torch.Tensor | None = None,
+    more: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda given: {},
 ) -> tuple[Run, ...]:
     """Return the run of a batch of unequal rows, packed into one sequence, on the meta device or with values.
 
     Args:
         ids: token ids of all rows, past and new ones row by row, for a run with values.
+        more: returns further arguments, given the others.
     """
     import torch
 
@@ -113,7 +119,7 @@ def rows_runs(
     if ids is None:
         pasts = [decoder.past(model, one, row.count, row.past) if row.past else None for one, row in each]
         masks = [decoder.empty_masks(one, row.new, row.past) for one, row in each]
-        cache, given = rows_cache(model, workload, decoder, pasts), packed_inputs(workload)
+        cache, given = rows_cache(model, workload, decoder, pasts), packed_inputs(workload, decoder)
     else:
         masks = [real_masks(model, one, decoder, row.new, row.past) for one, row in each]
         cache, given = _real_rows(model, workload, decoder, ids)
@@ -125,7 +131,8 @@ def rows_runs(
         "use_cache": True,
         "logits_to_keep": given.get("kept", 0),
     }
-    run = Run(ROWS_INVOCATION, model, kwargs, in_rows)
+    kwargs |= more(kwargs)
+    run = Run(ROWS_INVOCATION, model, kwargs, partial(in_rows, decoder.places[0]))
     if ids is not None:
         again = copy.deepcopy(kwargs)
         with torch.no_grad(), expert_rows(model) as counted:
@@ -163,13 +170,16 @@ def _real_rows(
         parts["ids"].append(own[:, row.past :].flatten())
         parts["positions"].append(torch.arange(row.past, length).repeat(row.count))
     made = {name: torch.cat(tensors).to(device) for name, tensors in parts.items()}
-    found = {"ids": made["ids"][None], "positions": made["positions"][None]}
+    places = made["positions"][None]
+    places = places if decoder.axes == 1 else places.expand(decoder.axes, 1, -1)  # values decide no cost
+    found = {"ids": made["ids"][None], "positions": places}
     return cache, found | ({"kept": made["kept"]} if len(made["kept"]) < workload.text_tokens else {})
 
 
-def in_rows(path: str, call: int) -> tuple[str, str]:
-    """Return the stage and the invocation of a module in a batch of rows."""
-    return "prefill", ROWS_INVOCATION
+def in_rows(prompt: Locate, path: str, call: int) -> tuple[str, str]:
+    """Return the stage and the invocation of a module in a batch of rows, given those in a prompt."""
+    stage, invocation = prompt(path, call)
+    return stage, ROWS_INVOCATION if stage == "prefill" else invocation
 
 
 def _cached(kwargs: Mapping[str, Any], decoder: Decoder) -> Past:

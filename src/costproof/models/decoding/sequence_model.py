@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from costproof.models.decoding.decoder import Decoder
+from costproof.models.decoding.decoder import SHARED, Decoder
 
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], tuple[torch.Tensor, torch.Tensor]]
 """(queries, keys, values, causal, scale) -> results [B, H, n, D_v] and logarithms of their sums [B, H, n, 1]."""
-SHARED: Final = "shared_sequence"
-"""Name of this attention among the implementations of transformers."""
 
 
 def fused(
@@ -55,10 +53,6 @@ class OwnPositions:
 
 def share_sequence(model: Any, decoder: Decoder, own: OwnPositions) -> None:
     """Let every attention of a decoder run as one rank of those that share a sequence."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    if SHARED not in ALL_ATTENTION_FUNCTIONS.valid_keys():
-        ALL_ATTENTION_FUNCTIONS.register(SHARED, _attend)
     for path in decoder.attention_paths(model):
         part: Any = model.get_submodule(path)
         part._own_positions = own
@@ -92,7 +86,7 @@ class _ReadOnly:
         return self.layers[layer].keys, self.layers[layer].values
 
 
-def _attend(
+def attend_own(
     module: Any,
     query: torch.Tensor,
     key: torch.Tensor,

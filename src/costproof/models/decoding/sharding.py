@@ -75,6 +75,8 @@ class ShardPlan:
 
 _PARTS: Final[tuple[Part, ...]] = ("attention", "mlp", "experts", "shared", "embedding", "head")
 _SOURCE: Final = "transformers: base_model_tp_plan and _tp_plan of the class"
+GATHERED_BEFORE: Final = ("root", "text.layer")
+"""Roles of the modules before which parameters are gathered, of which ranks store parts."""
 FULLY_SHARD: Final = "torch.distributed.fsdp.fully_shard of every layer, then of the model"
 SPLIT_ALL: Final = ShardPlan(OWN, _SOURCE, frozenset(_PARTS))
 WHOLE_ATTENTION: Final = ShardPlan(OWN, _SOURCE, frozenset(_PARTS) - {"attention"})
@@ -234,7 +236,7 @@ class Shards:
 
     def axis_of(self, role: str, kind: str) -> str:
         """Return the group of the mesh in which a module runs a kind of collective."""
-        if self.mesh.fsdp > 1:
+        if self.mesh.fsdp > 1 and role in GATHERED_BEFORE:
             return "fsdp"
         if role in ("text", "text.layer.attention"):
             return "pp" if role == "text" else "cp"
@@ -452,7 +454,12 @@ class Shards:
         joint = self.plan.joint and "text.layer.experts" in reduced
         reduced -= {"text.layer.experts", "text.layer.shared.down"} if joint else set()
         latent = self.latent and "attention" in split and self.plan.name == OWN
+        done: dict[tuple[str, int], tuple[ModulePart, ModulePart]] = {}
         for part in parts:
+            key = part.role, id(part.layers)
+            if key in done:  # equal layers of the model share their formulas
+                yield replace(part, layers=done[key][1].layers)
+                continue
             first, *others = part.layers
             if isinstance(first, Experts | ClampedExperts) and self.mesh.ep > 1:
                 others += self._of_other_ranks(first, call)
@@ -475,7 +482,9 @@ class Shards:
                 own, padded = self.vocabulary("head"), self.plan.multiple > 1
                 columns = ranks * own if padded else sym("text_vocab")
                 others.append(AllGather(call.batch * positions, columns, own, ranks, b, one_row))
-            yield replace(part, layers=(first, *others))
+            split_part = replace(part, layers=(first, *others))
+            done[key] = part, split_part
+            yield split_part
 
     def steps(self, workload: Workload, call: StackCall) -> RankSteps:
         """Return what the rank does in a call that its memory depends on, besides the layers of its local widths.

@@ -16,7 +16,7 @@ from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc, TokenPadding
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.mesh import CP_PLAN, PAIRS, PLAN, of_mesh, stage_layers
+from costproof.ledger.mesh import CP_PLAN, PAIRS, RANK, Mesh, stage_layers
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import (
@@ -78,8 +78,6 @@ SETTINGS: Final[tuple[Setting, ...]] = (
 )
 
 
-PROVED_AXES: Final = ("tp", "ep", "pp", "dp")
-"""Axes of a mesh whose ranks graphs count too."""
 C = TypeVar("C", bound=DecoderConfig)
 _LAYER: Final = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 """The index of a layer in the path of its attention."""
@@ -152,9 +150,14 @@ class CausalTarget(Native[C]):
         from costproof.models.decoding.formulas import decoder_parts
         from costproof.models.decoding.fsdp import padding_by_role
 
-        one = replace(workload, inputs={k: v for k, v in workload.inputs.items() if not of_mesh(k)})
-        parts = decoder_parts(self.config, one, self.style())(prompt_call(past=False))
-        padding = padding_by_role(parts, self.config.symbols(), mesh.fsdp, FLOAT_BYTES[workload.dtype])
+        padding: Counter[str] = Counter()
+        for rank in range(mesh.tp):
+            one = workload.on_mesh(tp=mesh.tp, ep=mesh.ep, rank=rank)
+            parts = decoder_parts(self.config, one, self.style(), self.plan_of(one))(prompt_call(past=False))
+            sizes = {**self.config.symbols(), **mesh_symbols(self.config, one, self.plan_of(one))}
+            padding.update(padding_by_role(parts, sizes, mesh.fsdp, FLOAT_BYTES[workload.dtype]))
+        if found.tied:  # the table is on both ends
+            padding["text.embedding"] *= 2
         return replace(found, padding=tuple(padding.items()))
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
@@ -162,8 +165,7 @@ class CausalTarget(Native[C]):
         from costproof.models.decoding.formulas import decoder_stack
         from costproof.models.decoding.memory import decoder_tapes, row_tapes
 
-        if workload.mesh.fsdp > 1:  # a rank runs whole layers
-            workload = replace(workload.own, inputs={k: v for k, v in workload.inputs.items() if not of_mesh(k)})
+        workload = workload.gathered
         style = self.style()
         shards = None if workload.mesh.one else self.shares(workload)
         stack = decoder_stack(self.config, workload, style, shards)
@@ -258,28 +260,7 @@ class CausalTarget(Native[C]):
                 )
             given["text_tokens"] = length
         given_plan(given, found)
-        return self._with_rows(workload, given, found) if given.get(ROWS) is not None else workload
-
-    @staticmethod
-    def _with_rows(workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """Return the workload of a batch of rows, which are stored in ``given``; they decide all other lengths."""
-        chosen = given.get("logits")
-        try:
-            rows = common.rows_of(str(given.pop(ROWS)), chosen if chosen in ("all", "last") else "last")
-        except Problems as error:
-            found += error.problems
-            return workload
-        except BadInput as error:
-            found.append(error)
-            return workload
-        total = sum(row.count * row.new for row in rows)
-        said = {"text_tokens": total, "new_tokens": 0, "batch": 1}
-        for name, value in said.items():
-            if given.get(name) is None:
-                given[name] = value
-        given[ROWS] = ",".join(row.text for row in rows)
-        every = all(row.logits == row.new for row in rows)
-        given["logits"] = chosen if chosen not in (None, "all", "last") else "all" if every else "last"
+        common.take_rows(given, found)
         return workload
 
     def problems(self, workload: Workload) -> list[CostproofError]:
@@ -348,20 +329,37 @@ class CausalTarget(Native[C]):
     @classmethod
     def proof_settings(cls) -> tuple[Setting, ...]:
         """Return the settings of a proof: the mesh over which ranks are compared."""
-        return () if cls.plan is None else tuple(s for s in common.MESH if s.name in PROVED_AXES or s.name == PLAN)
+        if cls.plan is None:
+            return ()
+        return (*(s for s in common.MESH if s.name not in (RANK, PAIRS)), common.CP_PLAN)
 
-    def proof(self, samples: int, seed: int, plan: str | None = None, **axes: int | str) -> Proof:
+    def proof(
+        self,
+        samples: int,
+        seed: int,
+        plan: str | None = None,
+        cp_plan: str | None = None,
+        dispatch: str | None = None,
+        **axes: int | str,
+    ) -> Proof:
         """Return the proof of both stages in symbolic sizes, and for random configurations if the family draws any.
 
         Args:
             plan: by which ranks share the model.
-            axes: devices along ``tp``, ``ep``, ``pp`` and ``dp``; those of a certificate are texts.
+            cp_plan: how ranks share a sequence.
+            dispatch: how tokens reach experts of other ranks.
+            axes: devices along the axes of a mesh; those of a certificate are texts.
+
+        Raises:
+            Problems: the target cannot be spread over the mesh.
         """
         from costproof.models.decoding.domain import mesh_proof, proof
 
         made = proof(self, self.config, self.normalised(), samples, seed, self.drawn)
-        mesh = {axis: int(axes[axis]) for axis in PROVED_AXES if int(axes.get(axis, 1)) != 1}
-        return mesh_proof(made, self, self.drawn, mesh, plan) if mesh else made
+        mesh = Mesh(**{axis: int(size) for axis, size in axes.items()})
+        if mesh.one and cp_plan is None and dispatch is None:
+            return made
+        return mesh_proof(made, self, self.drawn, mesh, plan, cp_plan, dispatch)
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
         """Return the model on the meta device with the given implementation of routed experts, if it has experts."""

@@ -95,7 +95,7 @@ class DeepseekV3(LatentTarget[DeepseekV3Config]):
     @staticmethod
     def mistakes() -> Mistakes:
         """Return the mistakes found in published numbers of this model."""
-        from costproof.models.mistakes.deepseek import V3_MISTAKES
+        from costproof.models.mistakes import V3_MISTAKES
 
         return V3_MISTAKES
 

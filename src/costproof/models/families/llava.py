@@ -253,6 +253,7 @@ class Llava(ImageTextTarget[LlavaConfig]):
             workload,
             _NAMES,
             vocabulary=self.shares(workload).padded_vocabulary(),
+            config=self.config.text,
         )
 
     def _features(self) -> Size:

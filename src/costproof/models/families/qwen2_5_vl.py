@@ -28,7 +28,7 @@ from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
-from costproof.ledger.workload import FLOAT_BYTES, SIZE_FROM, Invocation, TensorSpec, Workload
+from costproof.ledger.workload import FLOAT_BYTES, ROWS, SIZE_FROM, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.config import yes_or_no
 from costproof.models.config_reader import Section, shown
@@ -299,14 +299,14 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
     @staticmethod
     def mistakes() -> Mistakes:
         """Return the mistakes that are common in models of its tower."""
-        from costproof.models.mistakes.qwen_vl import QWEN2_5_VL
+        from costproof.models.mistakes import QWEN2_5_VL
 
         return QWEN2_5_VL
 
     @property
     def layout(self) -> ModelLayout:
         """Return the module paths of tower and decoder."""
-        return ModelLayout(StagePaths({_TOWER: "vision"}), masks=("full_attention",))
+        return ModelLayout(StagePaths({_TOWER: "vision"}), masks=("full_attention",), axes=3)
 
     def formulas(self, workload: Workload) -> Ledger:
         """Return the symbolic analytic ledger, for n images of U x U tokens of merge² patches."""
@@ -322,6 +322,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
             _NAMES,
             returned=False,
             vocabulary=self.shares(workload).padded_vocabulary(),
+            config=self.config.text,
         )
 
     @classmethod
@@ -356,13 +357,13 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
             what = "the side of the image is not a whole number of image tokens"
             found.append(BadInput(what, where="--image-size", expected=expected, got=side))
             return counted
-        sized = with_images(counted, count, side)
+        sized = with_images(counted, count, side, "the rows" if given.get(ROWS) is not None else "each prompt")
         return replace(sized, inputs={**sized.inputs, **where})
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Return an error for each reason why the model cannot run a workload; images need text between them."""
         found, least = ImageTextTarget.problems(self, workload), images_of(workload)
-        if not found and workload.text_tokens < least:
+        if not found and not workload.rows and workload.text_tokens < least:
             what = "there are fewer text tokens than images, and each image needs one behind it"
             expected = f"at least {least}"
             found.append(BadInput(what, where="--text-tokens", expected=expected, got=workload.text_tokens))
@@ -405,7 +406,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
             "image_cu_window_seqlens": windows,
             "image_position_ids": ids_on_meta(n, 2),
             "image_window_index": torch.zeros(tokens, dtype=torch.long, device="meta"),
-            "position_ids": torch.zeros(3, workload.batch, self.length(workload), dtype=torch.long, device="meta"),
+            "position_ids": ids_on_meta(3, workload.batch, self.length(workload)),
         }
 
     def random_image_inputs(self, model: nn.Module, workload: Workload, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -439,6 +440,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         return (tower_job("vision", _TOWER, module, sized=False, x=given["pixel_values"], places=places, order=order),)
 
     returns_features: ClassVar[bool] = False
+    text_behind: ClassVar[int] = 1
 
     def text_style(self) -> DecoderStyle:
         """Return how the decoder differs from others."""

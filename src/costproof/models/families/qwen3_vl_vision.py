@@ -125,7 +125,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
     @staticmethod
     def mistakes() -> Mistakes:
         """Return the mistakes common in cost models of this tower."""
-        from costproof.models.mistakes.qwen_vl import QWEN3_VL_VISION
+        from costproof.models.mistakes import QWEN3_VL_VISION
 
         return QWEN3_VL_VISION
 

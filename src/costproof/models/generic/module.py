@@ -403,8 +403,7 @@ class GenericTarget:
         given = other_dtypes(case_of(made, workload)) if workload.inputs.get("input") and not self.options.real else ()
         growth = growth_of(self.maker, workload.dtype, workload.attention)
         loops = (growth.note(workload),) if growth is not None else ()
-        rows = (_OF_ROWS,) if workload.rows else ()
-        return (*made.notes, *self._beyond(workload), *why, *rows, *given, *loops, *_of_modules(made.module))
+        return (*made.notes, *self._beyond(workload), *why, *given, *loops, *_of_modules(made.module))
 
     def _beyond(self, workload: Workload) -> tuple[str, ...]:
         """Return notes on work that a class of transformers does beyond its configuration."""
@@ -555,10 +554,6 @@ def _of_modules(module: nn.Module) -> tuple[str, ...]:
     return tuple(notes)
 
 
-_OF_ROWS: Final = (
-    "each distinct row is a forward of its own, and totals are sums over these: weights are read in each, where a "
-    "call that packs all rows reads them once"
-)
 _WORTH_A_NOTE: Final = 1_000_000
 
 

@@ -194,7 +194,7 @@ class Cached:
 class EachRow:
     """Stage plan of a batch of unequal rows: a forward for each, in which its equal sequences are a batch.
 
-    A class that packs no rows reads its weights in each forward.
+    Together they stand for one packed call, which reads weights once; exports have the sizes of the rows.
     """
 
     rows: tuple[Cached, ...]
@@ -207,12 +207,16 @@ class EachRow:
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
         """Return one export for each row."""
         jobs = (job for row in self.rows for job in row.export_jobs(model))
-        return tuple(replace(job, id=f"row{i}", invocations=(f"row{i}",)) for i, job in enumerate(jobs, 1))
+        return tuple(
+            replace(job, id=f"row{i}", invocations=(f"row{i}",), sizes=(), packed=True) for i, job in enumerate(jobs, 1)
+        )
 
     def runs(self, model: nn.Module) -> tuple[Run, ...]:
         """Return one forward for each row."""
         runs = (run for row in self.rows for run in row.runs(model))
-        return tuple(replace(run, id=f"row{i}", locate=_in_row(f"row{i}")) for i, run in enumerate(runs, 1))
+        return tuple(
+            replace(run, id=f"row{i}", locate=_in_row(f"row{i}"), packed=True) for i, run in enumerate(runs, 1)
+        )
 
 
 def _in_row(row: str) -> Locate:

@@ -21,8 +21,9 @@ from costproof.analytic.embedding import INT64, FeaturesInPrompt
 from costproof.analytic.memory_tape import MemoryTape
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Workload
+from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.formulas import logits_and_masks
-from costproof.models.decoding.names import STAGES
+from costproof.models.decoding.names import STAGES, prefill_name
 from costproof.models.image_text.layout import CALL, images_of
 
 IMAGES: Final = sym("n")
@@ -62,6 +63,7 @@ def image_text_ledger(
     *,
     returned: bool = True,
     vocabulary: Size | None = None,
+    config: DecoderConfig | None = None,
 ) -> Ledger:
     """Return the symbolic ledger of all stages: ``exprs`` are set, ``costs`` are empty.
 
@@ -71,6 +73,7 @@ def image_text_ledger(
         features: rows of image features in the prompts, of the width of the decoder.
         returned: whether the model also returns the concatenated features.
         vocabulary: columns of the logits, padded ones included (default: those of the vocabulary).
+        config: of the decoder, if the workload has rows.
         names: role -> module path; the module around towers and decoder has the role ``model``.
 
     Branches: towers run only if prompts have images; decode steps have no images.
@@ -84,7 +87,8 @@ def image_text_ledger(
             if seen:
                 yield from invocation_nodes(stage, CALL, parts, names, border=border)
         decode = workload.new_tokens > 0
-        yield from prefill_and_decode(modules, names, border=border_of, decode=decode)
+        first = prefill_name(workload)
+        yield from prefill_and_decode(modules, names, border=border_of, decode=decode, first_id=first)
 
     def modules(call: StackCall) -> tuple[ModulePart, ...]:
         given = seen and call.past == 0
@@ -94,6 +98,6 @@ def image_text_ledger(
     def border_of(call: StackCall) -> Size:
         """Return the activation bytes at the decoder's boundary, including image features in the prefill."""
         given = (1 + returned) * features * width if seen and call.past == 0 else 0
-        return logits_and_masks(workload, call, vocabulary=vocabulary) + given * call.item_bytes
+        return logits_and_masks(workload, call, config, vocabulary) + given * call.item_bytes
 
     return analytic_ledger(nodes(), (*towers, *STAGES), parallel=not workload.mesh.one)

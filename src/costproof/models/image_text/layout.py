@@ -28,13 +28,13 @@ def images_of(workload: Workload) -> int:
     return found
 
 
-def with_images(workload: Workload, count: int, side: int = 0) -> Workload:
-    """Return the workload with ``count`` images in each prompt, of ``side`` pixels if the size is a setting."""
+def with_images(workload: Workload, count: int, side: int = 0, where: str = "each prompt") -> Workload:
+    """Return the workload with ``count`` images in ``where``, of ``side`` pixels if the size is a setting."""
     if not count:
         return replace(workload, inputs={}, what="text only")
     size = f" of {side} x {side}" if side else ""
     inputs: dict[str, SettingValue] = {IMAGES: count, **({SIZE: side} if side else {})}
-    return replace(workload, inputs=inputs, what=f"{plural(count, 'image')}{size} in each prompt")
+    return replace(workload, inputs=inputs, what=f"{plural(count, 'image')}{size} in {where}")
 
 
 _TOWER: Final = {
@@ -96,10 +96,12 @@ class ModelLayout:
     """Modules of transformers that define the class of the decoder, if it comes from another family."""
     masks: tuple[str, ...] = ()
     """Keys of the masks that the decoder takes as a dict; empty if it takes a single mask."""
+    axes: int = 1
+    """Positions of a token."""
 
     def decoder_for(self, call: str) -> Decoder:
         """Return the calling convention of the class; ``call`` is the invocation of the towers."""
-        return Decoder(stack=self.decoder, masks=self.masks, places=self.towers.locators(call))
+        return Decoder(stack=self.decoder, masks=self.masks, places=self.towers.locators(call), axes=self.axes)
 
 
 _NOT_DRAWN: Final = ("vision_labels", "vision_pooled", "G", "rest", "B", "b")

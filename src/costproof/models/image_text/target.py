@@ -16,12 +16,14 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.mesh import PLAN
 from costproof.ledger.node import Ledger
+from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress
-from costproof.ledger.workload import ExpertKernel, Invocation, TensorSpec, Workload
+from costproof.ledger.workload import ROWS, ExpertKernel, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.decoding import exports, names, runs
 from costproof.models.decoding.build import build
 from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta
+from costproof.models.decoding.names import prefill_name
 from costproof.models.decoding.plans import OWN, mesh_problems
 from costproof.models.decoding.rank_model import as_rank, distributed, refuse_values, shard_for_export
 from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards, mesh_symbols
@@ -73,6 +75,8 @@ class ImageTextTarget(Native[C]):
     def text_style(self) -> DecoderStyle:
         """Return how the decoder differs from others."""
 
+    text_behind: ClassVar[int] = 0
+    """Text tokens that each image needs behind it."""
     returns_features: ClassVar[bool] = True
     """Whether the model also returns the concatenated features."""
 
@@ -86,18 +90,23 @@ class ImageTextTarget(Native[C]):
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
         """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
         from costproof.models.decoding.formulas import decoder_stack
-        from costproof.models.decoding.memory import decoder_tapes
+        from costproof.models.decoding.memory import decoder_tapes, row_tapes
         from costproof.models.image_text.formulas import glue_tape
 
         count, own = workload.own_batch * images_of(workload), workload.own
         whole = replace(workload, text_tokens=self.length(workload))
         shards = None if workload.mesh.one else self.shares(workload)
         stack = decoder_stack(self.config.text, whole, self.text_style(), shards)
-        found = decoder_tapes(self.config.text, whole, stack, embedded=count > 0, shards=shards)
+        if workload.rows:
+            found = row_tapes(self.config.text, whole, stack, embedded=count > 0, axes=self.layout.axes)
+        else:
+            found = decoder_tapes(self.config.text, whole, stack, embedded=count > 0, shards=shards)
         if count:
             found |= {(s, CALL, s): tape for s, tape in self.tower_tapes(own, count).items()}
             features, masked = count * self.image_tokens(workload), shards is not None and workload.mesh.tp > 1
-            found["prefill", "prompt", "glue"] = glue_tape(features, returned=self.returns_features, masked=masked)
+            found["prefill", prefill_name(workload), "glue"] = glue_tape(
+                features, returned=self.returns_features, masked=masked
+            )
         return found
 
     @property
@@ -165,9 +174,10 @@ class ImageTextTarget(Native[C]):
     def settings(cls) -> tuple[Setting, ...]:
         """Return the settings of a run, other than the preset."""
         return (
-            Setting(IMAGES, "Images in each prompt; 0 for text only."),
+            Setting(IMAGES, "Images in each prompt; 0 for text only. With --rows: in all new tokens (default 0)."),
             replace(common.TEXT_TOKENS, what="Tokens of the prompt, without the image tokens."),
             Setting("seq_len", "Tokens of the whole prompt, instead of --text-tokens."),
+            common.ROWS,
             common.NEW_TOKENS,
             common.BATCH,
             common.DTYPE,
@@ -187,7 +197,9 @@ class ImageTextTarget(Native[C]):
         return replace(self.config, text=replace(text, layers=layers), vision=replace(vision, layers=seen)), cut
 
     def length(self, workload: Workload) -> int:
-        """Return the length of a prompt in tokens, including image tokens."""
+        """Return the length of a prompt in tokens, including image tokens; of rows, the sum of new tokens."""
+        if workload.rows:
+            return workload.text_tokens
         return images_of(workload) * self.image_tokens(workload) + workload.text_tokens
 
     def whole_prompt(self, workload: Workload) -> Workload:
@@ -205,22 +217,28 @@ class ImageTextTarget(Native[C]):
         count = given.pop(IMAGES, None)
         if count is None:
             return workload
-        if 0 <= count <= MOST_IMAGES:
-            return with_images(workload, count)
-        what, expected = "the number of images is out of range", f"0 to {MOST_IMAGES}"
+        most = common.MAX_BATCH if given.get(ROWS) is not None else MOST_IMAGES
+        if 0 <= count <= most:
+            return with_images(workload, count, where="the rows" if most > MOST_IMAGES else "each prompt")
+        what, expected = "the number of images is out of range", f"0 to {most}"
         found.append(BadInput(what, where="--images", expected=expected, got=count))
         return workload
 
     def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
         """Return the workload with its image settings.
 
-        Convert ``seq_len`` in ``given`` to the remaining text tokens.
+        Convert ``seq_len`` in ``given`` to the remaining text tokens. The images of rows are those of the whole batch.
         """
+        if given.get(ROWS) is not None and given.get(IMAGES) is None:
+            given[IMAGES] = 0
         started = self.with_images_given(workload, given, found)
         if (plan := given.pop(PLAN, None)) not in (None, OWN):
             what = "only the plan of transformers is described for a model with towers, which it leaves whole"
             found.append(BadInput(what, where=f"--{PLAN}", expected=OWN, got=str(plan)[:80]))
+        common.take_rows(given, found)
         length = given.pop("seq_len", None)
+        if length is not None and given.get(ROWS) is not None:
+            found.append(BadInput("the rows of a batch say all lengths", where="--seq-len", got=length))
         if length is not None and not found:
             if given.get("text_tokens") is not None:
                 what = "text tokens and sequence length exclude each other"
@@ -237,13 +255,26 @@ class ImageTextTarget(Native[C]):
         text = self.config.text
         found = common.problems(workload, text.head_dim) + common.device_problems(workload, self.options)
         found += mesh_problems(text, workload, self.plan)
+        if workload.rows:
+            return found + common.row_problems(workload, text.max_positions) + self._row_problems(workload)
         return found or common.too_long(workload, self.length(workload), text.max_positions)
+
+    def _row_problems(self, workload: Workload) -> list[CostproofError]:
+        """Return an error if the new tokens of the rows have no room for all images, each whole in one sequence."""
+        count, places = images_of(workload), self.image_tokens(workload) + self.text_behind
+        room = sum(row.count * (row.new // places) for row in workload.rows) if count else 0
+        if count <= room:
+            return []
+        behind = f" and {plural(self.text_behind, 'text token')} behind them" if self.text_behind else ""
+        what = f"the rows have no room for the images, of {places - self.text_behind} new tokens each{behind}"
+        expected = f"at most {room}, each whole in one sequence"
+        return [BadInput(what, where=f"--{IMAGES}, --{ROWS}", expected=expected, got=count)]
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the invocations of towers, prefill and decode, with the values of their symbols."""
         more = {} if workload.mesh.one else mesh_symbols(self.config.text, workload, self.plan)
         workload = workload.own
-        calls = names.invocations(replace(workload, text_tokens=self.length(workload)))
+        calls = names.invocations(self.whole_prompt(workload), self.config.text)
         prefill, *steps = (replace(call, symbols={**call.symbols, **more}) for call in calls)
         count = workload.batch * images_of(workload)
         if not count:
@@ -261,7 +292,13 @@ class ImageTextTarget(Native[C]):
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
         """Return the model on the meta device, with the check of image tokens against features disabled."""
         replaced, inner = no_image_check(), self.layout.inner
-        return build(*self.native(), dtype=workload.dtype, attention=workload.attention, replaced=replaced, inner=inner)
+        dtype, attention = workload.dtype, workload.attention
+        model = build(*self.native(), dtype=dtype, attention=attention, replaced=replaced, inner=inner)
+        if workload.rows:
+            from costproof.models.decoding.modules import pack
+
+            pack(model, self.decoder)
+        return model
 
     def build(self, workload: Workload) -> nn.Module:
         """Return the model that is exported; of several devices, the part of the counted rank.
@@ -323,7 +360,7 @@ class ImageTextTarget(Native[C]):
         return ExportJob(
             "glue",
             "prefill",
-            ("prompt",),
+            (prefill_name(workload),),
             modules.PromptGlue(model.get_submodule(layout.around), child),
             {"part": layout.around, f"part.{child}.embed_tokens": table},
             args,
@@ -335,6 +372,8 @@ class ImageTextTarget(Native[C]):
         """Return the runs of the prompt with its images, and of the decode steps after it."""
         workload = workload.own
         decoder, count = self.decoder, workload.batch * images_of(workload)
+        if workload.rows:
+            return self._row_runs(model, workload)
         prompt = runs.prompt_inputs(workload, decoder, self.length(workload))
         if next(model.parameters()).device.type == "meta":
             images = self.image_inputs(workload, count) if count else {}
@@ -343,6 +382,27 @@ class ImageTextTarget(Native[C]):
         if count:
             kwargs |= self.random_image_inputs(model, workload, kwargs)
         return runs.real_runs(model, workload, decoder, kwargs)
+
+    def _row_runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
+        """Return the run of a batch of unequal rows, whose first sequences with room have the images."""
+        count, token = images_of(workload), self.config.image_token
+        if next(model.parameters()).device.type == "meta":
+            images = self.image_inputs(workload, count) if count else {}
+            return runs.rows_runs(model, workload, self.decoder, more=lambda given: images)
+        length = sum(row.count * (row.past + row.new) for row in workload.rows)
+        ids = runs.drawn_ids(self.config.text.vocab - 1, (length,), self.options.seed)
+        ids += ids >= token  # any token but the image token
+        start, left, places = 0, count, self.image_tokens(workload) + self.text_behind
+        for row in (one for one in workload.rows for _ in range(one.count)):
+            first = start + row.past
+            for at in range(first, first + min(left, row.new // places if count else 0) * places, places):
+                ids[at : at + places - self.text_behind] = token
+                left -= 1
+            start += row.past + row.new
+        return runs.rows_runs(
+            model, workload, self.decoder, ids,
+            lambda given: self.random_image_inputs(model, workload, given) if count else {},
+        )  # fmt: skip
 
     def _ids(self, workload: Workload, shape: torch.Tensor) -> torch.Tensor:
         """Return random token ids [B, S] with the placeholder tokens of each image, and a text token between images."""

@@ -311,11 +311,11 @@ def page_decoder(structure: PageStructure, call: StackCall) -> DecoderStack:
         batched=structure.experts == "batched_mm",
         looped=remote,
     )
-    kinds = (dense if i < structure.text_dense else mixture for i in range(structure.text_layers))
+    first, other = TransformerLayer(hidden, attention, dense), TransformerLayer(hidden, attention, mixture)
     return DecoderStack(
         width=hidden,
         vocabulary=sym("text_vocab"),
-        layers=tuple(TransformerLayer(hidden, attention, kind) for kind in kinds),
+        layers=tuple(first if i < structure.text_dense else other for i in range(structure.text_layers)),
         table=0 if remote else head_dim,
     )
 

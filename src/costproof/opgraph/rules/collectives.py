@@ -22,7 +22,8 @@ GROUP_SIZE: Final = "group_size"
 """Key in ``OpCall.attrs`` with the number of ranks in the group, if the source knows the group itself."""
 GROUP_RANK: Final = "group_rank"
 """The same with the place of the counted rank in the group."""
-
+OF_RING: Final = "of_ring"
+"""The same, true while a ring of ranks that share a sequence runs."""
 
 PARTS_GROUP: Final = "fsdp"
 """Prefix of the name of a group whose ranks gather the parts of parameters that they store."""
@@ -162,6 +163,8 @@ def all_to_all(op: OpCall) -> OpCost:
     """Count 0 FLOPs; a rank sends all but its own part of the local tensor.
 
     Of unequal parts the rank's own must be known: its place in the group is an attribute, or in its name (``ep:4@1``).
+    In torch's ring of ranks that share a sequence, a tensor that goes to one other rank is sent. Pairs of a token and
+    an expert that all go to one rank have the same parts, so the source must say which it is.
     """
     n = ranks_of(op)
     local = op.names.get("input") or op.tensors[-1]
@@ -171,9 +174,8 @@ def all_to_all(op: OpCall) -> OpCost:
         own = attr(op, GROUP_RANK) if isinstance(attr(op, GROUP_RANK), int) else place
         if not str(own).isdecimal() or int(own) >= len(parts):
             raise Uncountable("the parts that each rank receives differ, and no plan of the routing is given")
-        # A step of torch's ring: each rank sends its keys and values, as one vector, to one other.
-        vector = len(local.shape) == 1 and local.dtype != "int64"
-        if vector and [part != 0 for part in parts].count(True) == 1 and parts[int(own)] == 0:
+        one_other = parts[int(own)] == 0 and sum(part != 0 for part in parts) == 1
+        if one_other and attr(op, OF_RING, default=False):
             return OpCost(role="move", reads=(local,), comm=("send", nbytes(local), nbytes(local)))
         row = prod((nbytes(local), sympy.Rational(1, sum(parts))))
         return _collective(local, "all_to_all", nbytes(local), prod((sum(parts) - parts[int(own)], row)), n)

@@ -66,7 +66,7 @@ class DeepseekOcr(PageTarget[OcrConfig]):
     @staticmethod
     def mistakes() -> Mistakes:
         """Return the mistakes that are common in models of the vision towers and of the projector."""
-        from costproof.models.mistakes.deepseek import OCR_MISTAKES
+        from costproof.models.mistakes import OCR_MISTAKES
 
         return OCR_MISTAKES
 

@@ -1,0 +1,322 @@
+"""Read a quantisation configuration for the static source, as the libraries that load or write a checkpoint do.
+
+This is a second reading, apart from :mod:`costproof.storage.scheme`, which formulas use: they share only the classes
+of formats, so that a mistake in either is a difference. There, a configuration becomes rules; here, each module is
+looked up in the configuration, and transformers itself says what it leaves unquantised.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.attributes import attribute
+from costproof.ledger.errors import first_line
+from costproof.storage import formats
+from costproof.storage.formats import Format
+from costproof.storage.scheme import LinearModule, UnknownFormat
+from costproof.weights.stored import Stored
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryReading:
+    """Quantisation of a checkpoint as its library reads the configuration."""
+
+    method: str = ""
+    """Method of quantisation; empty: none."""
+    settings: Settings = field(default_factory=dict)
+    model_type: str = ""
+    kept: tuple[str, ...] = ()
+    """Names in the list of what is not quantised, with those that transformers adds."""
+    prefix: tuple[str, str] = ("", "")
+    """Beginning of paths -> the beginning under which lists name these modules."""
+
+    @property
+    def stacked(self) -> bool:
+        """Return whether the experts of a layer are one tensor of each kind: in gpt-oss."""
+        return self.method == "mxfp4"
+
+    @property
+    def float32(self) -> bool:
+        """Return whether the checkpoint has in float32 what the class loads so: as bitsandbytes saves it."""
+        return self.method == "bitsandbytes"
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Return the paths of modules with settings of their own, which the model must have."""
+        own = (key for key, value in self.settings.items() if isinstance(value, dict) or value is False)
+        return tuple(own) if self.method == "mlx" else ()
+
+    @property
+    def cache(self) -> str:
+        """Return the producer of scales of the cache that attention stores; empty: none."""
+        scheme: Any = self.settings.get("kv_cache_scheme")
+        if self.method == "modelopt":
+            return self.method if self.settings.get("kv_cache_quant_algo") or scheme else ""
+        is_stored = self.method == "compressed-tensors" and scheme is not None
+        return self.method if is_stored and scheme.get("dynamic") is not True else ""
+
+    def format_of(self, place: LinearModule) -> Format | None:
+        """Return the format of a linear layer or table; ``None`` if it is not quantised.
+
+        Raises:
+            UnknownFormat: the library has a layout of its own for the module, or none for its shape or these settings.
+        """
+        try:
+            return self._format_of(place)
+        except (AttributeError, KeyError, TypeError, ValueError, re.error) as error:
+            raise UnknownFormat(self.method, f"its library does not read the settings: {first_line(error)}") from error
+
+    def _format_of(self, place: LinearModule) -> Format | None:
+        paths = tuple(self._listed(path) for path in place.paths)
+        if not self.method or not _TAKES[self.method](place):
+            return None
+        settings = self._settings_of(place, paths)
+        of = None if settings is None else _FORMATS[self.method](settings, self.model_type)
+        if of is None or (self.method == "torchao" and not _fits_torchao(of, place)):
+            return None
+        if place.is_tied and self.method != "mlx":
+            raise UnknownFormat(
+                self.method, f"{place.path[:60]} is tied and not left out: its library would make a copy"
+            )
+        if place.rows % of.unit[0] or place.columns % of.unit[1]:
+            raise UnknownFormat(self.method, f"{place.path[:60]} [{place.rows}, {place.columns}] is not whole groups")
+        return of
+
+    def _listed(self, path: str) -> str:
+        old, new = self.prefix
+        return new + path[len(old) :] if old and path.startswith(old) else path
+
+    def _settings_of(self, place: LinearModule, paths: tuple[str, ...]) -> Settings | None:
+        """Return the settings that hold for a module; ``None`` if it is left as it is."""
+        match self.method:
+            case "fp8" | "bitsandbytes" | "torchao":
+                return self.settings if self._is_converted(paths) else None
+            case "awq":  # a name may be any part of a path
+                return None if [name for name in self.kept for path in paths if path.count(name)] else self.settings
+            case "modelopt":  # the pattern of a module, or the name of one that it is inside of
+                outer = {outer for path in paths for outer in accumulate(path.split("."), "{}.{}".format)}
+                found = [n for n in self.kept if n.rstrip(".*") in outer or any(fnmatchcase(p, n) for p in paths)]
+                return None if found or (not self.kept and place.is_head) else self.settings
+            case "gptq":
+                return self._of_gptq(place, paths)
+            case "mlx":
+                return self._of_mlx(place, paths)
+            case "compressed-tensors":
+                groups = [(key, group) for group in self.settings["config_groups"].values()
+                          for name in group.get("targets") or () if (key := _target(name, place, paths))]  # fmt: skip
+                kept = any(_target(name, place, paths) for name in self.kept)
+                first = min(groups, key=lambda found: found[0], default=None)
+                return None if kept or first is None else {"format": self.settings.get("format"), **_stated(first[1])}
+        return self.settings
+
+    def _is_converted(self, paths: tuple[str, ...]) -> bool:
+        from transformers.quantizers.quantizers_utils import should_convert_module
+
+        end = ".weight" if self.method == "torchao" else ""  # which is asked of parameters
+        return all(should_convert_module(path + end, list(self.kept)) for path in paths)
+
+    def _of_gptq(self, place: LinearModule, paths: tuple[str, ...]) -> Settings | None:
+        """Look a module up in ``dynamic``, of which the first pattern decides (GPTQModel, dynamic_get)."""
+        if place.is_head and self.settings.get("lm_head") is not True:
+            return None
+        if not place.is_head and not _is_in_a_layer(place):
+            return None
+        for pattern, own in (self.settings.get("dynamic") or {}).items():
+            sign, expression = re.fullmatch(r"([+-]:)?(.*)", pattern, re.DOTALL).groups()  # type: ignore[union-attr]
+            if any(re.match(expression, path) for path in paths):
+                return None if sign == "-:" else {**self.settings, **own}
+        return self.settings
+
+    def _of_mlx(self, place: LinearModule, paths: tuple[str, ...]) -> Settings | None:
+        """Look a module up by its path, as the predicate of mlx_lm.utils.load_model does."""
+        for own in (self.settings[path] for path in paths if path in self.settings):
+            return {**self.settings, **own} if isinstance(own, dict) else None
+        if place.kind == "Expert":
+            raise UnknownFormat("mlx", "MLX has modules of its own for experts and routers")
+        is_seen = re.search(r"vision_tower|vision_model|visual", place.path)
+        return None if is_seen or place.columns % self.settings["group_size"] else self.settings
+
+
+def library_reading(stored: Stored, model: nn.Module) -> LibraryReading:
+    """Return the quantisation of the checkpoint of a model, from the configuration that :class:`Stored` has.
+
+    Only configurations that :func:`~costproof.storage.scheme.read_scheme` accepts are read.
+    """
+    data = json.loads(stored.described) if stored.described else {}
+    model_type = str(attribute(attribute(model, "config"), "model_type", ""))
+    stated = [part[key] for part in (data, data.get("text_config") or {})
+              for key in ("quantization_config", "compression_config", "quantization") if part.get(key)]  # fmt: skip
+    for settings in (*stated, *data.get("beside", {}).values()):
+        match settings:
+            case {"quant_method": str(name), **_rest} if name:
+                method = name.lower().replace("_", "-")
+            case {"quantization": {"quant_algo": _} as inner}:
+                method, settings = "modelopt", inner
+            case {"quant_algo": _}:
+                method = "modelopt"
+            case {"bits": _, "desc_act": _}:
+                method = "gptq"
+            case {"bits": _, "group_size": _}:
+                method = "mlx"
+            case _:
+                method = "awq"
+        if method == "modelopt" and "quantization" in settings:
+            settings = settings["quantization"]
+        names = next((settings[key] for key in _LISTS.get(method, ()) if settings.get(key) is not None), None)
+        if method in ("fp8", "bitsandbytes", "torchao"):
+            names = _kept_by_transformers(model, names)
+        return LibraryReading(method, settings, model_type, tuple(names or ()))
+    return LibraryReading()
+
+
+def _kept_by_transformers(model: nn.Module, names: list[str] | None) -> list[str]:
+    """Return the names that transformers' quantisers make of a list, or of the model without one."""
+    from transformers.quantizers.base import HfQuantizer
+
+    found: list[str] = HfQuantizer.get_modules_to_not_convert(
+        model,
+        names if names is None else list(names),
+        attribute(model, "_keep_in_fp32_modules"),
+    )
+    return found
+
+
+_LISTS: Final = {
+    "fp8": ("modules_to_not_convert", "ignored_layers"), "bitsandbytes": ("llm_int8_skip_modules",),
+    "torchao": ("modules_to_not_convert",), "awq": ("modules_to_not_convert",), "compressed-tensors": ("ignore",),
+    "modelopt": ("exclude_modules", "ignore"),
+}  # fmt: skip
+"""Method -> keys of the list of modules that are not quantised, of which the first that is there holds."""
+
+
+def _is_in_a_layer(place: LinearModule) -> bool:
+    """Return whether a module is in one of the layers that AutoGPTQ and AutoAWQ go through, with rows to pack."""
+    numbered = re.search(r"(^|\.)(layers?|h|blocks?)\.\d+\.", place.own_path or place.path)
+    return numbered is not None and place.rows > 1
+
+
+def _is(*names: str) -> Callable[[LinearModule], bool]:
+    return lambda place: bool({*names} & {*place.classes})
+
+
+_TAKES: Final[Mapping[str, Callable[[LinearModule], bool]]] = {
+    "fp8": lambda place: re.fullmatch(r"Linear|Expert|\w*GroupedLinear\w*", place.kind) is not None,
+    "bitsandbytes": lambda place: place.kind in ("Linear", "Conv1D", "Expert"),
+    "awq": lambda place: _is("Linear")(place) and _is_in_a_layer(place),
+    "gptq": _is("Linear", "Conv1D"),
+    "mlx": _is("Linear", "Embedding"),
+    "mxfp4": lambda place: place.kind == "Expert",
+    "modelopt": _is("Linear"),
+    "compressed-tensors": _is("Linear", "Embedding"),
+    "torchao": _is("Linear"),
+}
+"""Method -> predicate: whether its library takes modules of this class."""
+
+
+def _target(name: str, place: LinearModule, paths: tuple[str, ...]) -> tuple[int, bool, str] | None:
+    """Return the priority of a target of compressed-tensors that a module has, lowest first; ``None`` if it has not."""
+    expression = name[3:] if name.startswith("re:") else None
+    if expression is None and name in paths:
+        return 0, False, name
+    if expression is not None and [path for path in paths if re.match(expression, path)]:
+        return 1, True, name
+    return (2, False, name) if name in place.classes else None
+
+
+def _stated(settings: Settings) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if value is not None}
+
+
+def _of_bitsandbytes(settings: Settings, _: str) -> Format:
+    stated = {key.removeprefix("_"): value for key, value in settings.items()}
+    if not stated.get("load_in_4bit"):
+        return formats.LlmInt8()
+    kind, nested = (stated.get(f"bnb_4bit_{key}") for key in ("quant_type", "use_double_quant"))
+    return formats.FourBit(kind or "fp4", nested is True or nested == 1)
+
+
+def _of_gptq(settings: Settings, _: str) -> Format:
+    by_gptqmodel = re.search("gptqmodel", json.dumps((settings.get("meta") or {}).get("quantizer")), re.IGNORECASE)
+    size = settings["group_size"]
+    return formats.Gptq(settings["bits"], size if size and size > 0 else None, zero_bias=not by_gptqmodel)
+
+
+def _of_modelopt(settings: Settings, _: str) -> Format:
+    if settings["quant_algo"].upper() == "NVFP4":
+        return formats.Nvfp4(settings.get("group_size"))
+    return formats.ModelOptFp8()
+
+
+def _of_compressed(group: Settings, _: str) -> Format:
+    """Return the format of a config group, by the defaults of compressed-tensors' QuantizationArgs."""
+    weights: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True} | _stated(group["weights"])
+    inputs: dict[str, Any] = {"dynamic": False, "symmetric": True} | _stated(group.get("input_activations") or {})
+    is_float, size = weights["type"] == "float", weights.get("group_size", 0)
+    by_default = "group" if size > 0 else "channel" if size else "tensor"
+    strategy, order = weights.get("strategy", by_default), str(weights.get("actorder")).lower()
+    when = {True: "dynamic", False: "static", "local": "dynamic"}[inputs["dynamic"]]
+    return formats.CompressedTensors(
+        group["format"].replace("naive", weights["type"]), weights["num_bits"], is_float, strategy,
+        group=max(size, 0), block=tuple(weights["block_structure"]) if strategy == "block" else (0, 0),
+        symmetric=weights["symmetric"], ordered=order in ("group", "dynamic", "true"),
+        inputs=when if group.get("input_activations") else "",
+        input_levels=inputs.get("strategy") == "tensor_group" and inputs["dynamic"] is not True,
+        input_zero=not inputs["symmetric"],
+    )  # fmt: skip
+
+
+def _of_torchao(settings: Settings, _: str) -> Format:
+    """Return the format of a configuration that torchao serialised: objects with ``_type`` and ``_data``."""
+    config = settings["quant_type"]["default"] if "default" in settings["quant_type"] else settings["quant_type"]
+    kind, data = config["_type"], config["_data"]
+    if kind.startswith("Int4"):
+        tiled = "TILE" in json.dumps(data.get("int4_packing_format")).upper()
+        return formats.TorchaoInt4(data.get("group_size", 128), tiled)
+    dtype = "I8" if kind.startswith("Int8") else "F8_E5M2" if "e5m2" in json.dumps(data).lower() else "F8_E4M3"
+    unit = data.get("granularity")
+    unit = unit[-1] if isinstance(unit, list) else unit
+    unit = unit or {"_type": "PerTensor" if kind.startswith("Float8Dynamic") else "PerRow"}
+    size = (unit.get("_data") or {}).get("group_size") if unit["_type"] == "PerGroup" else None
+    return formats.TorchaoEightBit(dtype, size, unit["_type"] == "PerTensor", "Dynamic" in kind)
+
+
+def _fits_torchao(of: Format, place: LinearModule) -> bool:
+    """Return whether torchao quantises a matrix of this shape; it leaves others without an error.
+
+    Raises:
+        UnknownFormat: it is an expert.
+    """
+    if place.kind == "Expert":
+        raise UnknownFormat("torchao", "whether stacks of experts are quantised depends on transformers' version")
+    if isinstance(of, formats.TorchaoInt4):
+        return not place.columns % of.group
+    in_fp8 = isinstance(of, formats.TorchaoEightBit) and of.dynamic and of.dtype.startswith("F8")
+    return not in_fp8 or not (place.rows % 16 or place.columns % 16)
+
+
+_FORMATS: Final[Mapping[str, Callable[[Settings, str], Format]]] = {
+    "fp8": lambda s, model_type: formats.Fp8(
+        tuple(s["weight_block_size"]) if s.get("weight_block_size") else None, s.get("activation_scheme") == "static",
+        s.get("scale_fmt") == "ue8m0", model_type,
+    ),
+    "bitsandbytes": _of_bitsandbytes,
+    "awq": lambda s, _: formats.Awq(4, s.get("group_size") or s["q_group_size"]),
+    "gptq": _of_gptq,
+    "mlx": lambda s, _: formats.Mlx(s["bits"], s["group_size"]),
+    "mxfp4": lambda s, _: formats.Mxfp4(),
+    "modelopt": _of_modelopt,
+    "compressed-tensors": _of_compressed,
+    "torchao": _of_torchao,
+}  # fmt: skip
+"""Method -> function that returns the format in which these settings store a matrix."""

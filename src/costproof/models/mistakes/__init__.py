@@ -1,1 +1,0 @@
-"""Known mistakes in published numbers of single families, as effects on terms that ``costproof check`` tries."""

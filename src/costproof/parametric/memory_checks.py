@@ -1,0 +1,326 @@
+"""Count again, by separate code, the memory that a run holds and the limits of its settings.
+
+No graph gives a limit, the blocks of a cache, or what ranks gather. Here a run is counted anew just below and at each
+limit, without the solved expressions; blocks are those that hold a token in use; gathered parameters are put together
+one group after another; and all sums are made from their parts. A difference is a defect of costproof.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+from costproof.algebra.evaluation import evaluate
+from costproof.estimate.memory import Fits, MemoryLimit
+from costproof.ledger.errors import CostproofError
+from costproof.ledger.mesh import RANK
+from costproof.ledger.metrics import UNPACKED
+from costproof.ledger.node import Ledger, bearing
+from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, BatchRow, Workload
+from costproof.models.cache_dtype import BlockedCache
+from costproof.models.native import stored_formulas
+from costproof.models.target import WithBlocks, WithFormulas, WithMemory
+from costproof.parametric.rank_checks import Recount
+from costproof.parametric.targets import evaluate_formulas, live_peaks
+
+_LIVE: Final = "weights and live peak"
+_MOST_REFUSED: Final = 1_000
+"""Values below a limit of which the model must refuse each, if it fits at none of them."""
+
+
+def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recount]:
+    """Yield everything that is counted again about the memory of a run.
+
+    Args:
+        model: the target, whose formulas made all numbers.
+        held: ranks -> their answer; on one device, rank 0.
+        found: the answer that is reported.
+    """
+    for ranks, answer in held.items():
+        of = _of_rank(found.workload, ranks[0])
+        yield from _parts(answer)
+        yield from _cached(model, of, answer)
+        yield from _gathered(model, of, answer)
+    yield from _quantised(model, found)
+    yield from _ranks(held, found)
+    for limit in found.limits:
+        yield from _bounds(limit, found)
+        if limit.held in ("weights and cache", _LIVE):
+            yield from _limit(model, held, found, limit)
+
+
+def _of_rank(workload: Workload, rank: int) -> Workload:
+    return workload if workload.mesh.one else replace(workload, inputs={**workload.inputs, RANK: rank})
+
+
+def _parts(found: Fits) -> Iterator[Recount]:
+    """Yield the sums over the parts of the memory, and what follows of them."""
+    weights = found.weights_bytes if found.stored_bytes is None else found.stored_bytes
+    cache = found.cache_bytes if found.held_cache_bytes is None else found.held_cache_bytes
+    live = found.live_bytes if found.held_cache_bytes is None else found.blocked_live_bytes
+    if weights is None or found.buffers_bytes is None or cache is None:
+        return
+    lasting = weights + found.buffers_bytes
+    yield Recount("memory", "weights, buffers and cache", "bytes", found.certain_bytes or 0, lasting + cache)
+    if live is None or not found.is_known:
+        return
+    most = lasting + live + (found.unpacked_bytes or 0)
+    yield Recount("memory", "weights, buffers, live peak and an unpacked matrix", "bytes", found.most_bytes or 0, most)
+    over = lasting + (max(cache, found.live_bytes or 0) if found.is_live_exact else cache) > found.memory_bytes
+    again = "does not fit" if over else "fits" if most <= found.memory_bytes else "not known"
+    yield Recount("memory", f"the verdict {found.verdict}", "follows", found.verdict == again, True)
+    largest = [s.live_bytes or 0 for s in found.stages]
+    yield Recount("memory", "largest stage", "live_bytes", found.live_bytes or 0, max(largest))
+
+
+def _ranks(held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recount]:
+    """Yield the rank that holds most, and those that hold the most weights and cache, from the answers of all."""
+    if not found.ranks:
+        return
+    rows = {rank: row for row in found.ranks for rank in row.ranks}
+    every = {rank: answer for ranks, answer in held.items() for rank in ranks}
+    counts = len(rows), sum(len(row.ranks) for row in found.ranks)
+    for count in counts:
+        yield Recount("memory", "ranks with an answer", "number", count, found.workload.mesh.world)
+    for rank, row in rows.items():
+        of = every[rank]
+        for metric, number, again in (
+            ("weights_bytes", row.weights_bytes, of.weights_bytes if of.stored_bytes is None else of.stored_bytes),
+            ("cache_bytes", row.cache_bytes, of.cache_bytes if of.held_cache_bytes is None else of.held_cache_bytes),
+            ("live_bytes", row.live_bytes, of.live_bytes),
+            ("most_bytes", row.most_bytes, of.most_bytes),
+        ):
+            yield Recount("memory", f"rank {rank}", metric, number or 0, again or 0)
+    alike = [of for of in every.values() if of.verdict == found.verdict]
+    if all(of.most_bytes is not None for of in alike):
+        most = max(of.most_bytes or 0 for of in alike)
+        yield Recount("memory", "the rank that holds most", "most_bytes", found.most_bytes or 0, most)
+    worst = any(of.verdict == "does not fit" for of in every.values())
+    yield Recount("memory", "some rank does not fit", "verdict", found.verdict == "does not fit", worst)
+    if found.binding_ranks and not found.workload.past:
+        sums = {rank: (of.weights_bytes or 0) + (of.cache_bytes or 0) for rank, of in every.items()}
+        for rank, size in sums.items():
+            binds = size == max(sums.values())
+            yield Recount("memory", f"rank {rank}", "holds most weights and cache", rank in found.binding_ranks, binds)
+
+
+def _bounds(limit: MemoryLimit, found: Fits) -> Iterator[Recount]:
+    """Yield whether a run fits at the values that a limit names, and does not at the limit."""
+    for point in limit.points:
+        fits = point.at != limit.at if limit.outcome == "from" else True
+        if limit.outcome != "not solved":
+            where = f"{limit.setting} {point.at}, {limit.held}"
+            yield Recount("memory", where, "fits", point.bytes <= found.memory_bytes, fits)
+
+
+# --- Caches ----------------------------------------------------------------------------------------------------------
+
+
+def cache_held(model: WithFormulas, run: Workload) -> int:
+    """Return the bytes of the cache at the end of a run, with those that were there before."""
+    calls = {(call.stage, call.id): call.symbols for call in model.invocations(run)}
+    config, every = model.info().symbols, Counter[tuple[str, str, str]]()
+    for node in stored_formulas(model, run).nodes:
+        for metric in ("kv_cache_bytes", *(("kv_read_bytes",) * (run.past > 0 and node.stage == "prefill"))):
+            if metric in node.exprs and (node.stage, node.invocation) in calls:
+                every[node.stage, node.invocation, node.exprs[metric]] += 1
+    return sum(n * evaluate(e, {**config, **calls[stage, of]}) for (stage, of, e), n in every.items())
+
+
+def _cached(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
+    """Yield the bytes that a token adds to the cache of one sequence, and those of all tokens."""
+    mesh = run.mesh
+    if found.cache_bytes is None or run.rows:
+        return
+    yield Recount("memory", f"rank {run.rank}", "cache_bytes", found.cache_bytes, cache_held(model, run))
+    if KV_BLOCK in run.inputs and isinstance(model, WithBlocks):
+        blocks = model.blocked_cache(run)
+        assert blocks is not None
+        held, wastes = blocks_in_use(blocks, run)
+        yield Recount("memory", f"rank {run.rank}, blocks", "cache_bytes", found.held_cache_bytes or 0, held)
+        yield Recount("memory", f"rank {run.rank}, blocks", "is a waste", found.cache_waste_bytes in wastes, True)
+        surplus, live = _surplus(blocks, run), {stage.id: stage.live_bytes for stage in found.stages}
+        if all(live.get(stage) is not None for stage in surplus):
+            most = max((live[stage] or 0) + size for stage, size in surplus.items())
+            yield Recount("memory", "blocks", "blocked_live_bytes", found.blocked_live_bytes or 0, most)
+    if found.token_bytes is None or not run.own_batch:
+        return
+    with suppress(CostproofError):  # the model refuses one of these lengths
+        one = replace(run, batch=mesh.dp * mesh.fsdp)
+        longer = cache_held(model, replace(one, text_tokens=run.text_tokens + 1)) - cache_held(model, one)
+        yield Recount("memory", f"rank {run.rank}, a token of a sequence", "cache_bytes", found.token_bytes, longer)
+        if isinstance(model, WithBlocks) and mesh.cp == 1:
+            inputs = {name: value for name, value in one.inputs.items() if name != "past"}
+            first = cache_held(model, replace(one, text_tokens=1, new_tokens=0, inputs=inputs))
+            every = first * run.own_batch * (run.past + run.text_tokens + run.new_tokens)
+            more = found.cache_bytes - every if found.token_bytes == first else max(0, found.cache_bytes - every)
+            yield Recount("memory", f"rank {run.rank}, token by token", "cache_bytes", every + more, every)
+
+
+def _in_use(past: int, new: int, window: int, size: int) -> tuple[int, int]:
+    """Return the blocks that hold a token which a call reads or writes, and the number of these tokens."""
+    first = next(iter(range(past - window + 1, past + new + 1) if 0 < window <= past else (0,)))
+    tokens = range(first, past + new)
+    if not tokens:
+        return 0, 0
+    if len(tokens) <= 4_096:
+        return len({token // size for token in tokens}), len(tokens)
+    return tokens[-1] // size - tokens[0] // size + 1, len(tokens)
+
+
+def _calls(run: Workload, size: int) -> Iterator[tuple[str, tuple[BatchRow, ...]]]:
+    """Yield the prompt, and the decode steps after which the blocks of windows repeat."""
+    yield "prefill", run.rows or (BatchRow(run.text_tokens, run.past, run.own_batch),)
+    for step in range(max(0, run.new_tokens - 2 * size), run.new_tokens):
+        yield "decode", (BatchRow(1, run.past + run.text_tokens + step, run.own_batch),)
+
+
+def blocks_in_use(of: BlockedCache, run: Workload) -> tuple[int, set[int]]:
+    """Return the most bytes that a call holds in blocks, and the bytes without a token in each call with as many."""
+    found: dict[int, set[int]] = {}
+    for _, rows in _calls(run, of.size):
+        held = used = 0
+        for row in rows:
+            for group in of.groups:
+                blocks, tokens = _in_use(row.past, row.new, group.window, of.size)
+                held += row.count * group.layers * group.token_bytes * of.size * blocks
+                used += row.count * group.layers * group.token_bytes * tokens
+        found.setdefault(held, set()).add(held - used)
+    return max(found), found[max(found)]
+
+
+def _surplus(of: BlockedCache, run: Workload) -> dict[str, int]:
+    """Return, for each stage, the most that blocks have more than tokens, each layer before or after its own write."""
+    found: dict[str, tuple[int, int]] = {}
+    for stage, rows in _calls(run, of.size):
+        held = more = 0
+        for row in rows:
+            for group in of.groups:
+                each, ends = row.count * group.layers * group.token_bytes, []
+                for new in (0, row.new):
+                    kept = _in_use(row.past + new, 0, group.window, of.size)[1]
+                    ends.append(of.size * _in_use(row.past, new, group.window, of.size)[0] - kept)
+                held += each * _in_use(row.past, row.new, group.window, of.size)[0]
+                more += each * max(ends)
+        if stage not in found or held >= found[stage][0]:
+            found[stage] = held, more
+    return {stage: more for stage, (_, more) in found.items()}
+
+
+# --- Weights ---------------------------------------------------------------------------------------------------------
+
+
+def _gathered(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
+    """Yield the most bytes of gathered parameters at once, each group being put together after the one before."""
+    ranks = run.mesh.fsdp
+    if ranks == 1 or found.unpacked_bytes is None:
+        return
+    sizes: Counter[str] = Counter()
+    counted: Ledger = evaluate_formulas(model, run)
+    for node in bearing((n for n in counted.nodes if n.stage == "prefill"), "weight_bytes"):
+        layer = node.module.split(".layers.")
+        sizes[layer[1].partition(".")[0] if len(layer) > 1 else ""] += (node.cost("weight_bytes") or 0) * ranks
+    root = sizes.pop("")
+    memory = {"parameters of the root": root, "buffer": root}
+    most = sum(memory.values())
+    for size in (sizes[name] for name in sorted(sizes, key=int)):
+        memory |= {"parameters of a layer": size, "next buffer": size}
+        most = max(most, sum(memory.values()))
+        memory = {"parameters of the root": root, "buffer": memory["next buffer"]}
+    yield Recount("memory", "gathered parameters", "bytes", found.unpacked_bytes, most)
+
+
+def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
+    """Yield whether an unpacked matrix is one of the model, and no smaller than a quantised linear layer."""
+    if found.stored_bytes is None or found.unpacked_bytes is None or not found.workload.mesh.one:
+        return
+    symbols, element = model.info().symbols, FLOAT_BYTES[found.workload.dtype]
+    of = evaluate_formulas(model, replace(found.workload, inputs={}, text_tokens=1, batch=1, new_tokens=0))
+    sizes: dict[bool, int] = {}
+    for node in of.nodes:
+        if node.cost(UNPACKED):
+            routed = "experts" in node.role.split(".")
+            sizes[routed] = max(sizes.get(routed, 0), node.cost("weight_read_bytes") or 0)
+    linear = sizes.get(False, 0)
+    with_bias = found.unpacked_bytes + found.unpacked_bytes // 8  # of at least 8 columns
+    yield Recount("memory", "a quantised linear layer", "above the largest one", max(0, linear - with_bias), 0)
+    inner = symbols.get("text_moe", symbols.get("text_intermediate", 0))
+    one = inner * symbols.get("text_hidden", 0) * element
+    stacks = {one, 2 * one, 2 * one * symbols.get("text_experts", 1)}  # the first two of an expert, the last of all
+    if True in sizes and found.unpacked_bytes > linear:
+        yield Recount("memory", "matrices of experts", "have the unpacked one", found.unpacked_bytes in stacks, True)
+
+
+# --- Limits ----------------------------------------------------------------------------------------------------------
+
+
+def _limit(
+    model: WithFormulas, held: Mapping[tuple[int, ...], Fits], found: Fits, limit: MemoryLimit
+) -> Iterator[Recount]:
+    """Yield what all ranks hold just below and at a limit: below, every rank fits; at the limit, one does not.
+
+    The model must refuse all values between.
+    """
+    where, below = f"{limit.setting}, {limit.held}", 0
+    own: int = getattr(found.workload, limit.setting)
+    for point in limit.points:
+        every = _held(model, held, found, limit, point.at)
+        most = max(every, default=0)
+        over = limit.outcome == "from" and point.at == limit.at
+        if limit.outcome != "not solved":
+            yield Recount("memory", where, f"does not fit at {point.at}", most > found.memory_bytes, over)
+        again = point.bytes if point.bytes in every else most
+        yield Recount("memory", where, f"bytes at {point.at}", point.bytes, again)
+        below = point.at if limit.at is not None and point.at < limit.at else below
+    if limit.at is None or limit.outcome == "not solved":
+        return
+    if limit.outcome == "refused":
+        with suppress(CostproofError):  # sizes that the model does not take may have no formulas
+            ends = [max(_held(model, held, found, limit, at), default=0) for at in (limit.at - 1, limit.at)]
+            right = (limit.at - 1 < own or ends[0] <= found.memory_bytes) and ends[1] > found.memory_bytes
+            yield Recount("memory", where, f"stops to fit at {limit.at}", right, True)
+        return
+    between = (_with(found.workload, limit, at) for at in range(max(below + 1, limit.at - _MOST_REFUSED), limit.at))
+    taken = sum(run.own_batch > 0 and _is_accepted(model, run) for run in between)
+    yield Recount("memory", where, f"values between {below} and {limit.at}", 0, taken)
+
+
+def _held(
+    model: WithFormulas, held: Mapping[tuple[int, ...], Fits], found: Fits, limit: MemoryLimit, at: int
+) -> list[int]:
+    """Return the bytes that each kind of rank holds at a value of the setting of a limit."""
+    kinds: dict[object, int] = {}
+    for ranks, answer in held.items():
+        for rank in ranks:
+            run = _of_rank(_with(found.workload, limit, at), rank)
+            calls = tuple((call.stage, call.id, *sorted(call.symbols.items())) for call in model.invocations(run))
+            kind = ranks, run.own_batch, run.mesh.coordinates(rank).pp, calls
+            if kind not in kinds:
+                kinds[kind] = (answer.lasting_bytes or 0) + _growing(model, run, answer, live=limit.held == _LIVE)
+    return list(kinds.values())
+
+
+def _growing(model: WithFormulas, run: Workload, answer: Fits, *, live: bool) -> int:
+    blocks = model.blocked_cache(run) if KV_BLOCK in run.inputs and isinstance(model, WithBlocks) else None
+    if not live:
+        return cache_held(model, run) if blocks is None else blocks_in_use(blocks, run)[0]
+    assert isinstance(model, WithMemory)  # the limit was solved with it
+    more: Mapping[str, int] = {} if blocks is None else _surplus(blocks, run)
+    peaks = live_peaks(model, run, inputs_held=False)
+    return (answer.unpacked_bytes or 0) + max(n + more.get(stage, 0) for (stage, _, _), n in peaks.items())
+
+
+def _with(workload: Workload, limit: MemoryLimit, at: int) -> Workload:
+    changed: dict[str, Any] = {limit.setting: at}
+    return replace(workload, **changed)
+
+
+def _is_accepted(model: WithFormulas, run: Workload) -> bool:
+    try:
+        model.check(run)
+    except CostproofError:
+        return False
+    return True

@@ -1,0 +1,303 @@
+"""Count again, by separate code, the time bounds that a roofline reports.
+
+Bounds of links have a single source, and no graph gives a bubble, the mean of routed experts, or what overlaps. Here
+bytes that must cross a cut are counted, a pipeline is run step by step, and times are summed over the parts of the
+model. A difference is a defect of costproof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from fractions import Fraction
+from itertools import product
+from typing import Final
+
+from costproof.estimate.links import CollectiveBound, Devices, LinkBounds, StageLinks
+from costproof.estimate.roofline import PartBound, Roof, StageBound, WorkBound
+from costproof.ledger.baseline import Folded
+from costproof.ledger.errors import Bug
+from costproof.ledger.mesh import PAIRS, Collectives, Mesh, Schedule
+from costproof.ledger.metrics import STORAGE, UNFUSED
+from costproof.ledger.workload import Workload
+from costproof.parametric.rank_checks import EXCHANGED, Recount
+
+# --- Parts of the model one after another ---------------------------------------------------------------------------
+
+
+def clock_recounts(
+    of: Roof, counts: Folded, run: StageBound, stages: Sequence[StageBound], parts: Sequence[PartBound]
+) -> Iterator[Recount]:
+    """Yield the times of stages and of the run as sums over parts, and bounds that are in the wrong order."""
+    for stage in stages:
+        flops = [p.at_roof.flops for p in parts if p.stage == stage.id]
+        if None not in flops and (every := counts.total("flops", stage.id)) is not None:
+            yield Recount(stage.id, "all parts", "flops", sum(n or 0 for n in flops), every)
+    for stage in (*stages, run):
+        clocks = [_clocks(p.at_roof, of) for p in parts if stage.id in ("", p.stage)]
+        where, known = "modules one after another", [c for c in clocks if c is not None]
+        if len(known) == len(clocks):
+            sums = (
+                ("compute_s", stage.modules.compute_s, sum(compute for compute, _ in known)),
+                ("memory_s", stage.modules.memory_s, sum(memory for _, memory in known)),
+                ("seconds", stage.modules.seconds, sum(map(max, known))),
+                ("compute_bound_s", stage.compute_bound_s, sum(c for c, memory in known if c >= memory)),
+            )
+            for metric, found, again in sums:
+                yield Recount(stage.id, where, metric, Fraction(found or 0), Fraction(again))
+        floor = stage.floor
+        for name, bound in (("modules", stage.modules), ("unfused", stage.unfused), ("full", stage.full)):
+            if bound is not None:
+                yield from _above(stage.id, f"floor above {name}", "seconds", floor.seconds, bound.seconds)
+        for metric, least, most in (
+            ("bytes", floor.bytes, stage.modules.bytes),
+            ("seconds", floor.compute_s, floor.seconds),
+            ("seconds", floor.memory_s, floor.seconds),
+        ):
+            yield from _above(stage.id, "floor above what contains it", metric, least, most)
+
+
+def _above(stage: str, where: str, metric: str, least: int | str | None, most: int | str | None) -> Iterator[Recount]:
+    """Yield how far a number is above another that is at least as large, if both are known."""
+    if least is not None and most is not None:
+        yield Recount(stage, where, metric, max(Fraction(0), Fraction(least) - Fraction(most)), 0)
+
+
+def _clocks(work: WorkBound, of: Roof) -> tuple[Fraction, Fraction] | None:
+    """Return the seconds of the products and of the bytes of one part; ``None`` if they are not known."""
+    if work.flops is None or work.bytes is None:
+        return None
+    rates = {**of.peaks, of.math: of.flops}
+    products = {of.math: work.flops} if work.least is None else work.least
+    return sum((Fraction(n, rates[x]) for x, n in products.items() if x in rates), Fraction(0)), Fraction(
+        work.bytes, of.bandwidth
+    )
+
+
+def overlap_recounts(
+    of: Roof, parts: Sequence[PartBound], sent: Sequence[CollectiveBound], found: Iterable[StageLinks]
+) -> Iterator[Recount]:
+    """Yield the bounds of a rank with its communication, as sums over its parts and its collectives.
+
+    Args:
+        of: the roofline of the device.
+        parts: all parts of the rank.
+        sent: its collectives.
+        found: its bounds, those of the run under the stage ````.
+    """
+    for links in found:
+        clocks = [_clocks(p.at_roof, of) for p in parts if links.id in ("", p.stage)]
+        waits = [(Fraction(c.seconds), c.sent_bytes) for c in sent if links.id in ("", c.stage)]
+        waited = sum((seconds for seconds, _ in waits), Fraction(0))
+        yield Recount(links.id, "collectives one after another", "seconds", Fraction(links.seconds), waited)
+        yield Recount(links.id, "all collectives", "sent_bytes", links.sent_bytes, sum(n for _, n in waits))
+        known = [c for c in clocks if c is not None]
+        if len(known) < len(clocks) or links.exposed_s is None or links.overlapped_s is None:
+            continue
+        exposed = waited
+        for compute, memory in known:
+            exposed += compute if compute > memory else memory
+        hidden = min(waited, exposed - waited)
+        yield Recount(links.id, "collectives after the modules", "exposed_s", Fraction(links.exposed_s), exposed)
+        overlapped = Fraction(links.overlapped_s)
+        yield Recount(links.id, "the shorter clock hidden", "overlapped_s", overlapped, exposed - hidden)
+        clocks_of = {"compute": sum(c for c, _ in known), "memory": sum(m for _, m in known), "links": waited}
+        longest = Fraction(max(clocks_of.values()))
+        yield Recount(links.id, "longest clock", "seconds", Fraction(clocks_of[links.bound or "links"]), longest)
+
+
+def rank_recounts(found: LinkBounds, mesh: Mesh, rank: int, run: StageBound) -> Iterator[Recount]:
+    """Yield whether each rank has one row of times, the slowest first, and that of the counted rank its own."""
+    rows = {r: row for row in found.ranks for r in row.ranks}
+    alone = len(rows) == 1 < mesh.world  # of a given routing, only the counted rank is known
+    yield Recount(
+        "", "ranks with times", "number", sum(len(row.ranks) for row in found.ranks), 1 if alone else mesh.world
+    )
+    times = [Fraction(row.overlapped_s or 0) for row in found.ranks]
+    yield Recount("", "slowest rank", "overlapped_s", times[0], max(times))
+    own, of = rows[rank], found.stages[-1]
+    for metric, time, again in (
+        ("roof_s", own.roof_s, run.modules.seconds),
+        ("exposed_s", own.exposed_s, of.exposed_s),
+        ("overlapped_s", own.overlapped_s, of.overlapped_s),
+    ):
+        yield Recount("", f"rank {rank}", metric, Fraction(time or 0), Fraction(again or 0))
+
+
+# --- Routed experts that ranks share ---------------------------------------------------------------------------------
+
+_OF_EXPERTS: Final = frozenset(
+    ("calls", "params", "weight_bytes", "weight_read_bytes", "unpacked_bytes", "buffer_bytes", *STORAGE, *EXCHANGED)
+)
+"""Metrics of routed experts that are those of their weights and calls, however many rows they get."""
+
+
+def mean_recounts(whole: Folded, mean: Folded, ranks: int) -> Iterator[Recount]:
+    """Yield, for routed experts, that all ranks together have the rows once, and weights and calls as they are."""
+    for stage, parts in whole.rows.items():
+        for part, kinds in parts.items():
+            outer = ".".join(part.split(".")[: part.split(".").index("experts") + 1]) if ".experts" in part else part
+            routed = "expert_gemm" in parts.get(outer, {})
+            for kind, costs in kinds.items():
+                for metric, cost in costs.items():
+                    shared = mean.rows[stage][part][kind].get(metric)
+                    if cost is None or shared is None:
+                        continue
+                    fixed = (costs.get("weight_read_bytes") or 0) if metric == UNFUSED else 0
+                    if not routed or metric in _OF_EXPERTS:
+                        fixed = cost
+                    again = fixed + (cost - fixed) // ranks
+                    yield Recount(stage, f"{kind} of {part}, mean of the ranks", metric, shared, again)
+
+
+# --- Pipelines -------------------------------------------------------------------------------------------------------
+
+_MOST_STEPS: Final = 20_000
+"""Largest number of steps of a schedule that is run; a longer one is run with fewer microbatches."""
+
+
+def schedule_recounts(of: Schedule) -> Iterator[Recount]:
+    """Yield the idle share and the sends of all stages, from a run of the schedule in which each part takes a step.
+
+    After p microbatches every stage is busy at each step until the last ones, so that p more add p v steps to a forward
+    and no waiting: a long schedule is run with p to 2 p - 1 and with p more microbatches, and waits as long in both.
+    """
+    p, m, v = of.stages, of.microbatches, of.parts
+    runs = [m] if 2 * p * m * v <= _MOST_STEPS or m < 3 * p else [p + m % p, 2 * p + m % p]
+    if 2 * p * runs[-1] * v > 4 * _MOST_STEPS:
+        return
+    for few in runs:
+        steps, sent = run_schedule(of.order, p, few, v)
+        waits, busy = steps - 2 * few * v, 2 * m * v
+        yield Recount("", f"{of.order}, {few} of {m} microbatches", "idle", of.idle, Fraction(waits, waits + busy))
+        for stage, sends in enumerate(sent):
+            yield Recount("", f"{of.order}, stage {stage}", "sends", of.sends(stage), Fraction(sends * m, few))
+
+
+def run_schedule(order: str, stages: int, microbatches: int, parts: int) -> tuple[int, list[int]]:
+    """Run a forward and a backward pass and return its steps, and how often each stage sends in the forwards.
+
+    A stage takes its work in the order of GPipe (Huang et al. 2019, figure 2c), of Megatron-LM's
+    ``forward_backward_pipelining_without_interleaving``, or of ``..._with_interleaving``. The forward of part i of a
+    microbatch needs that of part i - 1, its backward that of part i + 1.
+    """
+    last = stages * parts - 1
+    work: list[list[tuple[bool, int, int]]] = []
+    for stage in range(stages):
+        turns = range(microbatches * parts)
+        forward = [(False, turn // stages % parts * stages + stage, turn // (stages * parts) * stages + turn % stages)
+                   for turn in turns] if parts > 1 else [(False, stage, turn) for turn in turns]  # fmt: skip
+        backward = [(True, (parts - 1 - part // stages) * stages + stage, of) for _, part, of in forward]
+        ahead = (stages - 1 - stage) * (2 if parts > 1 else 1) + (parts - 1) * stages
+        ahead = len(forward) if order == "gpipe" else min(ahead, len(forward))
+        mine = forward[:ahead]
+        for i in range(len(forward)):
+            mine += [*forward[ahead + i : ahead + i + 1], backward[i]]
+        work.append(mine)
+    done: dict[tuple[bool, int, int], int] = {}
+    at, free, sent = [0] * stages, [0] * stages, [0] * stages
+    moved = True
+    while moved:
+        moved = False
+        for stage, mine in enumerate(work):
+            while at[stage] < len(mine):
+                back, part, of = mine[at[stage]]
+                before = ((True, part + 1, of) if part < last else (False, part, of)) if back else (False, part - 1, of)
+                if (back or part) and before not in done:
+                    break
+                free[stage] = done[mine[at[stage]]] = max(free[stage], done.get(before, 0)) + 1
+                sent[stage] += not back and part < last
+                at[stage], moved = at[stage] + 1, True
+    if at != [len(mine) for mine in work]:
+        raise Bug("the stages of a schedule wait for each other", where=f"{order}, {stages} stages")
+    return max(free), sent
+
+
+# --- Bounds of links -------------------------------------------------------------------------------------------------
+
+
+def link_recounts(
+    found: LinkBounds, collectives: Iterable[Collectives], devices: Devices, workload: Workload
+) -> Iterator[Recount]:
+    """Yield the least time of the collectives of a kind in a stage, by the bytes that must enter a rank, and a node.
+
+    Of a given routing, parts are unequal: there the bytes that leave the counted rank decide.
+    """
+    sums: dict[tuple[str, str, str], list[Fraction]] = {}
+
+    def add(side: int, stage: str, kind: str, amounts: Sequence[int | Fraction]) -> None:
+        for of in (stage, ""):
+            for metric, amount in zip(("seconds", *EXCHANGED), amounts, strict=True):
+                sums.setdefault((of, kind, metric), [Fraction(0), Fraction(0)])[side] += amount
+
+    for b in found.collectives:
+        add(0, b.stage, b.kind, (Fraction(b.seconds), b.messages, b.payload_bytes, b.sent_bytes))
+    every = tuple(collectives)
+    for c in every:
+        if c.kind == "all_to_all" and PAIRS in workload.inputs:
+            seconds = seconds_to_leave(c.sent_bytes, c.ranks, workload.rank, devices)
+        else:
+            seconds = c.bytes * least_seconds(c.kind, c.ranks, devices)
+        add(1, c.stage, c.kind, (seconds, c.count, c.bytes, c.sent_bytes))
+    named = {(b.stage, b.kind, b.ranks, b.nodes) for b in found.collectives}
+    spread = {(c.stage, c.kind, len(c.ranks), len(_nodes(c.ranks, devices))) for c in every}
+    yield Recount("", "groups of ranks in nodes", "are those of the collectives", named == spread, True)
+    for (stage, kind, metric), (first, again) in sums.items():
+        yield Recount(stage, f"links, {kind or 'all collectives'}", metric, first, again)
+    for of in found.stages:
+        waited = sum(times[1] for (stage, _, metric), times in sums.items() if (stage, metric) == (of.id, "seconds"))
+        yield Recount(of.id, "links, sum of the collectives", "seconds", Fraction(of.seconds), Fraction(waited))
+
+
+def least_seconds(kind: str, group: Sequence[int], devices: Devices) -> Fraction:
+    """Return the least seconds of a collective for each byte of its payload.
+
+    A rank has its link and, in a group over several nodes, its part of the network; a node has the network of its ranks
+    of the group. Of uneven parts the largest node is taken. What must enter needs as long as it needs at that rate.
+    """
+    n = len(group)
+    if n == 1:
+        return Fraction(0)
+    link, network = devices.device.interconnect, devices.device.network
+    assert link is not None
+    parts = sorted(_nodes(group, devices), key=len)
+    one = [group[-1]]
+    if len(parts) == 1:
+        return _entering(kind, group, one) / link.value
+    assert network is not None
+    at_rank = _entering(kind, group, one) / (link.value + network.value)
+    within = one if kind == "send" else parts[-1]
+    return max(at_rank, _entering(kind, group, within) / (len(within) * network.value))
+
+
+def _nodes(group: Sequence[int], devices: Devices) -> Collection[list[int]]:
+    """Return the ranks of a group that are in one node, for each node."""
+    size = devices.node
+    if size is None and devices.device.node is not None:
+        size = devices.device.node.value
+    nodes: dict[int, list[int]] = {}
+    for r in group:
+        nodes.setdefault(r // size if size else 0, []).append(r)
+    return nodes.values()
+
+
+def seconds_to_leave(sent: int, group: Sequence[int], rank: int, devices: Devices) -> Fraction:
+    """Return the least seconds in which bytes leave a rank through all that connects it to others of a group."""
+    link, network, rate = devices.device.interconnect, devices.device.network, 0
+    nodes = _nodes(group, devices)
+    if any(rank in node and len(node) > 1 for node in nodes):
+        assert link is not None
+        rate += link.value
+    if any(rank not in node for node in nodes):
+        assert network is not None
+        rate += network.value
+    return Fraction(sent, rate)
+
+
+def _entering(kind: str, group: Sequence[int], inside: Sequence[int]) -> Fraction:
+    """Return the part of the payload that must enter some ranks of a group, or leave them."""
+    outside, n = [r for r in group if r not in inside], len(group)
+    if kind in ("all_reduce", "send"):  # one sum of all that the others have, or the tensor
+        return Fraction(1 if outside else 0)
+    if kind == "all_to_all":  # a chunk from each one outside to each one inside
+        return Fraction(sum(1 for _ in product(outside, inside)), n)
+    return Fraction(len(outside), n)
