@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from costproof.algebra.dominance import at_least, expression_of, terms_of, undominated
+from costproof.algebra.identity import at_least, expression_of, terms_of, undominated
 from costproof.algebra.symbols import parse, sym, text
 from costproof.analytic.memory_tape import MemoryTape
 

@@ -137,6 +137,7 @@ def _more_of_elements() -> Iterator[Case]:
         "0.5 x (1 + tanh(c (x + a x^3))): a cube, four products, two additions, tanh",
     )
     yield Case("polar", call("polar", [x, x], [value(*X, dtype="complex64")]), 4 * 6, "cos, sin, two products")
+    yield Case("ldexp", call("ldexp", [x, value(2, 1, dtype="int32")], [x]), 6 + 2, "x 2^n: a product each, 2 powers")
     yield Case("diff", call("diff", [y], [x]), 6, "3 differences in each of 2 rows of 4")
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout"):
         yield Case(name, call(name, [x], [x], {"training": True}), 2 * 6, "mask, scale")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from costproof.analytic import storage
-from costproof.ledger.metrics import STORAGE
+from costproof.ledger.metrics import STORAGE, UNPACKING
 from costproof.ledger.node import Ledger
 from costproof.models.native import Configured
 from costproof.models.registry import TARGETS, load_target
@@ -161,6 +161,15 @@ def test_fp8_by_hand(tmp_path: Path) -> None:
     of_storage = [f for f in report.discrepancy.findings if f.metric in STORAGE]
     assert {f.status for f in of_storage} == {"exact"}
     assert all({"analytic", "static", "dynamic"} <= f.values.keys() for f in of_storage)
+    # A row of q and o, of k and v, of gate and up, of down: quantised, and scaled for each 128 columns.
+    work = 2 * (3 * 96 + 1 + 3 * 96) + 2 * (3 * 96 + 1 + 3 * 32) + 2 * (3 * 96 + 1 + 3 * 200) + 3 * 200 + 2 + 2 * 3 * 96
+    assert unpacking_in_sources(report) == dict.fromkeys(SOURCES, 6 * work), "five tokens and a step"
+
+
+def unpacking_in_sources(report: Report) -> dict[str, int | None]:
+    assert {f.status for f in report.discrepancy.findings if f.metric == UNPACKING} == {"exact"}
+    assert json.loads(report.render("static-json"))["totals"][UNPACKING]
+    return {ledger.source: ledger.total(UNPACKING) for ledger in report.capture.ledgers}
 
 
 def in_sources(report: Report) -> dict[str, list[int | None]]:
@@ -187,6 +196,8 @@ def test_awq_by_hand(tmp_path: Path) -> None:
     assert {tuple(of[:3]) for of in found.values()} == {(stored, elements, stored + 128)}
     assert len({tuple(of) for of in found.values()}) == 1
     assert set(found) == set(SOURCES)
+    weights = 2 * 96 * 96 + 2 * 32 * 96 + 3 * 128 * 96
+    assert unpacking_in_sources(report) == dict.fromkeys(SOURCES, 2 * weights), "once in the prompt, once in a step"
 
 
 def test_mxfp4_by_hand(tmp_path: Path) -> None:
@@ -210,6 +221,23 @@ def test_mxfp4_by_hand(tmp_path: Path) -> None:
     ledger = report.capture.ledger("dynamic")
     assert ledger is not None
     assert any(f"{2 * biases:,} B more" in note for note in ledger.notes)
+    an_expert = (128 + 64) * 64 // 32 * 33  # a power of two and 32 products
+    assert unpacking_in_sources(report) == dict.fromkeys(SOURCES, (4 + 2) * an_expert), "of a step, the top two"
+
+
+@pytest.mark.parametrize("scheme", ["int4, an expert left, scales of the cache", "nf4"])
+def test_unpacking_of_experts_in_one_format(scheme: str) -> None:
+    """A token passes 8 of 128 experts. Which of several formats it passes, the data decides."""
+    usual: Any = load_target("qwen3-moe")
+    target = in_format(usual.with_options(replace(usual.options, layers=1)), SCHEMES[scheme])
+    workload = replace(target.workload(text_tokens=1), new_tokens=0)
+    report = count_sources(Prepared(target, workload, ("analytic", "static"), no_cache=True))
+    if scheme == "nf4":
+        weights = 2 * 2048 * 4096 + 2 * 2048 * 512 + 8 * 3 * 2048 * 768
+        assert unpacking_in_sources(report) == {"analytic": weights, "static": weights}
+    else:
+        assert {ledger.total(UNPACKING) for ledger in report.capture.ledgers} == {None}
+        assert all("several formats" in " ".join(ledger.notes) for ledger in report.capture.ledgers)
 
 
 @pytest.mark.parametrize(

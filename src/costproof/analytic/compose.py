@@ -21,9 +21,9 @@ from costproof.ledger.metrics import (
     KEPT_FLOPS,
     KEPT_SCORES,
     METRICS,
+    OF_CHECKPOINT,
     SKIPPABLE,
     STAGE_WIDE,
-    STORAGE,
     TRAFFIC,
     UNFUSED,
     Metric,
@@ -328,7 +328,7 @@ def analytic_ledger(
         parallel: whether it is of one rank of several, which has the metrics of collectives too.
     """
     found = tuple(nodes)
-    left = {*STORAGE, *(metric for node in found for metric, cost in node.costs.items() if cost is None)}
+    left = {*OF_CHECKPOINT, *(metric for node in found for metric, cost in node.costs.items() if cost is None)}
     metrics = (*METRICS, *(COMM if parallel else ()))
     return Ledger("analytic", found, metrics, stages, conventions=dict(conventions or {}), bounds=True).without(left)
 

@@ -8,8 +8,8 @@ from itertools import accumulate
 
 import sympy
 
-from costproof.algebra.dominance import Factors, Terms, expression_of, terms_of, undominated
 from costproof.algebra.evaluation import ExactNumber, evaluate
+from costproof.algebra.identity import Factors, Terms, expression_of, terms_of, undominated
 from costproof.algebra.symbols import sym
 from costproof.analytic.costs import Size
 

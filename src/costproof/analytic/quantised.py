@@ -217,3 +217,123 @@ _FORMS: Final[dict[type, Callable[[Any, MatrixShape], Sizes]]] = {
     formats.CompressedTensors: _compressed,
 }  # fmt: skip
 """Class of a format -> function that returns (elements, bytes) of its weights, scales, zero points and so on."""
+
+
+def unpacking(of: Format, m: MatrixShape) -> Size | None:
+    """Return the vector FLOPs that turn the numbers of a matrix into W [o, i]; ``None`` if they are not known.
+
+    Integers, shifts, masks, look-ups and casts are 0, as in all vector FLOPs; a scale multiplies each weight.
+
+    Branches: by format; no size is compared.
+    """
+    found = _UNPACKING.get(type(of))
+    return None if found is None else found(of, m)
+
+
+def _of_compressed(of: formats.CompressedTensors, m: MatrixShape) -> Size | None:
+    """Multiply, with a zero point subtract; a scale is first divided by the global one, or is a power of two.
+
+    Inputs that are quantised for a product in 16 bits are not known.
+
+    Source: compressed-tensors, ``quantization.lifecycle.forward.dequantize`` and its compressors.
+    """
+    if of.inputs and not of.products:
+        return None
+    nested = of.layout.startswith(("nvfp4", "mxfp"))
+    return m.o * m.i * (1 if of.symmetric else 2) + (m.o * _up(m.i, of.group) if nested else 0)
+
+
+def _of_nf4(of: formats.FourBit, m: MatrixShape) -> Size:
+    """Multiply by the maximum of the block, which is itself a value times a scale plus the mean, if nested.
+
+    Source: Dettmers et al. 2023, QLoRA, section 3; bitsandbytes, ``functional.dequantize_4bit``.
+    """
+    return m.o * m.i + (2 * _up(m.o * m.i, 64) if of.nested else 0)
+
+
+def _of_tinygemm(of: formats.TorchaoInt4, m: MatrixShape) -> Size:
+    """Multiply and add the zero point, which is a number of the model's dtype; tiles with all of their padding.
+
+    Source: torchao, ``quant_primitives`` (zero_point_domain FLOAT); tinygemm.
+    """
+    return 2 * (8 * _up(m.o, 8) * 1024 * _up(m.i, 1024) if of.tiled else m.o * m.i)
+
+
+_UNPACKING: Final[dict[type, Callable[[Any, MatrixShape], Size | None]]] = {
+    # A scale is the factor: in GPTQ and AWQ of integers less their zero point, in torchao's eight bits too.
+    **dict.fromkeys((formats.Gptq, formats.Awq, formats.TorchaoEightBit), lambda of, m: m.o * m.i),
+    formats.Mlx: lambda of, m: 2 * m.o * m.i,  # mlx.core.dequantize: scale x + offset
+    # OCP Microscaling formats 1.0, section 5.2: 2^e for each block of 32, and a product for each number in it.
+    formats.Mxfp4: lambda of, m: 33 * m.o * _up(m.i, 32),
+    formats.FourBit: _of_nf4, formats.TorchaoInt4: _of_tinygemm, formats.CompressedTensors: _of_compressed,
+}  # fmt: skip
+"""Class of a format -> function that returns the vector FLOPs of unpacking a matrix."""
+
+
+def scaling(of: Format, m: MatrixShape) -> Size | None:
+    """Return the vector FLOPs of a row of a product in the format's own dtype; ``None`` if its arithmetic is not known.
+
+    A row of X is quantised: absolute value, maximum and division for each number (integers are rounded, too), and a
+    division for each scale. A result is multiplied by the scales of its row and its column; with scales for blocks of
+    columns, each partial sum is, and is added. Scales of 16 or 32 numbers multiply inside the products of hardware.
+    A static scale of inputs leaves the division. A cast is 0.
+
+    Branches: by format; no size is compared.
+    """
+    found = _SCALING.get(type(of))
+    return None if found is None else found(of, m)
+
+
+def _dynamic(m: MatrixShape, *, rounded: bool = False, scales: Size = 1) -> Size:
+    return (4 if rounded else 3) * m.i + scales
+
+
+def _of_fp8(of: formats.Fp8, m: MatrixShape) -> Size:
+    """Give inputs a scale for each row of a block, in powers of two with logarithm, ceiling and power.
+
+    Source: DeepSeek-V3's report, section 3.3.2 and figure 7; DeepGEMM, ``ceil_to_ue8m0``.
+    """
+    across = 1 if of.block is None else _up(m.i, of.block[1])
+    if of.static:
+        return m.i + (2 * m.o if of.block is None else 2 * m.o * across + m.o)
+    inputs = _dynamic(m, scales=(4 if of.powers and of.block is not None else 1) * across)
+    return inputs + (2 * m.o if of.block is None else 3 * m.o * across)
+
+
+def _of_compressed_inputs(of: formats.CompressedTensors, m: MatrixShape) -> Size | None:
+    """Quantise inputs by row or, in NVFP4, by groups of 16 in two levels; zero points and other groups are not known.
+
+    Source: compressed-tensors, ``quantization.utils.helpers.calculate_qparams`` and ``lifecycle.forward.quantize``.
+    """
+    if of.input_zero or not of.symmetric:
+        return None
+    if of.layout.startswith("nvfp4") and of.input_levels:
+        return _two_levels(m, of.group)
+    if of.strategy not in ("tensor", "channel"):
+        return None
+    rounded = not of.is_float
+    inputs = m.i * (2 if rounded else 1) if of.inputs == "static" else _dynamic(m, rounded=rounded)
+    return inputs + 2 * m.o
+
+
+def _two_levels(m: MatrixShape, group: int) -> Size:
+    """Return the FLOPs of NVFP4: a scale is max / 6 / the global one, and divides after a product with that."""
+    return _dynamic(m, scales=3 * _up(m.i, group)) + 2 * m.o
+
+
+def _of_torchao_inputs(of: formats.TorchaoEightBit, m: MatrixShape) -> Size | None:
+    """Return the FLOPs of inputs with a scale a row. Source: torchao, ``Int8Tensor`` and ``Float8Tensor``."""
+    if of.whole or of.group is not None:
+        return None
+    return _dynamic(m, rounded=of.dtype == "I8") + 2 * m.o
+
+
+_SCALING: Final[dict[type, Callable[[Any, MatrixShape], Size | None]]] = {
+    formats.Fp8: _of_fp8,
+    formats.ModelOptFp8: lambda of, m: m.i + 2 * m.o,
+    # LLM.int8(), equation 8: row and column constants, and 1 / 127²; outlier columns depend on the data.
+    formats.LlmInt8: lambda of, m: _dynamic(m, rounded=True) + 3 * m.o,
+    formats.Nvfp4: lambda of, m: _two_levels(m, of.unit[1]),
+    formats.CompressedTensors: _of_compressed_inputs, formats.TorchaoEightBit: _of_torchao_inputs,
+}  # fmt: skip
+"""Class of a format -> function that returns the vector FLOPs of a row, if it multiplies in its own dtype."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
@@ -15,14 +15,19 @@ from costproof.analytic.collectives import AllReduce, ReduceScatter
 from costproof.analytic.compose import HeldNode
 from costproof.analytic.costs import Layer, Matrix, Size, costs_of
 from costproof.analytic.linear import LmHead
-from costproof.analytic.quantised import MatrixShape, Sizes, cache_scales, parts_of
-from costproof.ledger.metrics import EVERY_METRIC, STORAGE, UNPACKED, Metric
+from costproof.analytic.quantised import MatrixShape, Sizes, cache_scales, parts_of, scaling, unpacking
+from costproof.ledger.metrics import EVERY_METRIC, OF_CHECKPOINT, STORAGE, UNPACKED, UNPACKING, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import FLOAT_BYTES, Dtype
 from costproof.storage.formats import Format
 from costproof.storage.scheme import CheckpointLayout, LinearModule, Scheme, UnknownFormat, in_numbered_layer
 
 _ITEM: Final = sym("b")
+UNPACKING_NOT_KNOWN: Final = (
+    "vector FLOPs of quantised weights are not known: the arithmetic of a format is not, or the data chooses between "
+    "experts in several formats"
+)
+"""Note on a ledger without them."""
 _RUNS_CACHE: Final = ".self_attn"
 """Last part of the path of a module that has the scales of a quantised cache."""
 
@@ -60,6 +65,10 @@ class _Sum:
         )
 
 
+def _times(count: Size, size: Size | None) -> Size | None:
+    return None if size is None else count * size
+
+
 def _added(a: Size | None, b: Size | None) -> Size | None:
     return None if a is None or b is None else a + b
 
@@ -75,19 +84,24 @@ def with_storage(ledger: Ledger, storage: Storage | None, why: str = "") -> Ledg
     if storage is None:
         return replace(ledger, nodes=_with_costs(map(_plain_node, ledger.nodes)), notes=notes)
     try:
-        formats = {id(node): _quantised(node, storage) for node in ledger.nodes if isinstance(node, HeldNode)}
+        every = {id(node): _matrices(node, storage) for node in ledger.nodes if isinstance(node, HeldNode)}
+        formats = {key: tuple((m, of) for m, of in found if of is not None) for key, found in every.items()}
         nodes = _with_costs(
             _costed(node, formats[id(node)], storage) if isinstance(node, HeldNode) else node for node in ledger.nodes
         )
         if storage.scheme.rules:
-            nodes = tuple(_as_run(ledger, nodes, formats, storage))
+            mixed = {i for i, found in every.items() if _is_mixed(found)}
+            nodes = tuple(_as_run(ledger, nodes, formats, mixed, storage))
     except UnknownFormat as error:
         return with_storage(ledger, None, f"stored bytes are not known: {error.name}: {error.why}")
-    unknown = {m for node in nodes for m in STORAGE if m in node.costs}
+    unknown = {m for node in nodes for m in OF_CHECKPOINT if m in node.costs}
+    unknown |= set() if storage.scheme.rules else {UNPACKING}
+    if UNPACKING in unknown and storage.scheme.rules:
+        notes += (UNPACKING_NOT_KNOWN,)
     notes += tuple(
         f"stored bytes are not known of {item}" for item in _undetermined(storage.scheme) if "stored_bytes" in unknown
     )
-    metrics = tuple(m for m in EVERY_METRIC if m in ledger.metrics or (m in STORAGE and m not in unknown))
+    metrics = tuple(m for m in EVERY_METRIC if m in ledger.metrics or (m in OF_CHECKPOINT and m not in unknown))
     return replace(ledger, nodes=nodes, metrics=metrics, notes=notes).without(unknown)
 
 
@@ -96,38 +110,109 @@ def _with_costs(nodes: Iterable[CostNode]) -> tuple[CostNode, ...]:
     return tuple(node for node in nodes if node.invocation or node.exprs or node.costs)
 
 
+def _is_mixed(found: Iterable[tuple[Matrix, Format | None]]) -> bool:
+    """Return whether experts are in several formats, or some of them in none.
+
+    Branches: counts formats, not sizes.
+    """
+    return len({of for matrix, of in found if matrix.kind == "Expert"}) > 1
+
+
 _Quantised = tuple[tuple[Matrix, Format], ...]
 """Matrices of a module that are quantised, with their formats."""
 
 
 def _as_run(
-    ledger: Ledger, nodes: Iterable[CostNode], formats: Mapping[int, _Quantised], storage: Storage
+    ledger: Ledger,
+    nodes: Iterable[CostNode],
+    formats: Mapping[int, _Quantised],
+    mixed: Collection[int],
+    storage: Storage,
 ) -> Iterator[CostNode]:
-    """Yield the nodes with metrics of time bounds for quantised weights: bytes read less, and FLOPs by dtype.
+    """Yield the nodes with FLOPs of unpacking, and metrics of time bounds: bytes read less, and FLOPs by dtype.
 
     What is read of a quantised table, of a module with several formats, or of the weights of another module may be all
     of it, which a bound then leaves out.
 
     Args:
         formats: id of a node of the ledger -> the quantised matrices of its module.
+        mixed: nodes of experts in several formats, of which the data chooses; what unpacks them is not known.
 
     Branches: of several formats in a module the fastest arithmetic bounds its products; no size is compared.
     """
     shares: dict[tuple[str, str], tuple[sympy.Expr, sympy.Expr]] = {}
     products: dict[str, str] = {}
+    work: dict[tuple[str, str], _FormatWork] = {}
     for node in ledger.nodes:
         if isinstance(node, HeldNode):
             quantised = formats[id(node)]
             products[node.module] = max((of.products for _, of in quantised), default="")
             shares[node.stage, node.module] = _read_share(quantised, node.layers, storage.dtype)
+            tied = _with_tied(quantised, node, storage)
+            of_all = _FormatWork(None, None) if id(node) in mixed else _work(tied, node.layers, storage.dtype)
+            work[node.stage, node.module] = of_all
     for node in nodes:
-        exprs = dict(node.exprs)
+        exprs, costs = dict(node.exprs), dict(node.costs)
+        for metric, of_metric in work.get((node.stage, node.module), _FormatWork()).shares():
+            if metric in exprs and of_metric is None:
+                costs[UNPACKING] = None
+            elif metric in exprs and of_metric is not None and of_metric[0] != 0:
+                exprs[UNPACKING] = _of_read(exprs[metric], *of_metric)
         if "weight_read_bytes" in exprs:
             less, of = shares.get((node.stage, node.module), _ALL)
             exprs[UNPACKED] = _of_read(exprs["weight_read_bytes"], less, of)
         if "flops" in exprs and products.get(node.module):
             exprs[f"{products[node.module]}_flops"] = exprs["flops"]
-        yield node.with_costs(node.costs, {metric: expr for metric, expr in exprs.items() if expr != "0"})
+        yield node.with_costs(costs, {metric: expr for metric, expr in exprs.items() if expr != "0"})
+
+
+_Share = tuple[sympy.Expr, sympy.Expr]
+
+
+@dataclass(frozen=True, slots=True)
+class _FormatWork:
+    """Vector FLOPs of the format of a module: (FLOPs, bytes read) or (FLOPs, headline FLOPs); ``None`` is unknown."""
+
+    of_read: _Share | None = (sympy.Integer(0), sympy.Integer(1))
+    of_products: _Share | None = (sympy.Integer(0), sympy.Integer(1))
+
+    def shares(self) -> tuple[tuple[Metric, _Share | None], ...]:
+        """Return each share with the metric that it is of."""
+        return ("weight_read_bytes", self.of_read), ("flops", self.of_products)
+
+
+def _with_tied(quantised: _Quantised, node: HeldNode, storage: Storage) -> _Quantised:
+    """Return the quantised matrices that a module multiplies by, with the table of a tied output projection."""
+    for head in node.layers:
+        if isinstance(head, LmHead) and head.tied and (of := _format_of_tied(head, node, storage)) is not None:
+            return (*quantised, (Matrix(head.vocabulary, head.hidden), of))
+    return quantised
+
+
+@lru_cache(maxsize=8192)
+def _work(quantised: _Quantised, layers: tuple[Layer, ...], dtype: Dtype) -> _FormatWork:
+    """Return the work of the formats of a module, whose experts are all in one.
+
+    Matrices that a call reads are unpacked once in it, and rows of a table that it looks up.
+    """
+    if not quantised:
+        return _FormatWork()
+    costs = [costs_of(layer) for layer in layers]
+    whole = sympy.sympify(sum(c.weight_read_bytes for c in costs))
+    read: Size | None = 0
+    scaled: Size | None = 0
+    products: Size = 0
+    for matrix, of in quantised:
+        shape = MatrixShape(matrix.rows, matrix.columns, False, dtype)
+        if matrix.kind == "Embedding":
+            read = _added(read, unpacking(of, replace(shape, o=whole / (matrix.columns * _ITEM))))
+        elif of.products:
+            scaled = _added(scaled, _times(matrix.count, scaling(of, shape)))
+        else:
+            read = _added(read, _times(matrix.count if matrix.read is None else matrix.read, unpacking(of, shape)))
+        products += 2 * matrix.count * matrix.rows * matrix.columns
+    of_products = None if scaled is None else (sympy.sympify(scaled), sympy.sympify(products))
+    return _FormatWork(None if read is None else (sympy.sympify(read), whole), of_products)
 
 
 _ALL: Final = (sympy.Integer(1), sympy.Integer(1))
@@ -190,25 +275,31 @@ def _costed(node: HeldNode, quantised: _Quantised, storage: Storage) -> CostNode
     return node.with_costs({**node.costs, **unknown}, {**node.exprs, **known})
 
 
-def _quantised(node: HeldNode, storage: Storage) -> _Quantised:
-    """Return (matrix, format) for each weight matrix of a module that the checkpoint stores quantised.
+def _matrices(node: HeldNode, storage: Storage) -> tuple[tuple[Matrix, Format | None], ...]:
+    """Return (matrix, format) for each weight matrix of a module, ``None`` where the checkpoint has it as it is.
 
     Raises:
         UnknownFormat: a tied output projection would be quantised apart from the table.
     """
     for head in node.layers:
-        if isinstance(head, LmHead) and head.tied and storage.scheme.rules:
-            columns, rows = (_number(size, storage.sizes) for size in (head.hidden, head.vocabulary))
-            path = storage.layout.path(node.module)
-            tied = LinearModule(path, "Linear", columns, True, False, node.module, rows=rows, is_tied=True)
-            storage.scheme.format_of(tied)
+        if isinstance(head, LmHead) and head.tied:
+            _format_of_tied(head, node, storage)
     return tuple(
         (part, of)
         for layer in node.layers
         for matrix in costs_of(layer).matrices
         for of, part in _formats(node.module, matrix, storage, is_head=isinstance(layer, LmHead))
-        if of is not None
     )
+
+
+def _format_of_tied(head: LmHead, node: HeldNode, storage: Storage) -> Format | None:
+    """Return the format of the table that a tied output projection multiplies by."""
+    if not storage.scheme.rules:
+        return None
+    columns, rows = (_number(size, storage.sizes) for size in (head.hidden, head.vocabulary))
+    path = storage.layout.path(node.module)
+    tied = LinearModule(path, "Linear", columns, True, False, node.module, rows=rows, is_tied=True)
+    return storage.scheme.format_of(tied)
 
 
 @lru_cache(maxsize=8192)

@@ -97,6 +97,13 @@ EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
         "elementwise and reduction work; never added to the headline (see conventions)",
         column="Vector FLOPs", formula=True,
     ),
+    "unpacking_flops": MetricInfo(
+        "FLOP", False, "vector FLOPs of quantised weights",
+        "floating-point work that the format of a quantised checkpoint adds to the products: each matrix that a call "
+        "reads is unpacked once, or, where products are in the format, inputs are quantised and results scaled; in no "
+        "other metric",
+        optional=True,
+    ),
     "weight_read_bytes": MetricInfo(
         "bytes", False, "weight bytes read",
         "bytes of parameters that the call reads: tables by looked-up rows, experts at most min(E, tokens x top-k)",
@@ -206,7 +213,9 @@ PEAK_METRICS: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.i
 FVCORE: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.convention == "fvcore-macs"}
 STAGE_WIDE: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.stage_wide)
 STORAGE: Final[tuple[Metric, ...]] = ("stored_bytes", "stored_elements", "resident_bytes")
-"""Metrics that depend on the format of the checkpoint."""
+UNPACKING: Final[Metric] = "unpacking_flops"
+OF_CHECKPOINT: Final[tuple[Metric, ...]] = (*STORAGE, UNPACKING)
+"""Metrics that depend on the format of the checkpoint; the last has only a quantised one."""
 TRAFFIC: Final[tuple[Metric, ...]] = (
     "weight_read_bytes", "input_bytes", "output_bytes", "kv_read_bytes", "kv_cache_bytes",
 )  # fmt: skip

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.metrics import STORAGE, UNFUSED, Metric
+from costproof.ledger.metrics import OF_CHECKPOINT, UNFUSED, Metric
 from costproof.ledger.run import GRAPH_SOURCES
 from costproof.ledger.workload import Workload
 from costproof.models.target import NamedWorkload, Setting, Target, WithStorage, options_of
@@ -201,7 +201,7 @@ def recorded(target: Target, workload: Workload) -> dict[str, tuple[Metric, ...]
     found = _record().get(family_of(target), {})
     quantised = isinstance(target, WithStorage) and dict(target.stored.quantised).get("weights")
     if quantised:
-        found = {s: tuple(m for m in metrics if m not in STORAGE) for s, metrics in found.items()}
+        found = {s: tuple(m for m in metrics if m not in OF_CHECKPOINT) for s, metrics in found.items()}
     if workload.experts != "eager" and options_of(target).device == "meta":
         return dict(found)
     runs = [s for s in GRAPH_SOURCES if s != "static"]

@@ -165,6 +165,20 @@ class StoredModule:
     """Number of parameters that are quantised."""
     undetermined: bool = False
     """Whether the size of a further tensor is not known."""
+    matrices: tuple[StoredMatrix, ...] = ()
+    """Matrices that it multiplies by, if one of them is quantised; of a tied projection, that of the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """Matrices of one shape that a module multiplies by."""
+
+    linear: LinearShape
+    count: int
+    format: Format | None
+    """``None``: not quantised."""
+    kind: str
+    """``Linear``, ``Embedding`` or ``Expert``, as in :class:`~costproof.storage.scheme.LinearModule`."""
 
 
 def stored_tensors(model: nn.Module, scheme: Reading) -> Iterator[StoredTensor]:
@@ -209,7 +223,7 @@ def stored_modules(model: nn.Module, scheme: Reading, dtypes: Mapping[str, str] 
         seen |= {id(p) for p in own.values()}
         quantised: list[StoredTensor] = []
         plain: list[StoredTensor] = []
-        formats: set[Format] = set()
+        matrices: list[StoredMatrix] = []
         replaced = 0
         tied = isinstance(module, Linear) and module is head and "weight" not in own
         if isinstance(module, Linear | Embedding | Conv1D) and ("weight" in own or tied):
@@ -219,21 +233,25 @@ def stored_modules(model: nn.Module, scheme: Reading, dtypes: Mapping[str, str] 
                 in_numbered_layer(path), path, tuple(c.__name__ for c in type(module).__mro__), rows,
                 any(f".{name}." in f".{path}." for name in in_float32), tied,
             )  # fmt: skip
-            if (of := scheme.format_of(place)) is not None and not tied:
+            of, kind = scheme.format_of(place), "Embedding" if isinstance(module, Embedding) else "Linear"
+            if of is not None and tied:
+                shape = LinearShape(rows, columns, False, as_stored(_dtype(module.weight)))
+                matrices.append(StoredMatrix(shape, 1, of, kind))
+            elif of is not None:
                 bias = own.pop("bias", None)
                 linear = LinearShape(place.rows, place.columns, bias is not None, as_stored(_dtype(own.pop("weight"))))
                 quantised += _named(_packed(of, linear), place.path)
                 replaced += linear.elements
-                formats.add(of)
+                matrices.append(StoredMatrix(linear, 1, of, kind))
             elif scheme.float32 and place.in_float32 and not tied:
                 plain.append(replace(_plain(f"{place.path}.weight".lstrip("."), own["weight"]), dtype="F32"))
         for name in [n for n, p in own.items() if p.dim() == 3 and names.layers_of(n)]:
-            found = list(_stack(path, name, module, own[name], own.get(f"{name}_bias"), scheme, names, as_stored))
-            for linear, count, of, tensors in found:
+            parts = list(_stack(path, name, module, own[name], own.get(f"{name}_bias"), scheme, names, as_stored))
+            for linear, count, of, tensors in parts:
                 (plain if of is None else quantised).extend(tensors)
                 replaced += 0 if of is None else count * linear.elements
-                formats |= set() if of is None else {of}
-            if found:
+                matrices.append(StoredMatrix(linear, count, of, "Expert"))
+            if parts:
                 own.pop(name)
                 own.pop(f"{name}_bias", None)
         in_place = {tensor.name.rpartition(".")[2] for tensor in plain}
@@ -251,9 +269,10 @@ def stored_modules(model: nn.Module, scheme: Reading, dtypes: Mapping[str, str] 
             one = next(module.parameters(), None)
             dtype = as_stored(_dtype(one)) if one is not None else "BF16"
             quantised += _named(cache_tensors(scheme.cache, dtype), names.module(path))
-        if quantised or plain:
-            undetermined = any(of.undetermined() for of in formats)
-            yield StoredModule(path, tuple(quantised), tuple(plain), replaced, undetermined)
+        found = tuple(matrices) if any(one.format for one in matrices) else ()
+        if quantised or plain or found:
+            undetermined = any(one.format.undetermined() for one in matrices if one.format is not None and not tied)
+            yield StoredModule(path, tuple(quantised), tuple(plain), replaced, undetermined, found)
 
 
 def _embedding(model: nn.Module, method: str) -> nn.Module | None:

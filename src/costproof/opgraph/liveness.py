@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 import sympy
 
-from costproof.algebra.dominance import Factors, Terms, expression_of, terms_of, undominated
 from costproof.algebra.evaluation import ExactNumber
+from costproof.algebra.identity import Factors, Terms, expression_of, terms_of, undominated
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.peaks import STRETCHES, GapPart, LiveTensor, Moment, Peak
 from costproof.opgraph.graph import Size

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import sympy
 
-from costproof.ledger.metrics import FVCORE, METRICS, STORAGE, Metric
+from costproof.ledger.metrics import FVCORE, METRICS, OF_CHECKPOINT, Metric
 from costproof.ledger.node import CostNode, UnknownOp
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import ITEM_BYTES
@@ -203,7 +203,7 @@ def graph_metrics(options: RunOptions, storage: Collection[Metric] = ()) -> tupl
     Args:
         storage: metrics of storage that are known.
     """
-    own = tuple(m for m in METRICS if m in storage or m not in STORAGE)
+    own = tuple(m for m in METRICS if m in storage or m not in OF_CHECKPOINT)
     return (*own, *FVCORE) if options.convention else own
 
 

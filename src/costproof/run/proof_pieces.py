@@ -29,7 +29,7 @@ from costproof.compare.proof.judge import Answer, judge
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.metrics import EVERY_METRIC, FLOOR, KEPT_SCORES, STAGE_WIDE, Metric
+from costproof.ledger.metrics import EVERY_METRIC, FLOOR, KEPT_SCORES, STAGE_WIDE, UNPACKING, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import ROWS_INVOCATION, SettingValue, Workload
 from costproof.models.config import keys_of
@@ -115,7 +115,8 @@ class CountedPiece:
         """Compare the formulas of the piece's run with its graphs."""
         piece, static, ran = self.piece, self.static, self.piece.phase == "runs"
         config = piece.target.info().symbols
-        full = evaluate_ledger(formulas, self.values, config)
+        static = static.without({UNPACKING})  # counted at the sizes of a run
+        full = evaluate_ledger(formulas, self.values, config).without({UNPACKING})
         return judge(
             Ledger(full.source, full.nodes, static.metrics if ran else full.metrics, static.stages, bounds=not ran),
             static, self.values, config,

@@ -48,6 +48,7 @@ from costproof.tracers.exporting import with_numbers, with_sizes
 from costproof.tracers.guards import first_broken_guard
 from costproof.tracers.paths import Contents, Paths, mask_inputs
 from costproof.tracers.storage import storage_by_layout
+from costproof.tracers.unpacking import matrices_of, with_unpacking
 
 if TYPE_CHECKING:
     from torch import nn
@@ -162,7 +163,8 @@ def exported_ledger(
         conventions=departs,
     )
     found = evaluate_ledger(symbolic, {k: dict(v) for k, v in values.items()}, target.info().symbols)
-    return settle_kept(replace(found, nodes=tuple(_floor_as_number(found.nodes, jobs)), bounds=True))
+    found = settle_kept(replace(found, nodes=tuple(_floor_as_number(found.nodes, jobs)), bounds=True))
+    return with_unpacking(found, matrices_of(target, model, workload), workload.dtype)
 
 
 def _floor_as_number(nodes: Iterable[CostNode], jobs: Iterable[ExportJob]) -> Iterator[CostNode]:

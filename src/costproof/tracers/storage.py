@@ -13,16 +13,15 @@ from unittest import mock
 from costproof.ledger.errors import first_line
 from costproof.ledger.metrics import STORAGE, Metric
 from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
-from costproof.models.library_reading import LibraryReading, library_reading
-from costproof.models.native import NOT_KNOWN, STORED_IN_PARTS, Configured
-from costproof.models.stored_module import model_facts, stored_modules
-from costproof.models.target import Target, WithFormulas, WithStorage
+from costproof.models.native import NOT_KNOWN, STORED_IN_PARTS
+from costproof.models.target import Target, WithStorage
 from costproof.opgraph.tally import ParameterShapes
 from costproof.patches.sharding import PARTS, quiet
 from costproof.snapshots.copies import on_meta
 from costproof.storage.scheme import PLAIN, Scheme, UnknownFormat
 from costproof.storage.tensors import STORED_AS
 from costproof.tracers.paths import Paths, dtype_name, unwrapped
+from costproof.tracers.unpacking import layout_of, scheme_of
 from costproof.weights.stored import Stored
 
 if TYPE_CHECKING:
@@ -51,22 +50,10 @@ def storage_by_layout(
         parameters: its parameters, each once.
         buffers: full name -> bytes that are not counted under another name.
     """
-    stored, dtypes = model, dict[str, str]()
     try:
-        scheme = _scheme(target, model)
-        if workload.mesh.fsdp > 1 and scheme.rules:
+        if workload.mesh.fsdp > 1 and scheme_of(target, model).rules:
             return ModuleStorage(notes=(STORED_IN_PARTS,))
-        if isinstance(target, WithStorage) and target.dtype not in (None, workload.dtype):
-            if isinstance(target, Configured):
-                dtypes[STORED_AS[workload.dtype]] = STORED_AS[target.dtype]
-            else:  # some of its parameters may have a dtype of their own
-                stored = target.build_stored()
-        reading = library_reading(target.stored, stored) if isinstance(target, WithStorage) else LibraryReading()
-        modules = list(stored_modules(stored, reading, dtypes))
-        if not isinstance(target, WithFormulas):  # whose formulas use the other reading of the configuration
-            for one, other in zip(modules, stored_modules(stored, scheme, dtypes), strict=False):
-                if one != other:
-                    raise UnknownFormat(scheme.method, f"two readings of the configuration differ at {one.path[:80]}")
+        scheme, modules = layout_of(target, model, workload)
     except UnknownFormat as error:
         return ModuleStorage(notes=(f"{NOT_KNOWN}: {error.name}: {error.why}",))
     found: dict[str, Costs] = {}
@@ -98,7 +85,7 @@ def storage_of_run(target: Target, model: nn.Module, workload: Workload) -> Modu
     of the module that transformers builds for the checkpoint; without one there are no metrics, and a note says why.
     """
     try:
-        scheme = _scheme(target, model)
+        scheme = scheme_of(target, model)
         if workload.mesh.fsdp > 1 and scheme != PLAIN:
             return ModuleStorage(notes=(STORED_IN_PARTS,))
         if scheme == PLAIN:
@@ -416,10 +403,6 @@ _BUILDERS: Final[Mapping[str, Callable[[Any, dict[str, Any]], None]]] = {
     "compressed-tensors": _built_compressed, "torchao": _built_torchao,
 }  # fmt: skip
 """Format -> the function that replaces the parts of a model that a checkpoint in it has quantised."""
-
-
-def _scheme(target: Target, model: nn.Module) -> Scheme:
-    return target.stored.scheme(model_facts(model).model_type) if isinstance(target, WithStorage) else PLAIN
 
 
 def _hold(found: dict[str, Costs], name: str, size: int | None) -> None:

@@ -29,7 +29,7 @@ from costproof.opgraph.rules.cost import (
 )
 from costproof.opgraph.rules.names import overwrites
 from costproof.opgraph.rules.registry import RuleFunction, operator_rule
-from costproof.opgraph.rules.sizes import prod, total
+from costproof.opgraph.rules.sizes import numel, prod, total
 
 _ONE: Final = (
     "div", "pow", "float_power", "square", "sqrt", "rsqrt", "reciprocal",
@@ -105,6 +105,12 @@ def mul(op: OpCall) -> Size:
     """Count 1 per output element; 6 for complex by complex, 2 for complex by real."""
     factors = complex_operands(op) + isinstance(attr(op, "other"), complex)
     return prod((multiplication(op, factors), out_elements(op)))
+
+
+@vector_rule("ldexp")
+def ldexp(op: OpCall) -> Size:
+    """Count x 2^n: a power per element of n, and a multiplication per output element."""
+    return total((numel(op.tensors[1]), out_elements(op)))
 
 
 @vector_rule("diff")

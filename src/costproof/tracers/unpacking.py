@@ -1,0 +1,409 @@
+"""Count the vector work of a quantised checkpoint's formats: unpacking of weights, quantising and scaling of products.
+
+A model runs unquantised, so neither a graph nor a run of it has this work. Each matrix is therefore unpacked by itself,
+from the tensors that its checkpoint stores, on meta; the operators are costed by the rules of all operators. The static
+source exports a reference; the dynamic one runs it, or the code of transformers, at the dispatcher.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.metrics import UNPACKING
+from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
+from costproof.models.library_reading import LibraryReading, library_reading
+from costproof.models.native import Configured
+from costproof.models.specs import ExportJob, Run
+from costproof.models.stored_module import StoredMatrix, StoredModule, model_facts, stored_modules
+from costproof.models.target import Target, WithFormulas, WithStorage
+from costproof.opgraph.costed import cost_graph
+from costproof.opgraph.rules.cost import OpCost
+from costproof.storage import formats
+from costproof.storage.formats import Format, LinearShape
+from costproof.storage.scheme import PLAIN, Scheme, UnknownFormat
+from costproof.storage.tensors import STORED_AS
+from costproof.tracers.exported import export_graph
+
+if TYPE_CHECKING:
+    from torch import nn
+
+NOT_COUNTED: Final = "vector FLOPs of quantised weights are not known: "
+Matrices = Mapping[str, Collection[StoredMatrix]]
+"""Path of a module -> the matrices that it multiplies by."""
+_DTYPES: Final = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
+    "I32": "int32", "U32": "int32", "I8": "int8", "U8": "uint8", "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+}  # fmt: skip
+"""Dtype in a header -> dtype of torch; words without a sign shift like those with one."""
+Tensors = Mapping[str, Any]
+_LARGEST: Final = 448.0
+"""Of E4M3; its value decides no count."""
+
+
+def with_unpacking(ledger: Ledger, matrices: Matrices, dtype: Dtype) -> Ledger:
+    """Return the ledger of a graph with the vector FLOPs of the formats, or a note on why they are not known.
+
+    How often a matrix is unpacked, and how many rows it multiplies, follow from the bytes and FLOPs of the ledger.
+    """
+    if not matrices:
+        return ledger
+    given: dict[tuple[str, str, str], list[CostNode]] = defaultdict(list)
+    for node in ledger.nodes:
+        if node.module in matrices and node.invocation:
+            given[node.stage, node.invocation, node.module].append(node)
+    found = list[CostNode]()
+    try:
+        for (stage, invocation, module), nodes in given.items():
+            count = _flops(matrices[module], nodes, ITEM_BYTES[dtype], run=ledger.source != "static")
+            if count:
+                found.append(CostNode(stage, invocation, module, "", {UNPACKING: count}))
+    except (Incomplete, _Unknown) as error:
+        why = error.line if isinstance(error, Incomplete) else str(error)
+        return replace(ledger, notes=(*ledger.notes, NOT_COUNTED + why))
+    of = {(n.stage, n.invocation, n.module): n.costs for n in found}
+    nodes = [
+        node.with_costs({**node.costs, **of.pop((node.stage, node.invocation, node.module), {})}, node.exprs)
+        if not node.kind
+        else node
+        for node in ledger.nodes
+    ]
+    more = (n for n in found if (n.stage, n.invocation, n.module) in of)
+    return replace(ledger, nodes=(*nodes, *more), metrics=(*ledger.metrics, UNPACKING))
+
+
+def scheme_of(target: Target, model: nn.Module) -> Scheme:
+    """Return the quantisation scheme of a target's checkpoint."""
+    return target.stored.scheme(model_facts(model).model_type) if isinstance(target, WithStorage) else PLAIN
+
+
+def layout_of(target: Target, model: nn.Module, workload: Workload) -> tuple[Scheme, list[StoredModule]]:
+    """Return the scheme of the checkpoint, and its tensors by module.
+
+    Raises:
+        UnknownFormat: the layout is not known.
+    """
+    stored, dtypes = model, dict[str, str]()
+    scheme = scheme_of(target, model)
+    if isinstance(target, WithStorage) and target.dtype not in (None, workload.dtype):
+        if isinstance(target, Configured):
+            dtypes[STORED_AS[workload.dtype]] = STORED_AS[target.dtype]
+        else:  # some of its parameters may have a dtype of their own
+            stored = target.build_stored()
+    reading = library_reading(target.stored, stored) if isinstance(target, WithStorage) else LibraryReading()
+    modules = list(stored_modules(stored, reading, dtypes))
+    if not isinstance(target, WithFormulas):  # whose formulas use the other reading of the configuration
+        for one, other in zip(modules, stored_modules(stored, scheme, dtypes), strict=False):
+            if one != other:
+                raise UnknownFormat(scheme.method, f"two readings of the configuration differ at {one.path[:80]}")
+    return scheme, modules
+
+
+def matrices_of(target: Target, model: nn.Module, workload: Workload) -> Matrices:
+    """Return path of a module -> the matrices that it multiplies by; empty if none is quantised or known to be."""
+    try:
+        modules = [] if workload.mesh.fsdp > 1 else layout_of(target, model, workload)[1]
+    except UnknownFormat:
+        return {}
+    return {module.path: module.matrices for module in modules if module.matrices}
+
+
+class _Unknown(Exception):
+    """Raised if the work of a module's formats is not known."""
+
+
+def _flops(matrices: Collection[StoredMatrix], nodes: Iterable[CostNode], item: int, *, run: bool) -> int:
+    """Return the vector FLOPs of the formats in the calls of a module."""
+    costs = {m: [n.cost(m) for n in nodes] for m in ("weight_read_bytes", "flops", "calls")}
+    if any(None in found for found in costs.values()):
+        raise _Unknown("a module has unknown reads or FLOPs")
+    read, flops, calls = (sum(cost or 0 for cost in found) for found in costs.values())
+    first = next(iter(matrices))
+    if first.kind == "Embedding":
+        rows = _whole(read, first.linear.columns * item)
+        return _count(_format(first), replace(first.linear, rows=rows, bias=False), None, run=run) if rows else 0
+    if first.kind == "Expert" and len({one.format for one in matrices}) > 1:
+        raise _Unknown("a call reads experts in several formats, which the data chooses")
+    of = _format(first)
+    copies = sum(one.count for one in matrices)
+    experts = min(one.count for one in matrices) if first.kind == "Expert" else 1
+    each = [(one.linear, one.count // experts) for one in matrices]
+    rows = _whole(flops, 2 * sum(n * linear.rows * linear.columns for linear, n in each))
+    if of.products:
+        return sum(n * _count(of, replace(linear, bias=False), rows, run=run) for linear, n in each) if rows else 0
+    # The biases of experts are looked up row by row.
+    biases = item * sum(n * linear.rows for linear, n in each if linear.bias) * (rows if copies > 1 else calls)
+    reads = _whole(read - biases, item * sum(n * linear.rows * linear.columns for linear, n in each))
+    return reads * sum(n * _count(of, replace(linear, bias=False), None, run=run) for linear, n in each)
+
+
+def _format(one: StoredMatrix) -> Format:
+    if one.format is None:
+        raise _Unknown("a call reads experts of which some are not quantised")
+    return one.format
+
+
+def _whole(size: int, unit: int) -> int:
+    if size % unit:
+        raise _Unknown(f"{size:,} is not a multiple of {unit:,}, what one call reads or multiplies")
+    return size // unit
+
+
+@lru_cache(maxsize=4096)
+def _count(of: Format, linear: LinearShape, rows: int | None, *, run: bool) -> int:
+    """Return the vector FLOPs of unpacking a matrix, or of a product of ``rows`` with it in the format's dtype."""
+    from costproof.tracers.dispatched_trace import trace_dispatched
+
+    stored = {tensor.name: _empty(tensor.shape, tensor.dtype) for tensor in of.tensors(linear)}
+    if rows is None:
+        reference = _unpack_as_transformers if run and isinstance(of, formats.Mxfp4) else _UNPACK.get(type(of))
+    else:
+        reference = _SCALE.get(type(of))
+        stored |= {"x": _empty((rows, linear.columns), "BF16"), "y": _empty((rows, linear.rows), "F32")}
+    if reference is None:
+        raise _Unknown(f"the arithmetic of {of.title} has no reference")
+    # The names of the tensors are keys, not arguments.
+    module = _module(of, linear, reference, tuple(stored))
+    given = {"tensors": list(stored.values())}
+    try:
+        if run:
+            graph = trace_dispatched(Run("unpacking", module, given, lambda path, call: ("", ""))).graph
+        else:
+            graph = export_graph(ExportJob("unpacking", "", (), module, {"": ""}, given)).graph
+    except Incomplete as error:
+        raise _Unknown(f"{of.title}: {error.line}") from error
+    total = 0
+    for op, cost in zip(graph.ops, cost_graph(graph).costs, strict=True):
+        if not isinstance(cost, OpCost) or not isinstance(cost.vector, int):
+            raise _Unknown(f"{of.title}: {op.name} has no count")
+        total += cost.vector
+    return total
+
+
+def _torch_dtype(stored: str) -> Any:
+    import torch
+
+    return getattr(torch, _DTYPES[stored])
+
+
+def _empty(shape: Iterable[Any], dtype: str) -> Any:
+    import torch
+
+    return torch.empty(tuple(map(int, shape)), dtype=_torch_dtype(dtype), device="meta")
+
+
+def _module(of: Format, linear: LinearShape, reference: Callable[..., Any], names: tuple[str, ...]) -> nn.Module:
+    """Return a module that applies the reference of a format to its tensors."""
+    from torch.nn import Module
+
+    class Reference(Module):
+        def forward(self, tensors: list[Any]) -> Any:
+            """Return W [rows, columns], or the quantised input and the scaled product."""
+            return reference(of, linear, dict(zip(names, tensors, strict=True)))
+
+    return Reference()
+
+
+def _integers(words: Any, bits: int, count: int) -> Any:
+    """Return the first ``count`` integers of ``bits`` bits in each row of words."""
+    import torch
+
+    width = words.element_size() * 8
+    in_words = (words.unsqueeze(-1) >> torch.arange(width, dtype=words.dtype, device=words.device)) & 1
+    fields = in_words.flatten(-2)[..., : count * bits].unflatten(-1, (count, bits)).to(torch.int32)
+    return (fields << torch.arange(bits, dtype=torch.int32, device=words.device)).sum(-1, dtype=torch.int32)
+
+
+def _spread(scales: Any, size: int, count: int, dim: int = -1) -> Any:
+    """Return each scale as often as it has numbers, cut to ``count``."""
+    return scales.repeat_interleave(size, dim).narrow(dim, 0, count)
+
+
+def _gptq(of: formats.Gptq, w: LinearShape, t: Tensors) -> Any:
+    groups = t["g_idx"]
+    numbers = _integers(t["qweight"].T, of.bits, w.columns).T
+    zeros = _integers(t["qzeros"], of.bits, w.rows)
+    return t["scales"][groups] * (numbers - zeros[groups])
+
+
+def _awq(of: formats.Awq, w: LinearShape, t: Tensors) -> Any:
+    zeros, scales = (
+        _spread(one, of.group, w.columns, 0) for one in (_integers(t["qzeros"], of.bits, w.rows), t["scales"])
+    )
+    return (_integers(t["qweight"], of.bits, w.rows) - zeros) * scales
+
+
+def _mlx(of: formats.Mlx, w: LinearShape, t: Tensors) -> Any:
+    scales, offsets = (_spread(t[name], of.group, w.columns) for name in ("scales", "biases"))
+    return _integers(t["weight"], of.bits, w.columns) * scales + offsets
+
+
+def _four_bit(of: formats.FourBit, w: LinearShape, t: Tensors) -> Any:
+    maxima, numbers = t["weight.absmax"], w.rows * w.columns
+    if of.nested:
+        outer = _spread(t["weight.nested_absmax"], formats._NESTED, maxima.shape[0])
+        maxima = t["weight.nested_quant_map"][maxima.int()] * outer + 0.5  # and the mean of all maxima
+    codes = _integers(t["weight"].flatten(), 4, numbers)
+    return t["weight.quant_map"][codes] * _spread(maxima, formats._ABSMAX_BLOCK, numbers)
+
+
+def _values(codes: Any) -> Any:
+    """Return the numbers in E2M1 of codes, from a table."""
+    import torch
+
+    return torch.empty(16, dtype=torch.bfloat16, device=codes.device)[codes]
+
+
+def _mxfp4(of: formats.Mxfp4, w: LinearShape, t: Tensors) -> Any:
+    return (_values(_integers(t["blocks"], 4, 32)) * 2.0 ** (t["scales"].int() - 127).unsqueeze(-1)).flatten(-2)
+
+
+def _unpack_as_transformers(of: formats.Mxfp4, w: LinearShape, t: Tensors) -> Any:
+    from transformers.integrations import mxfp4
+
+    return mxfp4.convert_moe_packed_tensors(t["blocks"].unsqueeze(0), t["scales"].unsqueeze(0))
+
+
+def _compressed(of: formats.CompressedTensors, w: LinearShape, t: Tensors) -> Any:
+    if of.inputs and not of.products:
+        raise Incomplete("inputs that are quantised for a product in 16 bits have no reference", got=of.title)
+    dtype, zeros = _torch_dtype(w.dtype), None if of.symmetric else t["weight_zero_point"]
+    scales = t["weight_scale"]
+    if of.layout == "pack-quantized":
+        numbers = _integers(t["weight_packed"], of.bits, w.columns)
+        if zeros is not None and of.strategy != "tensor":
+            zeros = _integers(zeros.T, of.bits, w.rows).T
+    else:
+        numbers = _values(_integers(t["weight_packed"], 4, w.columns)) if of.bits == 4 else t["weight"]
+    if of.layout.startswith("mxfp"):
+        scales = 2.0 ** (scales.int() - 127)
+    if of.layout.startswith("nvfp4"):
+        scales = scales.to(dtype) / t["weight_global_scale"]
+
+    def over(one: Any) -> Any:
+        if of.strategy == "block":
+            return _spread(_spread(one, of.block[0], w.rows, 0), of.block[1], w.columns)
+        return _spread(one, of.group, w.columns) if of.group else one
+
+    numbers = numbers.to(dtype)
+    return (numbers if zeros is None else numbers - over(zeros).to(dtype)) * over(scales)
+
+
+def _torchao(of: formats.TorchaoEightBit, w: LinearShape, t: Tensors) -> Any:
+    def over(one: Any) -> Any:
+        return one if of.group is None else _spread(one, of.group, w.columns)
+
+    numbers, scales = t["_weight_qdata"], over(t["_weight_scale"])
+    if of.dtype == "I8":
+        return (numbers.int() - over(t["_weight_zero_point"]).int()) * scales
+    return numbers.to(scales.dtype) * scales
+
+
+def _torchao_int4(of: formats.TorchaoInt4, w: LinearShape, t: Tensors) -> Any:
+    if not of.tiled:
+        scales, zeros = (_spread(t[f"_weight_{name}"], of.group, w.columns, 0).T for name in ("scale", "zero_point"))
+        return _integers(t["_weight_qdata"], 4, w.columns) * scales + zeros
+    pairs = t["_weight_scale_and_zero"]
+    columns = pairs.shape[0] * of.group
+    codes = _integers(t["_weight_qdata"].flatten(), 4, pairs.shape[1] * columns).unflatten(0, (-1, columns))
+    scales, zeros = (_spread(one.T, of.group, columns) for one in pairs.unbind(-1))
+    return codes * scales + zeros
+
+
+_UNPACK: Final[Mapping[type, Callable[[Any, LinearShape, Tensors], Any]]] = {
+    formats.Gptq: _gptq, formats.Awq: _awq, formats.Mlx: _mlx, formats.FourBit: _four_bit, formats.Mxfp4: _mxfp4,
+    formats.CompressedTensors: _compressed, formats.TorchaoEightBit: _torchao, formats.TorchaoInt4: _torchao_int4,
+}  # fmt: skip
+"""Class of a format -> function that returns W [rows, columns] or its transpose from the stored tensors."""
+
+
+def _grouped(x: Any, size: int) -> Iterator[Any]:
+    """Yield the columns in whole groups, and what is left as one more."""
+    whole = x.shape[-1] // size * size
+    if whole:
+        yield x[..., :whole].unflatten(-1, (-1, size))
+    if whole < x.shape[-1]:
+        yield x[..., whole:].unsqueeze(-2)
+
+
+def _by_row(x: Any, *, rounded: bool = False) -> tuple[Any, Any]:
+    """Return x in numbers of eight bits, and the scales of its rows."""
+    scales = x.abs().amax(-1, keepdim=True) / _LARGEST
+    return ((x / scales).round() if rounded else x / scales), scales
+
+
+def _scaled(t: Tensors, inputs: tuple[Any, Any], weight: str) -> tuple[Any, Any]:
+    """Return the inputs, and products that are multiplied by scales of rows and of columns."""
+    return inputs[0], t["y"] * inputs[1] * t[weight].float().flatten()
+
+
+def _fp8_product(of: formats.Fp8, w: LinearShape, t: Tensors) -> Any:
+    import torch
+
+    x, scales = t["x"], t["weight_scale_inv"].float()
+    if of.block is None:
+        given = (x / t["activation_scale"], t["activation_scale"]) if of.static else _by_row(x)
+        return _scaled(t, given, "weight_scale_inv")
+    parts = list(_grouped(x, of.block[1]))
+    # The product with the columns of each block: [rows, blocks, output features].
+    partial = t["y"].unsqueeze(1).expand(-1, sum(part.shape[-2] for part in parts), -1)
+    of_weight = _spread(scales, of.block[0], w.rows, 0).T
+    if of.static:
+        return x / t["activation_scale"], (partial * of_weight).sum(1) * t["activation_scale"]
+    made, of_input = [], []
+    for part in parts:
+        factors = part.abs().amax(-1, keepdim=True) / _LARGEST
+        factors = 2.0 ** factors.log2().ceil() if of.powers else factors
+        made.append(part / factors)
+        of_input.append(factors.squeeze(-1))
+    return made, (partial * torch.cat(of_input, -1).unsqueeze(-1) * of_weight).sum(1)
+
+
+def _modelopt_product(of: formats.ModelOptFp8, w: LinearShape, t: Tensors) -> Any:
+    return _scaled(t, (t["x"] / t["input_scale"], t["input_scale"]), "weight_scale")
+
+
+def _int8_product(of: formats.LlmInt8, w: LinearShape, t: Tensors) -> Any:
+    x, y = _scaled(t, _by_row(t["x"], rounded=True), "SCB")
+    return x, y / (127 * 127)
+
+
+def _two_levels(t: Tensors, size: int, inner: str, outer: str) -> Any:
+    made = []
+    for part in _grouped(t["x"], size):
+        scales = part.abs().amax(-1, keepdim=True) / 6 / t[inner]
+        made.append(part / (scales * t[inner]))
+    return made, t["y"] * t[inner] * t[outer]
+
+
+def _compressed_product(of: formats.CompressedTensors, w: LinearShape, t: Tensors) -> Any:
+    if of.input_zero or not of.symmetric:
+        raise Incomplete("zero points of inputs have no reference", got=of.title)
+    if of.layout.startswith("nvfp4") and of.input_levels:
+        return _two_levels(t, of.group, "input_global_scale", "weight_global_scale")
+    if of.strategy not in ("tensor", "channel"):
+        raise Incomplete("inputs with a scale for each group have no reference", got=of.title)
+    if of.inputs != "static":
+        return _scaled(t, _by_row(t["x"], rounded=not of.is_float), "weight_scale")
+    x = t["x"] / t["input_scale"]
+    return _scaled(t, (x if of.is_float else x.round(), t["input_scale"]), "weight_scale")
+
+
+def _torchao_product(of: formats.TorchaoEightBit, w: LinearShape, t: Tensors) -> Any:
+    if of.whole or of.group is not None:
+        raise Incomplete("inputs with a scale for more or less than a row have no reference", got=of.title)
+    return _scaled(t, _by_row(t["x"], rounded=of.dtype == "I8"), "_weight_scale")
+
+
+_SCALE: Final[Mapping[type, Callable[[Any, LinearShape, Tensors], Any]]] = {
+    formats.Fp8: _fp8_product, formats.ModelOptFp8: _modelopt_product, formats.LlmInt8: _int8_product,
+    formats.Nvfp4: lambda of, w, t: _two_levels(t, of.unit[1], "input_scale", "weight_scale_2"),
+    formats.CompressedTensors: _compressed_product, formats.TorchaoEightBit: _torchao_product,
+}  # fmt: skip
+"""Class of a format -> function that returns quantised x, and y = x Wᵀ after scaling."""
