@@ -175,19 +175,26 @@ def unfused_attention(costed: CostedGraph) -> Iterator[UnfusedAttention]:
     """Yield the attentions that a graph computes by two matrix products with a softmax or mask between them."""
     scores: dict[str, dict[int, _Scores]] = {}
     """Id of a value derived from scores -> index of the product that computed them -> what was applied."""
-    live, kept = set[str](), set[str]()
-    """Ids of values computed from activations or weights; ids of parameters and buffers, also as views or copies."""
+    live, given, kept = set[str](), set[str](), set[str]()
+    """Ids of values computed from activations or weights, of those from inputs and caches of any type, and of
+    parameters and buffers, also as views, copies or rows that no input selects."""
     fixed = set[str]()
     """Ids of parameters, buffers and what is computed from them alone, without a product: an interpolated table."""
+    projections = set[int]()
+    """Indices of products with a parameter: they scale and shift scores, but compare no tokens."""
     for i, (op, cost) in enumerate(zip(costed.graph.ops, costed.costs, strict=True)):
         live.update(v.id for v in op.tensors if v.floating and v.origin in ("input", "cache", "param"))
         kept.update(v.id for v in op.tensors if v.origin in _STORED)
+        given.update(v.id for v in op.tensors if v.origin in ("input", "cache"))
+        if any(v.id in given for v in op.tensors):
+            given.update(v.id for v in op.outputs)
         made = {p: state for v in op.tensors for p, state in scores.get(v.id, {}).items()}
         role = cost.role if isinstance(cost, OpCost) else "vector"
         fixed.update(v.id for v in op.tensors if v.origin in _STORED)
         if role != "matmul" and op.tensors and all(v.id in fixed for v in op.tensors):
             fixed.update(v.id for v in op.outputs)
-        if (role in _MOVING and any(v.id in kept for v in op.tensors)) or any(v.id in fixed for v in op.outputs):
+        moved = role in _MOVING and any(v.id in kept for v in op.tensors)
+        if (moved and op.outputs[0].id not in given) or any(v.id in fixed for v in op.outputs):
             kept.update(v.id for v in op.outputs)
         if any(v.id in live for v in op.tensors):
             live.update(v.id for v in op.outputs)
@@ -195,9 +202,11 @@ def unfused_attention(costed: CostedGraph) -> Iterator[UnfusedAttention]:
             adding = canonical(op.name) in _ADDING
             factors = op.tensors[1:] if adding else op.tensors
             activations = len(factors) > 1 and all(v.id in live for v in factors)
-            if activations and _FUSED not in op.name and len({v.id in kept for v in factors}) == 1:
+            if len({v.id in kept for v in factors}) > 1:
+                projections.add(i)
+            elif activations and _FUSED not in op.name:
                 for p, state in made.items():
-                    if state.masks or state.before is not None:
+                    if p not in projections and (state.masks or state.before is not None):
                         before = state.masks if state.before is None else state.before
                         yield UnfusedAttention(p, i, before, state.masks)
                 added = adding and op.attrs.get("beta") != 0 and _may_hide(op.tensors[0])
