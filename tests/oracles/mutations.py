@@ -73,7 +73,10 @@ def _same_size(planted: Planted, finding: Finding, capture: Capture) -> bool:
         planted_size = planted_size.subs(sym("L"), sym("S"))
     numbers = {s: values[s.name] for s in planted_size.free_symbols if s not in said.free_symbols}
     rest = sympy.expand(planted_size.subs(numbers) - said)
-    if rest == 0:
+    # Sympy does not see that Min(6, 3 B) is 3 Min(2, B): then equal numbers at many points are enough.
+    if rest == 0 or (
+        rest.has(sympy.Min) and all(rest.subs(dict.fromkeys(rest.free_symbols, at)) == 0 for at in range(1, 200))
+    ):
         return True
     # A symbol may have dropped out of the difference by factoring; at the point it must agree anyway.
     return not said.free_symbols and rest.subs({s: values[s.name] for s in rest.free_symbols}) == 0

@@ -127,7 +127,8 @@ def test_every_side_is_described() -> None:
     assert {c.invocation for c in answer.claims} == {"", "any"}
     # One feature has no neighbours; 24, 48, 72 … are tiled by windows; 64 is the position table's own side.
     assert set(ocr_proof.symbolic_sides(config)) - set(answer.sizes["sam"]) == {8, 64, *range(24, 1025, 24)}
-    (attention,) = (c for c in answer.claims if c.kind == "attention" and "layers.0" in c.module and "sam" in c.module)
+    products = [c for c in answer.claims if (c.kind, c.metric) == ("attention", "flops")]
+    (attention,) = (c for c in products if "layers.0" in c.module and "sam" in c.module)
     # 2 products of 2, 9 x 9 pairs in each of ceiling(H/6)**2 windows, 8 wide.
     assert attention.at_config == f"{2 * 2 * 81 * 8}*n*ceiling(H/6)**2"
 

@@ -50,7 +50,7 @@ TYPES: dict[str, dict[str, Any]] = {
         **COMMON, "layer_types": ["full_attention", "linear_attention"], "block_size": 4, "num_local_experts": 4,
         "num_experts_per_tok": 2,
     },
-    "moshi": {**COMMON, "ffn_dim": 48},
+    "moshi": {**{k: v for k, v in COMMON.items() if k != "intermediate_size"}, "ffn_dim": 48},
 }  # fmt: skip
 FIRST = ("mamba", "lfm2")
 """One of states alone, one of both; the others are thorough."""
