@@ -91,6 +91,15 @@ def own_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return found
 
 
+def of_each_sequence(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Hide key 0 from the first sequence and key 1 from the second, by a mask that is repeated for each head."""
+    i, j = positions(q, k)
+    shown = (i >= 0) & (j != torch.arange(q.shape[0], device=q.device)[:, None, None, None])
+    scores = (q @ k.transpose(-1, -2)).flatten(0, 1)
+    hidden = ~shown.expand(-1, HEADS, -1, -1).reshape(scores.shape)
+    return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v.flatten(0, 1)
+
+
 def triangle(n: int) -> int:
     return sum(1 for i in range(n) for j in range(n) if j <= i)
 
@@ -102,6 +111,7 @@ def near(n: int) -> int:
 CASES: list[tuple[Attend, Callable[[int], int]]] = [
     (causal, triangle), (grouped, triangle), (flags, triangle), (added, triangle), (by_hand, triangle),
     (without_softmax, triangle), (own_softmax, triangle), (window, near), (fewer_queries, lambda n: 1 + 2 + 3),
+    (of_each_sequence, lambda n: n * (n - 1)),
 ]  # fmt: skip
 
 
