@@ -283,6 +283,23 @@ def test_an_empty_cache_is_no_parameter() -> None:
     assert [(pair.first, pair.second) for pair in unfused_attention(costed)] == [(3, 6)]
 
 
+def test_a_product_with_weights_behind_an_embedding_compares_no_tokens() -> None:
+    """Gates of a layer of linear attention, of which a triangle scales the states that it adds to."""
+    rows, width = 3, 4
+    ids, table = value(rows, dtype="int64", origin="input", name="ids"), value(9, width, origin="param")
+    embedded, halved, typed, out = (value(rows, width) for _ in range(4))
+    gates, scaled = (value(rows, rows) for _ in range(2))
+    ops = [
+        call("aten.embedding.default", [table, ids], [embedded]),
+        call("aten.mul.Tensor", [embedded, embedded], [halved]),
+        call("aten.type_as.default", [halved, embedded], [typed]),
+        call("aten.linear.default", [typed, value(rows, width, origin="param")], [gates]),
+        call("aten.tril.default", [gates], [scaled]),
+        call("aten.matmul.default", [scaled, typed], [out]),
+    ]
+    assert list(unfused_attention(cost_graph(Graph(tuple(ops), (out,), (), ())))) == []
+
+
 def test_what_is_written_into_a_tensor_that_is_read_is_read() -> None:
     """Features of images, which a program writes into the embeddings of a text; nothing reads the result by itself."""
     text, features = value(5, 4, origin="input", name="text"), value(3, 4, origin="input", name="features")
