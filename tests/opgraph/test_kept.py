@@ -295,7 +295,7 @@ def test_a_product_with_weights_behind_an_embedding_compares_no_tokens() -> None
         call("aten.type_as.default", [halved, embedded], [typed]),
         call("aten.linear.default", [typed, value(rows, width, origin="param")], [gates]),
         call("aten.tril.default", [gates], [scaled]),
-        call("aten.matmul.default", [scaled, typed], [out]),
+        call("aten.matmul.default", [scaled, value(rows, width, origin="input")], [out]),
     ]
     assert list(unfused_attention(cost_graph(Graph(tuple(ops), (out,), (), ())))) == []
 
