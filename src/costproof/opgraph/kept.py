@@ -194,7 +194,7 @@ def unfused_attention(costed: CostedGraph) -> Iterator[UnfusedAttention]:
         if role != "matmul" and op.tensors and all(v.id in fixed for v in op.tensors):
             fixed.update(v.id for v in op.outputs)
         moved = role in _MOVING and any(v.id in kept for v in op.tensors)
-        if (moved and op.outputs[0].id not in given) or any(v.id in fixed for v in op.outputs):
+        if (moved and not any(v.id in given for v in op.outputs)) or any(v.id in fixed for v in op.outputs):
             kept.update(v.id for v in op.outputs)
         if any(v.id in live for v in op.tensors):
             live.update(v.id for v in op.outputs)
