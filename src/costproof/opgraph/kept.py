@@ -176,8 +176,8 @@ def unfused_attention(costed: CostedGraph) -> Iterator[UnfusedAttention]:
     scores: dict[str, dict[int, _Scores]] = {}
     """Id of a value derived from scores -> index of the product that computed them -> what was applied."""
     live, given, kept = set[str](), set[str](), set[str]()
-    """Ids of values computed from activations or weights, of those from inputs and caches of any type, and of
-    parameters and buffers, also as views, copies or rows that no input selects."""
+    """Ids of values computed from activations or weights; of those computed from inputs and caches of any type; of
+    parameters and buffers, also as views, copies or matrices of a stack, but not as rows for the tokens of an input."""
     fixed = set[str]()
     """Ids of parameters, buffers and what is computed from them alone, without a product: an interpolated table."""
     projections = set[int]()
@@ -194,7 +194,8 @@ def unfused_attention(costed: CostedGraph) -> Iterator[UnfusedAttention]:
         if role != "matmul" and op.tensors and all(v.id in fixed for v in op.tensors):
             fixed.update(v.id for v in op.outputs)
         moved = role in _MOVING and any(v.id in kept for v in op.tensors)
-        if (moved and not any(v.id in given for v in op.outputs)) or any(v.id in fixed for v in op.outputs):
+        embedded = role == "lookup" and len(op.tensors[0].shape) == 2 and any(v.id in given for v in op.tensors)
+        if (moved and not embedded) or any(v.id in fixed for v in op.outputs):
             kept.update(v.id for v in op.outputs)
         if any(v.id in live for v in op.tensors):
             live.update(v.id for v in op.outputs)
