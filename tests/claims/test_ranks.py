@@ -259,10 +259,11 @@ def test_gathered_parameters(claim: str, cause: str | None, tmp_path: Path) -> N
 
 
 def test_a_number_that_is_unknown_of_a_rank(tmp_path: Path) -> None:
-    """What a checkpoint stores is not known of a rank's parts: no claim about it is judged, and no sum is 0."""
+    """What a rank's parts of quantised matrices take is not known: no claim about it is judged, and no sum is 0."""
+    assert judged(tmp_path, LLAMA, f"stage: prefill, stored_bytes: {PART}", FULLY).status == "right"
     with pytest.raises(Incomplete, match="leaves this metric unknown"):
-        judged(tmp_path, LLAMA, "stage: prefill, stored_bytes: 0", FULLY)
-    found = costproof.capture(LLAMA, fsdp=8, batch=8, sources=["analytic"], text_tokens=1)
+        judged(tmp_path, V3, "stage: prefill, stored_bytes: 0", FULLY)
+    found = costproof.capture(V3, fsdp=8, batch=8, sources=["analytic"], text_tokens=1)
     with pytest.raises(Incomplete, match="leaves this metric unknown"):
         costproof.explain(found, "prefill", metric="stored_bytes")
 

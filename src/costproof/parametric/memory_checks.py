@@ -279,8 +279,9 @@ def _limit(
         return
     if limit.outcome == "refused":
         with suppress(CostproofError):  # sizes that the model does not take may have no formulas
-            ends = [max(_held(model, held, found, limit, at), default=0) for at in (limit.at - 1, limit.at)]
-            right = (limit.at - 1 < own or ends[0] <= found.memory_bytes) and ends[1] > found.memory_bytes
+            before = limit.at - (found.workload.sequence_parts if limit.setting == "text_tokens" else 1)
+            ends = [max(_held(model, held, found, limit, at), default=0) for at in (before, limit.at)]
+            right = (before < own or ends[0] <= found.memory_bytes) and ends[1] > found.memory_bytes
             yield Recount("memory", where, f"stops to fit at {limit.at}", right, True)
         return
     between = (_with(found.workload, limit, at) for at in range(max(below + 1, limit.at - _MOST_REFUSED), limit.at))
