@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 from random import Random
 from typing import Any, ClassVar, Final, Self
 
@@ -291,11 +290,6 @@ def _check_scaling(top: Section, key: str, kind: str, scaling: Mapping[str, Any]
         top.problem(what, f"{key}.partial_rotary_factor", expected="1", got=shown(part))
 
 
-@lru_cache(maxsize=64)
-def _windows(pattern: str, layers: int, window: int) -> tuple[int, ...]:
-    return tuple(window if kind == "w" else 0 for kind in (pattern * layers)[:layers])
-
-
 @dataclass(frozen=True, slots=True)
 class WindowedConfig(DecoderConfig):
     """Configuration of a decoder in which some or all layers attend to a sliding window."""
@@ -315,7 +309,8 @@ class WindowedConfig(DecoderConfig):
 
     def windows(self) -> tuple[int, ...]:
         """Return the window of each layer; 0 for a layer without one."""
-        return _windows(self.pattern, self.layers, self.window)
+        kinds = (self.pattern * self.layers)[: self.layers]
+        return tuple(self.window if kind == "w" else 0 for kind in kinds)
 
     def symbols(self) -> dict[str, int]:
         """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""

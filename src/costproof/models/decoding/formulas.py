@@ -232,11 +232,11 @@ def decoder_stack(
         return _split_latent(style.latent(workload, call), shards)
 
     def stack(call: StackCall) -> DecoderStack:
-        equal: dict[tuple[int, int], TransformerLayer] = {}  # one object for equal layers
+        equal: dict[tuple[int, int], TransformerLayer] = {}  # by identity: a comparison would become a path condition
         layers = []
         windows = windows_of(config)
         for i, window in enumerate(windows):
-            key, feed_forward = (window, id(mixtures.get(i))), mixtures.get(i, mlp)
+            key, feed_forward = (id(window), id(mixtures.get(i))), mixtures.get(i, mlp)
             if key not in equal:
                 block = attention(call, window)
                 equal[key] = TransformerLayer(width, block, feed_forward, norm=style.norm, norm_after=style.norm_after)
