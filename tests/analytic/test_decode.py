@@ -67,7 +67,7 @@ def test_decode_is_the_sum_of_single_steps(attention: AttentionKind) -> None:
     together = counted(structure, context=100, steps=4, batch=2)
     singly = [counted(structure, context=100 + i, steps=1, batch=2) for i in range(4)]
     for metric, info in METRICS.items():
-        if not info.stage_wide:
+        if not info.stage_wide and metric != "unpacking_flops":  # which the format of a checkpoint adds later
             parts = [s.stage_total("decode", metric) for s in singly]
             total = None if None in parts else sum(p for p in parts if p is not None)
             assert together.stage_total("decode", metric) == total, metric

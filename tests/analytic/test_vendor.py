@@ -51,6 +51,12 @@ def test_headline_flops_are_the_native_ones_and_the_rotary_products(settings: di
         # In each of 12 layers 64 angles per position, 2 FLOPs each.
         extra = 12 * 2 * 64 * angles
         assert vendor.stage_total(stage, "flops") == (native.stage_total(stage, "flops") or 0) + extra
+        # They are multiplied in float32 in a run in bfloat16.
+        here, there = (
+            sum(n.costs.get("float32_flops") or 0 for n in ledger.nodes if n.stage == stage)
+            for ledger in (vendor, native)
+        )
+        assert here == there + extra
     assert vendor.total("kv_cache_bytes") == native.total("kv_cache_bytes")
 
 

@@ -240,6 +240,23 @@ def test_parameters_that_nothing_runs_are_explained() -> None:
     )
 
 
+def test_a_file_of_a_stage_that_does_not_run_is_no_view_of_its_parameters() -> None:
+    """A tower of 40 parameters in 80 bytes of a file: an export without the tower has the bytes, not the parameters."""
+
+    def tower(ledger: Ledger, params: int) -> Ledger:
+        nodes = [
+            b.node("tower", "", metric, size, stage="tower", invocation="")
+            for metric, size in (("params", params), ("stored_bytes", 80))
+        ]
+        metrics = (*ledger.metrics, "stored_bytes")
+        return replace(ledger, nodes=(*ledger.nodes, *nodes), metrics=metrics, stages=("prefill", "tower"))
+
+    d = compare(b.capture((tower(b.analytic(), 40), tower(b.static(), 0), tower(b.dynamic(), 40))))
+    finding = d.finding("tower/tower#params")
+    assert finding is not None
+    assert (finding.status, [c.kind for c in finding.causes]) == ("explained", ["unexecuted_parameters"])
+
+
 def test_parameters_of_a_module_that_runs_are_never_unexecuted() -> None:
     without = [
         b.edited(x, b.at("lm_head", metric="params"), drop=True) for x in (b.analytic(), b.static(), b.dynamic())

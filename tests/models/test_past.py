@@ -59,6 +59,7 @@ CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     ),
     "mistral, filled by the prompt": ({**MISTRAL, "sliding_window": 16}, {"batch": 2}),
     "mistral, filled by the prompt to the last": ({**MISTRAL, "sliding_window": 33}, {}),
+    "mistral, filled by a prompt alone": ({**MISTRAL, "sliding_window": 21}, {"past": 0}),
     "mistral, filled by one token": (
         {**MISTRAL, "sliding_window": 14}, {"text_tokens": 1},
     ),
@@ -93,6 +94,7 @@ CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
 ALWAYS: Final = (
     "gemma3, filled by the prompt",
     "mistral, full window",
+    "mistral, filled by a prompt alone",
     "deepseek_v3, few tokens",
     "llama, a cache in eight bits",
 )

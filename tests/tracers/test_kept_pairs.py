@@ -100,6 +100,17 @@ def of_each_sequence(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v.flatten(0, 1)
 
 
+def windows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Each row of the batch is a window with a mask of its own, which all heads share: earlier keys, or later ones."""
+    i, j = positions(q, k)
+    turn = 1 - 2 * torch.arange(2, device=q.device).view(2, 1, 1)
+    mask = torch.zeros(2, *q.shape[2:3], *k.shape[2:3], device=q.device).masked_fill((i - j) * turn < 0, -100_000.0)
+    scores = q @ k.transpose(-1, -2)
+    shown = scores.view(1, *scores.shape) + mask[None, :, None]
+    found: Tensor = shown.view(scores.shape).softmax(-1) @ v
+    return found
+
+
 def triangle(n: int) -> int:
     return sum(1 for i in range(n) for j in range(n) if j <= i)
 
@@ -110,7 +121,8 @@ def near(n: int) -> int:
 
 CASES: list[tuple[Attend, Callable[[int], int]]] = [
     (causal, triangle), (grouped, triangle), (flags, triangle), (added, triangle), (by_hand, triangle),
-    (without_softmax, triangle), (own_softmax, triangle), (window, near), (fewer_queries, lambda n: 1 + 2 + 3),
+    (without_softmax, triangle), (own_softmax, triangle), (window, near), (windows, triangle),
+    (fewer_queries, lambda n: 1 + 2 + 3),
     (of_each_sequence, lambda n: n * (n - 1)),
 ]  # fmt: skip
 
@@ -127,6 +139,39 @@ def test_pairs_of_a_run(attend: Attend, pairs: Callable[[int], int], length: int
     assert sum(n or 0 for n in judged.kept.values()) == 2 * HEADS * pairs(length)
     hidden = 2 * HEADS * (queries * length - pairs(length)) * 2 * (WIDTH + WIDTH)
     assert sum(n or 0 for n in judged.hidden.values()) == hidden
+
+
+class Learned(Own):
+    """Attention of 3 learned queries, over the rows of an input or over themselves, projected by a layer or not."""
+
+    def __init__(self, *, projected: bool, itself: bool) -> None:
+        super().__init__(causal)
+        self.learned, self.projected, self.itself = nn.Parameter(torch.zeros(1, 3, HEADS * WIDTH)), projected, itself
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.qkv(self.learned if self.itself else x)
+        own = self.qkv(self.learned)[..., : HEADS * WIDTH] if self.projected else self.learned
+        q, k, v = (t.unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for t in (own, *rows.chunk(3, -1)[1:]))
+        found: Tensor = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        return found
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+@pytest.mark.parametrize(
+    ("projected", "itself", "pairs"),
+    [(True, False, HEADS * 3 * 7), (True, True, HEADS * 3 * 3), (False, False, 0)],
+    ids=["projected", "over themselves", "a table"],
+)
+def test_projected_learned_queries_compare_tokens(projected: bool, itself: bool, pairs: int, device: str) -> None:
+    """A product with the parameter itself is a projection; graph and dispatcher must agree on it."""
+    with torch.device(device):
+        model, x = Learned(projected=projected, itself=itself), torch.ones(1, 7, HEADS * WIDTH)
+    judged = trace_hooks(Run("r", model, {"x": x}, lambda path, call: ("all", "once"))).judged
+    assert sum(n or 0 for n in judged.kept.values()) == pairs
+    found = costproof.count(model, x)
+    dynamic = found.capture.ledger("dynamic")
+    assert dynamic is not None
+    assert (found.verdict, dynamic.total("kept_scores") or 0) == ("exact", pairs)
 
 
 def test_bands_pair_by_pair() -> None:

@@ -56,7 +56,8 @@ class Attention:
         kept pairs = n past + n (n + 1) / 2
 
     In a window of w <= past + n + 1 keys that the past does not fill it sees min(w, past + j) keys, which are
-    w (w + 1) / 2 - past (past + 1) / 2 + w (past + n - w) pairs, and w keys behind a full window, w n pairs. Any other
+    w (w + 1) / 2 - past (past + 1) / 2 + w (past + n - w) pairs, and w keys behind a full window, w n pairs. A call
+    without a mask is causal by a flag: its window is full, or about to be, but hides nothing. Any other
     mask hides ``hidden`` of the n (past + n) pairs.
 
     Where a sequence is cut into blocks that attend each to itself, there are batch x heads x ``seen`` scores, the
@@ -164,7 +165,7 @@ class Attention:
         if not self.causal:
             return computed - self.hidden
         n, w, past = (sympy.sympify(size) for size in (self.queries, self.window, self.past))
-        if w == 0:
+        if w == 0 or self.bias == "none":  # a window that hides keys is a mask; a filled one need not hide any yet
             before = past if self.new_keys is None else self.new_keys - n
             return n * before + n * (n + 1) / 2
         if past != 0 and not self.filling:

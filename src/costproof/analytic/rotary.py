@@ -71,7 +71,7 @@ class RotaryProduct(RotaryTable):
     2. the angles are doubled up to head_dim by a copy;
     3. a cosine, a sine, and the scaling of both: 4 positions head_dim operations.
 
-        flops = 2 positions head_dim / 2 = positions head_dim
+        flops = 2 positions head_dim / 2 = positions head_dim, in float32 whatever the run's dtype
         vector_flops = 4 positions head_dim
 
     Every attention layer has a table of its own here. The positions are integers, so the frequencies
@@ -87,8 +87,10 @@ class RotaryProduct(RotaryTable):
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
+        flops: dict[str, Size] = {"matmul": self.positions * self.head_dim}
         return LayerCosts(
-            flops={"matmul": self.positions * self.head_dim},
+            flops=flops,
+            float32_flops=flops,
             vector_flops={"elementwise": 4 * self.positions * self.head_dim},
             input_bytes=sympy.sympify(self.head_dim) / 2 * self.frequency_bytes,
             buffer_bytes=self.held_bytes,

@@ -17,7 +17,7 @@ from costproof.compare.align import AlignedRow, Spot
 from costproof.compare.findings import Cause, CauseKind
 from costproof.compare.kinds import kind_of
 from costproof.ledger.capture import Capture
-from costproof.ledger.metrics import BYTES, KEPT, KEPT_FLOPS, STAGE_WIDE, Conventions
+from costproof.ledger.metrics import BYTES, KEPT, KEPT_FLOPS, STAGE_WIDE, STORAGE, Conventions
 from costproof.ledger.node import StatedDifference, UnknownOp, exact_sum
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import FLOAT_BYTES
@@ -114,7 +114,11 @@ def context(capture: Capture, rows: Iterable[AlignedRow]) -> Context:
             if r.metric not in STAGE_WIDE and any(c.value != 0 for c in r.cells.values())
         ),
         sees_parameters=frozenset(
-            (source, r.stage) for r in rows if r.metric in STAGE_WIDE for source, c in r.cells.items() if c.value != 0
+            (source, r.stage)
+            for r in rows
+            if r.metric in STAGE_WIDE and r.metric not in STORAGE  # a file holds what nothing runs
+            for source, c in r.cells.items()
+            if c.value != 0
         ),
         values={("", ""): common, **{(i.stage, i.id): capture.values(i) for i in capture.invocations}},
         free=free,

@@ -102,6 +102,7 @@ class _Entry(NamedTuple):
     known: Elements
     storage: int
     weight: bool = False
+    multiplied: bool = False
 
 
 class RunValues:
@@ -110,11 +111,13 @@ class RunValues:
     def __init__(self) -> None:
         self._entries: dict[int, _Entry] = {}
 
-    def add(self, tensor: torch.Tensor, value: torch.Tensor | Elements, *, weight: bool = False) -> None:
+    def add(
+        self, tensor: torch.Tensor, value: torch.Tensor | Elements, *, weight: bool = False, multiplied: bool = False
+    ) -> None:
         """Note the elements of a tensor without values, or that it is a weight; others must not change them."""
         known = value if isinstance(value, Elements) else stored(value)
         ref = weakref.ref(tensor, partial(self._forget, id(tensor)))
-        self._entries[id(tensor)] = _Entry(ref, known, _storage(tensor), weight)
+        self._entries[id(tensor)] = _Entry(ref, known, _storage(tensor), weight, multiplied)
 
     def _forget(self, key: int, dead: Any) -> None:
         if (entry := self._entries.get(key)) is not None and entry.ref is dead:
@@ -133,6 +136,11 @@ class RunValues:
         entry = self._entries.get(id(tensor))
         return isinstance(tensor, torch.nn.Parameter) or (entry is not None and entry.ref() is tensor and entry.weight)
 
+    def is_multiplied(self, tensor: Any) -> bool:
+        """Return whether a tensor is a product of parameters alone, or computed from one: projected learned queries."""
+        entry = self._entries.get(id(tensor))
+        return entry is not None and entry.ref() is tensor and entry.multiplied
+
     def get(self, value: Any) -> Any:
         """Return a tensor with values in place of one whose values are stored; return anything else unchanged."""
         known = self.known(value) if isinstance(value, torch.Tensor) else None
@@ -150,6 +158,7 @@ class RunValues:
         if schema is None:
             return
         weight = bool(given) and all(self.is_weight(t) for t in given)
+        multiplied = weight and (product or any(map(self.is_multiplied, given)))
         looked_up = name in _LOOKUPS and bool(given) and self.is_weight(given[0])
         values = [self.known(t) for t in given]
         if schema.is_mutable and given:
@@ -177,7 +186,7 @@ class RunValues:
         else:
             found = self._made(func, name, args, kwargs, made)
         for tensor, value in zip(made, found or (), strict=False):
-            self.add(tensor, value, weight=weight)
+            self.add(tensor, value, weight=weight, multiplied=multiplied)
 
     def _drop(self, changed: torch.Tensor) -> None:
         """Forget a tensor that was overwritten, and all that share its memory."""
@@ -408,7 +417,7 @@ class KeptPairs:
             if (found := self._of(factor)) is not None and self._of(other) is None:
                 self._weights(key, found, factor, flops)
                 return
-        if self.values.is_weight(left) or self.values.is_weight(right):
+        if any(self.values.is_weight(t) and not self.values.is_multiplied(t) for t in (left, right)):
             return
         shape, known = tuple(result.shape), None
         if added is None or added.numel() == 1 or self.values.known(added) is PLAIN:
