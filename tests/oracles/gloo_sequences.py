@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import transformers
 
+from costproof.models.decoding.build import own_attention
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.sequence_model import OwnPositions, share_sequence
 from costproof.patches.sharding import SharedSequence
@@ -101,7 +102,10 @@ def rank_main(rank: int, ranks: int, folder: str) -> None:
             shared.group = dist.group.WORLD
             share_sequence(ours, Decoder(), OwnPositions(layout, ranks, rank, written_out))
             off = {}
-            for name, model, around in (("theirs", theirs, shared.attending), ("ours", ours, nullcontext)):
+            for name, model, around in (
+                ("theirs", theirs, shared.attending),
+                ("ours", ours, partial(own_attention, ours)),
+            ):
                 prompt, after = run(model, ids, own, step=True, around=around)
                 differences = prompt - whole[:, own], after - whole[:, -1:]
                 off[name] = [float(x.abs().max()) for x in differences]

@@ -82,14 +82,14 @@ def patch_forward(base: Any, replaced: Mapping[str, Any] | None = None, inner: I
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         flash = uses_flash(self) and self.device.type != "cuda"
-        with running(names, self.dtype, flash=flash), _own_attention(self):
+        with running(names, self.dtype, flash=flash), own_attention(self):
             return base.forward(self, *args, **kwargs)
 
     return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
 
 
 @contextmanager
-def _own_attention(model: nn.Module) -> Iterator[None]:
+def own_attention(model: nn.Module) -> Iterator[None]:
     """Register the attention of rows, or of ranks that share a sequence, while a model that uses it runs."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
