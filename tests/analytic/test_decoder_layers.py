@@ -7,7 +7,7 @@ import sympy
 
 from costproof.algebra.series import ROW_SIZES, ROW_SUMS
 from costproof.algebra.symbols import sym
-from costproof.analytic.attention import Attention, Bias, PackedAttention
+from costproof.analytic.attention import Attention, PackedAttention
 from costproof.analytic.collectives import (
     AllGather,
     AllReduce,
@@ -346,13 +346,13 @@ def test_costs_by_hand(layer: Layer, expected: Expected) -> None:
     check(layer, expected)
 
 
-@pytest.mark.parametrize(("mask", "pairs"), [("none", 4 + 5), ("boolean", 4 + 4)])
-def test_a_window_hides_keys_only_by_a_mask(mask: Bias, pairs: int) -> None:
+@pytest.mark.parametrize(("by_flag", "pairs"), [(True, 4 + 5), (False, 4 + 4)])
+def test_a_window_hides_no_keys_of_a_call_that_is_causal_by_a_flag(by_flag: bool, pairs: int) -> None:
     """2 tokens behind 3 and a window of 4: causal by a flag they see 4 and 5 keys, by the mask of the window 4 each.
 
     A call has no mask before its keys reach the window, so its formula is the causal one for every past.
     """
-    core = Attention(1, 2, 3, 3, 4, 2, past=3, window=4, filling=True, causal=True, bias=mask)
+    core = Attention(1, 2, 3, 3, 4, 2, past=3, window=4, filling=True, causal=True, by_flag=by_flag)
     assert core.costs().kept_scores == {"attention": 3 * pairs}
 
 

@@ -56,9 +56,8 @@ class Attention:
         kept pairs = n past + n (n + 1) / 2
 
     In a window of w <= past + n + 1 keys that the past does not fill it sees min(w, past + j) keys, which are
-    w (w + 1) / 2 - past (past + 1) / 2 + w (past + n - w) pairs, and w keys behind a full window, w n pairs. A call
-    without a mask is causal by a flag: its window is full, or about to be, but hides nothing. Any other
-    mask hides ``hidden`` of the n (past + n) pairs.
+    w (w + 1) / 2 - past (past + 1) / 2 + w (past + n - w) pairs, and w keys behind a full window, w n pairs. A window
+    of a call that is causal ``by_flag`` hides nothing. Any other mask hides ``hidden`` of the n (past + n) pairs.
 
     Where a sequence is cut into blocks that attend each to itself, there are batch x heads x ``seen`` scores, the
     sum of the squares of the blocks' lengths.
@@ -112,6 +111,8 @@ class Attention:
     """Whether the window, if any, is not full before the call."""
     causal: bool = False
     """Whether a query sees only the keys up to its own position."""
+    by_flag: bool = False
+    """Whether a flag says so in place of a mask, and the window hides no key yet."""
     hidden: Size = 0
     """Pairs of a query and a key, per head and sequence, hidden by a mask that is not causal."""
     written_out: bool = False
@@ -165,7 +166,7 @@ class Attention:
         if not self.causal:
             return computed - self.hidden
         n, w, past = (sympy.sympify(size) for size in (self.queries, self.window, self.past))
-        if w == 0 or self.bias == "none":  # a window that hides keys is a mask; a filled one need not hide any yet
+        if w == 0 or self.by_flag:
             before = past if self.new_keys is None else self.new_keys - n
             return n * before + n * (n + 1) / 2
         if past != 0 and not self.filling:

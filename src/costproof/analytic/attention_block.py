@@ -49,6 +49,7 @@ class AttentionBlock:
     hidden: Size = 0
     window: Size = 0
     filling: bool = False
+    by_flag: bool = False
     mask: Bias = "none"
     capped: bool = False
     sinks: bool = False
@@ -111,6 +112,7 @@ class AttentionBlock:
             new_keys=new_keys,
             window=self.window,
             filling=self.filling,
+            by_flag=self.by_flag,
             written_out=self.written_out,
             seen=self.seen,
         )

@@ -401,7 +401,7 @@ def row_identities(target: Provable, config: DecoderConfig, workload: Workload) 
     Latent attention expands the latents of a past again for each chunk, so that kept FLOPs do not add up.
     """
     windows, latent = sorted({*config.windows()} - {0}), isinstance(config, LatentConfig)
-    b, s, c = sym("B"), sym("S"), CACHED
+    b, s = sym("B"), sym("S")
     item = {"b": FLOAT_BYTES[workload.dtype]}
     last, chunk = replace(workload, logits="last"), (*_CHUNK, *(() if latent else (KEPT_FLOPS,)))
 
@@ -415,23 +415,35 @@ def row_identities(target: Provable, config: DecoderConfig, workload: Workload) 
         run = replace(last, text_tokens=length, new_tokens=0)
         return (SymbolicRun(run, "prefill", {"B": "1", "S": text(size), "L": "1"}),)
 
+    def sized(length: int, size: sympy.Expr) -> sympy.Expr:
+        """Return the size; a prompt that the next token brings to a window has no mask, and is a size of its own."""
+        return sympy.Integer(length) if length + 1 in windows else size
+
     def step(context: int, size: sympy.Expr, batch: sympy.Expr) -> SymbolicRun:
         run = replace(last, text_tokens=context, new_tokens=1)
         return SymbolicRun(run, "decode", {"B": text(batch), "P": text(size), "N": "1"})
 
     for first, whole in _examples(windows):
-        new, at = whole - first, {str(c): first, str(s): whole, **item}
+        new, at = whole - first, {CACHED.name: first, str(s): whole, **item}
+        c, all_tokens = sized(first, CACHED), sized(whole, s)
         row = BatchRow(first, logits=0), (1, c, 0)
-        chunks = rows(row, (BatchRow(new, first), (1, s - c, c)))
-        yield piece(f"chunks {first} and {new}+{first} are a prompt of {whole}", chunks, prompt(whole, s), chunk, at)
-        below = tuple(text(-_pairs_below(first, w)) for w in config.windows() or (0,) * config.layers)
-        hit = rows((BatchRow(new, first), (1, s, c)))
+        chunks, one = rows(row, (BatchRow(new, first), (1, all_tokens - c, c))), prompt(whole, all_tokens)
+        yield piece(f"chunks {first} and {new}+{first} are a prompt of {whole}", chunks, one, chunk, at)
+        below = tuple(text(-_pairs_below(first, w).subs(CACHED, c)) for w in config.windows() or (0,) * config.layers)
+        hit = rows((BatchRow(new, first), (1, all_tokens - c if all_tokens.is_Integer else s, c)))
         name = f"{new}+{first} is a prompt of {whole} less the pairs of {first}"
-        yield piece(name, hit, prompt(whole, c + s), _CHUNK[:1], {**at, str(s): new}, below)
+        yield piece(name, hit, prompt(whole, sized(whole, c + s)), _CHUNK[:1], {**at, str(s): new}, below)
     for first, after in _examples(windows, gap=1):
-        row, at = (BatchRow(first, logits=0), (1, c, 0)), {str(c): first, **item}
+        c = sized(first, CACHED)
+        row, at = (BatchRow(first, logits=0), (1, c, 0)), {CACHED.name: first, **item}
         chunks = rows(row, (BatchRow(1, first), (1, 1, c)))
-        yield piece(f"chunks {first} and 1+{first} are a prompt of {after}", chunks, prompt(after, c + 1), chunk, at)
+        yield piece(
+            f"chunks {first} and 1+{first} are a prompt of {after}",
+            chunks,
+            prompt(after, sized(after, c + 1)),
+            chunk,
+            at,
+        )
         # Two tokens below a window is a size of its own: the token of the step fills the cache.
         p, end = (sympy.Integer(n) if n + 2 in windows else x for n, x in ((first, CONTEXT), (after, CACHED)))
         steps = rows((BatchRow(1, first, 3), (b, 1, p)), (BatchRow(1, after), (1, 1, end)))

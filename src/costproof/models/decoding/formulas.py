@@ -427,6 +427,7 @@ def _attention(workload: Workload, style: DecoderStyle, call: StackCall, window:
         causal=True,
         window=sym("text_window") if filled else 0,
         filling=filled and call.past != 0 and not fills(workload, call, window),
+        by_flag=filled and not masked and not eager,
         mask="input" if eager else "boolean" if masked else "none",
         capped=style.scores_capped,
         sinks=style.sinks,
