@@ -81,7 +81,8 @@ def test_only_a_prompt_as_long_as_the_window_has_a_mask(prompt: int, masked: boo
 
 
 def test_there_is_no_size_to_enumerate() -> None:
-    assert [setting.name for setting in Llama.proof_settings()] == ["tp", "ep", "pp", "dp", "plan"]
+    mesh = ["tp", "ep", "pp", "dp", "cp", "fsdp", "dispatch", "plan", "cp_plan"]
+    assert [setting.name for setting in Llama.proof_settings()] == mesh
     with pytest.raises(BadInput, match="no such setting"):
         request("llama", verb="prove", sides="64-128")
 
