@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -74,12 +75,17 @@ def _same_size(planted: Planted, finding: Finding, capture: Capture) -> bool:
     numbers = {s: values[s.name] for s in planted_size.free_symbols if s not in said.free_symbols}
     rest = sympy.expand(planted_size.subs(numbers) - said)
     # Sympy does not see that Min(6, 3 B) is 3 Min(2, B): then equal numbers at many points are enough.
-    if rest == 0 or (
-        rest.has(sympy.Min) and all(rest.subs(dict.fromkeys(rest.free_symbols, at)) == 0 for at in range(1, 200))
-    ):
+    if rest == 0 or (rest.has(sympy.Min) and all(rest.subs(at) == 0 for at in _points(rest))):
         return True
     # A symbol may have dropped out of the difference by factoring; at the point it must agree anyway.
     return not said.free_symbols and rest.subs({s: values[s.name] for s in rest.free_symbols}) == 0
+
+
+def _points(expression: sympy.Expr) -> Iterator[dict[sympy.Symbol, int]]:
+    """Yield 200 points at which the symbols have different numbers, small and large ones."""
+    rng = random.Random(7)
+    for _ in range(200):
+        yield {symbol: rng.randint(1, rng.choice((9, 10**6))) for symbol in expression.free_symbols}
 
 
 def checked_metrics(capture: Capture) -> tuple[Metric, ...]:

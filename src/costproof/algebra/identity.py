@@ -214,5 +214,5 @@ def _expansion(of: Factors) -> Iterator[tuple[Factors, int]]:
 
 
 def _least(base: sympy.Expr) -> int:
-    """Return the least value of a factor: 1 for symbols and ceilings, 0 where rounding down allows it."""
+    """Return a lower bound of a factor: 1 for a symbol or a ceiling, 0 for any other, such as a floor."""
     return int(base.is_Symbol or base.func is sympy.ceiling)

@@ -112,7 +112,7 @@ class Attention:
     causal: bool = False
     """Whether a query sees only the keys up to its own position."""
     by_flag: bool = False
-    """Whether a flag says so in place of a mask, and the window hides no key yet."""
+    """Whether the kernel is causal by a flag and has no mask, since the window hides no key yet."""
     hidden: Size = 0
     """Pairs of a query and a key, per head and sequence, hidden by a mask that is not causal."""
     written_out: bool = False

@@ -66,7 +66,8 @@ class LatentAttention:
     wide: bool = False
     """Whether keys and values of a head, nope + value_dim, are wider than two latents."""
     elsewhere: bool = False
-    """Whether another rank caches the new tokens; this one attends to past ones, whose latents the projection reads."""
+    """Whether another rank caches the new tokens. This one attends to past tokens alone; the projection that expands
+    their latents reads these from the cache, not the attention."""
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""

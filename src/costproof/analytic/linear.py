@@ -35,7 +35,7 @@ class Linear:
     read: bool = True
     """Whether another operator reads the result."""
     cached: bool = False
-    """Whether the input is read from the cache."""
+    """Whether the input is a part of the cache, so that its bytes are ``kv_read_bytes``."""
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""

@@ -63,7 +63,7 @@ def _above(stage: str, where: str, metric: str, least: int | str | None, most: i
 
 
 def _clocks(work: WorkBound, of: Roof) -> tuple[Fraction, Fraction] | None:
-    """Return the seconds of the products and of the bytes of one part; ``None`` if they are not known."""
+    """Return the compute time and the memory time of a part, in seconds; ``None`` if they are not known."""
     if work.flops is None or work.bytes is None:
         return None
     rates = {**of.peaks, of.math: of.flops}

@@ -367,8 +367,8 @@ class Mlx(Format):
         )
 
 
-_ABSMAX_BLOCK: Final = 64
-_NESTED: Final = 256
+ABSMAX_BLOCK: Final = 64
+NESTED: Final = 256
 """Maxima with a scale of their own, if these are quantised too."""
 
 
@@ -387,7 +387,7 @@ class FourBit(Format):
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight [⌈rows columns / 2⌉, 1], the maxima and their scales, and the tables of values."""
-        blocks = ceil_div(of.rows * of.columns, _ABSMAX_BLOCK)
+        blocks = ceil_div(of.rows * of.columns, ABSMAX_BLOCK)
         maxima = StoredTensor("weight.absmax", "U8" if self.nested else "F32", (blocks,), "scale")
         description = StoredTensor(f"weight.{self._state}", "U8", (self._description_bytes(of),), DESCRIPTION)
         return (
@@ -406,13 +406,13 @@ class FourBit(Format):
         """Return the bytes of the JSON tensor that describes a layer whose maxima are not quantised."""
         dtype = next(name for name, stored in STORED_AS.items() if stored == of.dtype)
         shape = [int(of.rows), int(of.columns)]
-        return len(json.dumps({"quant_type": self.kind, "blocksize": _ABSMAX_BLOCK, "dtype": dtype, "shape": shape}))
+        return len(json.dumps({"quant_type": self.kind, "blocksize": ABSMAX_BLOCK, "dtype": dtype, "shape": shape}))
 
     @staticmethod
     def _scales_of_maxima(blocks: object) -> tuple[StoredTensor, ...]:
         return (
-            StoredTensor("weight.nested_absmax", "F32", (ceil_div(blocks, _NESTED),), "scale"),
-            StoredTensor("weight.nested_quant_map", "F32", (_NESTED,), "table"),
+            StoredTensor("weight.nested_absmax", "F32", (ceil_div(blocks, NESTED),), "scale"),
+            StoredTensor("weight.nested_quant_map", "F32", (NESTED,), "table"),
         )
 
     def undetermined(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
@@ -99,9 +100,10 @@ def layout_of(target: Target, model: nn.Module, workload: Workload) -> tuple[Sch
     reading = library_reading(target.stored, stored) if isinstance(target, WithStorage) else LibraryReading()
     modules = list(stored_modules(stored, reading, dtypes))
     if not isinstance(target, WithFormulas):  # whose formulas use the other reading of the configuration
-        for one, other in zip(modules, stored_modules(stored, scheme, dtypes), strict=False):
+        for one, other in zip_longest(modules, stored_modules(stored, scheme, dtypes)):
             if one != other:
-                raise UnknownFormat(scheme.method, f"two readings of the configuration differ at {one.path[:80]}")
+                path = (one or other).path[:80]
+                raise UnknownFormat(scheme.method, f"two readings of the configuration differ at {path}")
     return scheme, modules
 
 
@@ -247,10 +249,10 @@ def _mlx(of: formats.Mlx, w: LinearShape, t: Tensors) -> Any:
 def _four_bit(of: formats.FourBit, w: LinearShape, t: Tensors) -> Any:
     maxima, numbers = t["weight.absmax"], w.rows * w.columns
     if of.nested:
-        outer = _spread(t["weight.nested_absmax"], formats._NESTED, maxima.shape[0])
+        outer = _spread(t["weight.nested_absmax"], formats.NESTED, maxima.shape[0])
         maxima = t["weight.nested_quant_map"][maxima.int()] * outer + 0.5  # and the mean of all maxima
     codes = _integers(t["weight"].flatten(), 4, numbers)
-    return t["weight.quant_map"][codes] * _spread(maxima, formats._ABSMAX_BLOCK, numbers)
+    return t["weight.quant_map"][codes] * _spread(maxima, formats.ABSMAX_BLOCK, numbers)
 
 
 def _values(codes: Any) -> Any:
@@ -406,4 +408,4 @@ _SCALE: Final[Mapping[type, Callable[[Any, LinearShape, Tensors], Any]]] = {
     formats.Nvfp4: lambda of, w, t: _two_levels(t, of.unit[1], "input_scale", "weight_scale_2"),
     formats.CompressedTensors: _compressed_product, formats.TorchaoEightBit: _torchao_product,
 }  # fmt: skip
-"""Class of a format -> function that returns quantised x, and y = x Wᵀ after scaling."""
+"""Class of a format -> reference of a product of quantised inputs; it returns these and the scaled result."""

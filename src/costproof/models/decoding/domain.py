@@ -227,7 +227,7 @@ _OF_RANKS: Final = (
     "the bounds of links, which costproof roofline counts again",
 )
 _ORDERS: Final = ("ring", "ulysses")
-"""How ranks share a sequence, other than in zigzag order."""
+"""Plans of context parallelism besides zigzag, the default."""
 _NO_STEPS: Final = "decode steps, which are not counted on this mesh"
 _ONE_PROMPT: Final = "other prompts than {length} tokens, of which the identities export a rank"
 _NO_BOUND: Final = "a bound of the chance to miss a mistake: widths that a mesh divides are not drawn independently"
@@ -416,7 +416,7 @@ def row_identities(target: Provable, config: DecoderConfig, workload: Workload) 
         return (SymbolicRun(run, "prefill", {"B": "1", "S": text(size), "L": "1"}),)
 
     def sized(length: int, size: sympy.Expr) -> sympy.Expr:
-        """Return the size; a prompt that the next token brings to a window has no mask, and is a size of its own."""
+        """Return the symbol, or the number for a prompt of window - 1 tokens, which has a formula of its own."""
         return sympy.Integer(length) if length + 1 in windows else size
 
     def step(context: int, size: sympy.Expr, batch: sympy.Expr) -> SymbolicRun:

@@ -109,7 +109,7 @@ def as_stored(nodes: Iterable[CostNode]) -> Iterator[CostNode]:
 
 @cache
 def _as_stored(layers: tuple[Layer, ...]) -> tuple[str, str]:
-    """Return the formulas of the elements that are a rank's own, and of the bytes that it stores."""
+    """Return the formulas of a rank's elements without padding, and of the bytes that it stores with padding."""
     return text(own(layers)), text(stored(layers) * sym("b"))
 
 

@@ -59,7 +59,7 @@ class RowsTape(DecoderTape):
 
     rows: tuple[TapeRow, ...] = ()
     embedded: bool = False
-    """Whether the call is given embeddings."""
+    """Whether the call takes embeddings in place of token ids."""
     axes: int = 1
     """Positions that it is given for each token."""
     given_positions: Piece = 0
