@@ -117,8 +117,8 @@ test-versions:  ## The same commands under the oldest, the pinned and the newest
 baselines: $(VENV)/dev  ## Write baselines/ anew, after a change of numbers that is meant
 	$(BIN)/python -m tests.baselines
 
-recorded: $(VENV)/dev  ## Write the record of which metrics each source gives of every family anew
-	$(BIN)/python -m tests.recorded
+recorded: $(VENV)/dev  ## Write the record of which metrics each source gives of every family anew, or of FAMILIES="a b"
+	$(BIN)/python -m tests.recorded $(FAMILIES)
 
 certificates: $(VENV)/dev  ## Prove five models and two meshes anew, twenty minutes: docs/certificates
 	for name in $(CERTIFIED); do \

@@ -1,7 +1,9 @@
-"""The record of which metrics each source gives: ``python -m tests.recorded`` (``make recorded``) counts it anew."""
+"""The record of which metrics each source gives: ``make recorded`` counts it anew, or only what FAMILIES names."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -48,8 +50,14 @@ def record(found: dict[str, dict[str, tuple[str, ...]]]) -> list[dict[str, Any]]
 
 
 if __name__ == "__main__":
-    made = {}
-    for family, target in families().items():
-        made[family] = given(target)
+    named, every = sys.argv[1:], families()
+    old = (
+        {f: g["sources"] for g in json.loads(RECORD.read_text(encoding="utf-8")) for f in g["families"]}
+        if named
+        else {}
+    )
+    made = {f: {source: tuple(metrics) for source, metrics in old[f].items()} for f in every if f in old}
+    for family in named or every:
+        made[family] = given(every[family])
         print(family, *(f"{source}: {len(metrics)}" for source, metrics in made[family].items()), flush=True)
     write_texts({RECORD: json_text(record(made))})

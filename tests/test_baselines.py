@@ -52,7 +52,7 @@ def test_the_code_reproduces_the_baselines(target: str) -> None:
 
 
 def test_every_preset_has_a_baseline_and_nothing_else_has_one() -> None:
-    assert {n.path.name for n in NAMED} == {p.name for p in FOLDER.iterdir()}
+    assert {n.path.name for n in NAMED} == {p.name for p in FOLDER.iterdir()}, "make baselines"
 
 
 def test_a_baseline_is_small() -> None:

@@ -277,7 +277,7 @@ def test_what_transformers_refuses_is_refused(config: NativeConfig, thorough: bo
             type(config).read({"model_type": config.model_type, **data}, problems)
             if not problems and _refused_by_transformers(config.model_type, data, built=thorough):
                 accepted.append((key, key in data))
-    assert accepted == [], f"{accepted}: a key that may not be null belongs into _NOT_NULL of models/config_keys.py"
+    assert accepted == [], f"{accepted}: a key that may not be null belongs into not_null of {type(config).__name__}"
 
 
 ROPE: dict[str, Any] = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

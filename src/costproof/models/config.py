@@ -61,6 +61,11 @@ class NativeConfig(Config):
     __slots__ = ()
     model_type: ClassVar[str]
     """Model type in a configuration file, under which transformers registers the class of the model."""
+    not_null: ClassVar[tuple[str, ...]] = ()
+    """Keys for which the configuration class of transformers refuses ``null``, where the formulas would take a default.
+
+    A test compares them with the pinned version.
+    """
     not_as_in_file: ClassVar[Mapping[str, str]] = {}
     """Dotted keys that :meth:`native` sets to another value than the file, with the reason."""
 

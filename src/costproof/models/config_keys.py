@@ -1,4 +1,4 @@
-"""Keys of Hugging Face configurations that decide no cost, with the reason, and keys that may not be null."""
+"""Keys of Hugging Face configurations that decide no cost, with the reason."""
 
 from __future__ import annotations
 
@@ -202,56 +202,3 @@ def _named_alike(kind: str, config: str, architecture: str) -> tuple[bool, bool]
 
 def _each(names: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
-
-
-_NOT_NULL: Final = {
-    "bert": "attention_probs_dropout_prob hidden_dropout_prob initializer_range layer_norm_eps use_cache",
-    "clip_vision_model": "initializer_factor initializer_range layer_norm_eps",
-    "deepseek_v2": "initializer_range rms_norm_eps routed_scaling_factor use_cache",
-    "deepseek_v3": "initializer_range num_mtp_layers rms_norm_eps routed_scaling_factor use_cache",
-    "dinov2": (
-        "apply_layernorm attention_probs_dropout_prob hidden_dropout_prob initializer_range layer_norm_eps "
-        "layerscale_value reshape_hidden_states"
-    ),
-    "distilbert": "attention_dropout dropout initializer_range qa_dropout seq_classif_dropout sinusoidal_pos_embds",
-    "gemma": "attention_dropout head_dim initializer_range num_key_value_heads rms_norm_eps use_cache",
-    "gemma2": "head_dim initializer_range num_key_value_heads query_pre_attn_scalar rms_norm_eps use_cache",
-    "gemma3_text": "head_dim initializer_range num_key_value_heads query_pre_attn_scalar rms_norm_eps use_cache",
-    "gpt2": (
-        "attn_pdrop embd_pdrop initializer_range layer_norm_epsilon resid_pdrop scale_attn_by_inverse_layer_idx "
-        "scale_attn_weights summary_first_dropout summary_proj_to_labels summary_type summary_use_proj use_cache"
-    ),
-    "gpt_oss": (
-        "attention_dropout head_dim initializer_range num_key_value_heads rms_norm_eps router_aux_loss_coef "
-        "swiglu_alpha swiglu_limit use_cache"
-    ),
-    "llama": "initializer_range rms_norm_eps use_cache",
-    "llava": "image_seq_length image_token_index",
-    "mistral": "attention_dropout initializer_range num_key_value_heads rms_norm_eps use_cache",
-    "mixtral": (
-        "attention_dropout initializer_range num_key_value_heads rms_norm_eps router_aux_loss_coef "
-        "router_jitter_noise use_cache"
-    ),
-    "qwen2": "attention_dropout head_dim initializer_range rms_norm_eps use_cache",
-    "qwen2_5_vl": "video_token_id vision_end_token_id vision_start_token_id",
-    "qwen2_5_vl_text": "initializer_range rms_norm_eps use_cache",
-    "qwen2_5_vl_vision": "initializer_range tokens_per_second",
-    "qwen3": "attention_dropout head_dim initializer_range rms_norm_eps use_cache",
-    "qwen3_moe": (
-        "attention_dropout head_dim initializer_range num_key_value_heads rms_norm_eps router_aux_loss_coef use_cache"
-    ),
-    "qwen3_vl_vision": "initializer_range",
-    "roberta": "attention_probs_dropout_prob hidden_dropout_prob initializer_range layer_norm_eps use_cache",
-    "siglip_vision_model": "attention_dropout layer_norm_eps",
-    "t5": (
-        "classifier_dropout dropout_rate initializer_factor layer_norm_epsilon relative_attention_max_distance "
-        "use_cache"
-    ),
-    "vit": "attention_probs_dropout_prob encoder_stride hidden_dropout_prob initializer_range layer_norm_eps",
-    "xlm-roberta": "attention_probs_dropout_prob hidden_dropout_prob initializer_range layer_norm_eps use_cache",
-}
-NOT_NULL: Final[Mapping[str, frozenset[str]]] = {kind: frozenset(keys.split()) for kind, keys in _NOT_NULL.items()}
-"""Model type -> keys for which its configuration class refuses ``null``, where a formula would take the default.
-
-The pinned version of transformers is held to this table by a test.
-"""

@@ -14,7 +14,6 @@ from typing import Any, Final
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, did_you_mean
 from costproof.ledger.workload import UNREAD
 from costproof.models import config_keys
-from costproof.models.config_keys import NOT_NULL
 
 LARGEST: Final = 2**31 - 1
 """Sizes above this are typing errors: no tensor dimension of a real model comes near it."""
@@ -168,13 +167,14 @@ class Section:
             section.broken = True
         return section
 
-    def finish(self, *, strict: bool = False) -> tuple[tuple[str, str], ...]:
+    def finish(self, *, strict: bool = False, not_null: Collection[str] = ()) -> tuple[tuple[str, str], ...]:
         """Return (path, reason) of every key, here and in subsections, that affects no cost or was not read.
 
         A key that only a section below reads, with a different value there, is a problem: it is probably misplaced.
 
         Args:
             strict: whether a key that is neither used nor harmless is a problem.
+            not_null: keys of this section for which ``null`` is a problem.
         """
         waived = list(self.waived.items())
         kind = str(self.data.get("model_type", ""))
@@ -199,8 +199,8 @@ class Section:
             else:
                 waived.append((f"{self.path}.{key}", UNREAD))
         told = {problem.where for problem in self.problems}
-        for key in sorted(NOT_NULL.get(kind, frozenset()) & {k for k, value in self.data.items() if value is None}):
-            if f"{self.path}.{key}" not in told:
+        for key in sorted(not_null):
+            if self.data.get(key, "") is None and f"{self.path}.{key}" not in told:
                 self.problem("transformers refuses null here", key, expected="a value, or no such key", got="null")
         for child in self.children:
             waived += child.finish(strict=strict)

@@ -71,6 +71,7 @@ class DecoderConfig(NativeConfig):
 
     Without an entry: as many key/value heads as heads, heads that share the width, and ``False`` for flags.
     """
+    not_null: ClassVar[tuple[str, ...]] = ("initializer_range", "rms_norm_eps", "use_cache")
     number_flags: ClassVar[Mapping[str, float]] = {}
     """Flags that are set by a number in the file and unset by ``null`` -> the number to write for a set flag."""
     heads_divide: ClassVar[bool] = True
@@ -140,7 +141,7 @@ class DecoderConfig(NativeConfig):
         check_returns(top)
         if cls.pads:
             check_padding(top, config.vocab)
-        config = replace(config, waived=top.finish())
+        config = replace(config, waived=top.finish(not_null=cls.not_null))
         problems += [] if problems else config.contradictions()
         return config
 

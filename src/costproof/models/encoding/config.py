@@ -85,7 +85,7 @@ class EncoderConfig(NativeConfig):
         config = cls(**read, **cls.read_class(top), **cls.read_fields(top, read))
         if cls.reads_head_dim:
             top.fixed("head_dim", config.head_dim, why="the formulas describe heads that share the width")
-        config = replace(config, waived=top.finish())
+        config = replace(config, waived=top.finish(not_null=cls.not_null))
         problems += [] if problems else config.contradictions()
         return config
 

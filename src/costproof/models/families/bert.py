@@ -75,6 +75,13 @@ class BertConfig(TextEncoderConfig):
     """Number of segment types."""
 
     model_type: ClassVar[str] = "bert"
+    not_null: ClassVar = (
+        "attention_probs_dropout_prob",
+        "hidden_dropout_prob",
+        "initializer_range",
+        "layer_norm_eps",
+        "use_cache",
+    )
     architectures: ClassVar = {"BertForMaskedLM": False, "BertModel": False, "BertForSequenceClassification": True}
     keys: ClassVar = {**TextEncoderConfig.keys, "types": "type_vocab_size"}
     unused_keys: ClassVar = {

@@ -100,6 +100,7 @@ class ClipVisionConfig(VisionConfig):
 
     not_drawn: ClassVar = NO_CLASSIFIER
     model_type: ClassVar[str] = "clip_vision_model"
+    not_null: ClassVar = ("initializer_factor", "initializer_range", "layer_norm_eps")
     two_sides: ClassVar = False
     architectures: ClassVar = {"CLIPVisionModel": False, PROJECTED: False}
     unused_keys: ClassVar = {

@@ -44,6 +44,7 @@ class DeepseekV2Config(LatentConfig):
     """Whether experts are chosen only from the best groups."""
 
     model_type: ClassVar[str] = "deepseek_v2"
+    not_null: ClassVar = (*LatentConfig.not_null, "routed_scaling_factor")
     architecture: ClassVar[str] = "DeepseekV2ForCausalLM"
     class_defaults: ClassVar = {
         "max_position_embeddings": 2048, "n_routed_experts": 64, "moe_intermediate_size": 1407,

@@ -49,6 +49,7 @@ class DeepseekV3Config(LatentConfig):
     """Whether the router's weights are divided by their sum."""
 
     model_type: ClassVar[str] = "deepseek_v3"
+    not_null: ClassVar = (*LatentConfig.not_null, "num_mtp_layers", "routed_scaling_factor")
     architecture: ClassVar[str] = "DeepseekV3ForCausalLM"
     keys: ClassVar = {**LatentConfig.keys, "norm_topk": "norm_topk_prob"}
     class_defaults: ClassVar = {"num_key_value_heads": 128, "max_position_embeddings": 4096, "norm_topk_prob": True}

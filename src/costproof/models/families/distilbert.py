@@ -29,6 +29,14 @@ class DistilBertConfig(TextEncoderConfig):
     architecture: str = "DistilBertModel"
 
     model_type: ClassVar[str] = "distilbert"
+    not_null: ClassVar = (
+        "attention_dropout",
+        "dropout",
+        "initializer_range",
+        "qa_dropout",
+        "seq_classif_dropout",
+        "sinusoidal_pos_embds",
+    )
     architectures: ClassVar = {
         "DistilBertForMaskedLM": False, "DistilBertModel": False, "DistilBertForSequenceClassification": True,
     }  # fmt: skip

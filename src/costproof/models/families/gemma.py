@@ -29,6 +29,7 @@ class GemmaConfig(DecoderConfig):
     attention_bias: bool = False
 
     model_type: ClassVar[str] = "gemma"
+    not_null: ClassVar = (*DecoderConfig.not_null, "attention_dropout", "head_dim", "num_key_value_heads")
     architecture: ClassVar[str] = "GemmaForCausalLM"
     heads_divide: ClassVar = False
     keys: ClassVar = {**DecoderConfig.keys, "attention_bias": "attention_bias"}

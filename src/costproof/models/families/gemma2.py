@@ -34,6 +34,7 @@ class Gemma2Config(WindowedConfig):
     logits_capped: bool = True
 
     model_type: ClassVar[str] = "gemma2"
+    not_null: ClassVar = (*WindowedConfig.not_null, "head_dim", "num_key_value_heads", "query_pre_attn_scalar")
     architecture: ClassVar[str] = "Gemma2ForCausalLM"
     keys: ClassVar = {
         **WindowedConfig.keys,

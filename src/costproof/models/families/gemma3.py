@@ -32,6 +32,7 @@ class Gemma3Config(WindowedConfig):
     logits_capped: bool = False
 
     model_type: ClassVar[str] = "gemma3_text"
+    not_null: ClassVar = (*WindowedConfig.not_null, "head_dim", "num_key_value_heads", "query_pre_attn_scalar")
     architecture: ClassVar[str] = "Gemma3ForCausalLM"
     keys: ClassVar = {
         **WindowedConfig.keys,

@@ -94,6 +94,7 @@ class LlavaConfig(ImageTextConfig):
 
     not_drawn: ClassVar = dict.fromkeys(("vision.architecture", "vision.pooled"), "the class projects no vector")
     model_type: ClassVar[str] = "llava"
+    not_null: ClassVar = ("image_seq_length", "image_token_index")
     architecture: ClassVar[str] = "LlavaForConditionalGeneration"
     unused_keys: ClassVar = {
         "ignore_index": "affects only training",

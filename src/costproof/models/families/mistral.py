@@ -28,6 +28,7 @@ class MistralConfig(WindowedConfig):
 
     not_drawn: ClassVar = {"pattern": "the class gives all layers the same window"}
     model_type: ClassVar[str] = "mistral"
+    not_null: ClassVar = (*WindowedConfig.not_null, "attention_dropout", "num_key_value_heads")
     architecture: ClassVar[str] = "MistralForCausalLM"
     heads_divide: ClassVar = False
     one_mask: ClassVar = True

@@ -32,6 +32,13 @@ class MixtralConfig(MixtureConfig):
 
     not_drawn: ClassVar = {"pattern": "the class gives all layers the same window"}
     model_type: ClassVar[str] = "mixtral"
+    not_null: ClassVar = (
+        *MixtureConfig.not_null,
+        "attention_dropout",
+        "num_key_value_heads",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
+    )
     architecture: ClassVar[str] = "MixtralForCausalLM"
     heads_divide: ClassVar = False
     one_mask: ClassVar = True

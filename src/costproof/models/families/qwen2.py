@@ -24,6 +24,7 @@ class Qwen2Config(LateWindowedConfig):
     max_positions: int = 131072
 
     model_type: ClassVar[str] = "qwen2"
+    not_null: ClassVar = (*LateWindowedConfig.not_null, "attention_dropout", "head_dim")
     architecture: ClassVar[str] = "Qwen2ForCausalLM"
     heads_divide: ClassVar = False
     unused_keys: ClassVar = {"use_mrope": "the class does not read it"}

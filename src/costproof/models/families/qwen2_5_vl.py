@@ -102,6 +102,7 @@ class Qwen25VlVisionConfig(PatchConfig):
     """Indices of the layers in which each patch attends to the whole image."""
 
     model_type: ClassVar[str] = "qwen2_5_vl_vision"
+    not_null: ClassVar = ("initializer_range", "tokens_per_second")
     architectures: ClassVar = {"Qwen2_5_VisionTransformerPretrainedModel": False}
     keys: ClassVar = {**PatchConfig.keys, "window": "window_size"}
     class_defaults: ClassVar = {"hidden_size": 3584}
@@ -209,6 +210,7 @@ class Qwen25VlConfig(ImageTextConfig):
     image_token: int = 151655
 
     model_type: ClassVar[str] = "qwen2_5_vl"
+    not_null: ClassVar = ("video_token_id", "vision_end_token_id", "vision_start_token_id")
     architecture: ClassVar[str] = "Qwen2_5_VLForConditionalGeneration"
     unused_keys: ClassVar = dict.fromkeys(_IDS, "token ids decide no cost")
 

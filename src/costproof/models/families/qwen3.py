@@ -25,6 +25,7 @@ class Qwen3Config(LateWindowedConfig):
     attention_bias: bool = False
 
     model_type: ClassVar[str] = "qwen3"
+    not_null: ClassVar = (*LateWindowedConfig.not_null, "attention_dropout", "head_dim")
     architecture: ClassVar[str] = "Qwen3ForCausalLM"
     heads_divide: ClassVar = False
     keys: ClassVar = {**LateWindowedConfig.keys, "attention_bias": "attention_bias"}

@@ -79,6 +79,7 @@ class Qwen3VlVisionConfig(PatchConfig):
     """Indices of the layers whose patches are merged as well."""
 
     model_type: ClassVar[str] = "qwen3_vl_vision"
+    not_null: ClassVar = ("initializer_range",)
     architectures: ClassVar = {"Qwen3VLVisionModel": False}
     keys: ClassVar = {**PatchConfig.keys, "table": "num_position_embeddings"}
     class_defaults: ClassVar = {"out_hidden_size": 3584}

@@ -64,6 +64,7 @@ class SiglipVisionConfig(VisionConfig):
 
     not_drawn: ClassVar = ONE_CLASS
     model_type: ClassVar[str] = "siglip_vision_model"
+    not_null: ClassVar = ("attention_dropout", "layer_norm_eps")
     two_sides: ClassVar = False
     architectures: ClassVar = {"SiglipVisionModel": False}
     keys: ClassVar = {**VisionConfig.keys, "pooled": "vision_use_head"}

@@ -82,6 +82,14 @@ class T5Config(NativeConfig):
     """Keys of the file that decide no cost, with the reason."""
 
     model_type: ClassVar[str] = "t5"
+    not_null: ClassVar = (
+        "classifier_dropout",
+        "dropout_rate",
+        "initializer_factor",
+        "layer_norm_epsilon",
+        "relative_attention_max_distance",
+        "use_cache",
+    )
     architecture: ClassVar[str] = "T5ForConditionalGeneration"
     keys: ClassVar = {
         "hidden": "d_model",
@@ -142,7 +150,7 @@ class T5Config(NativeConfig):
         config = cls(**sizes, layers=layers, decoder_layers=count, mlp=mlp, scaled=scaled)
         # Of the files of 1.1 the class says that there is one table, and a checkpoint of it may have three.
         own = (("$.tie_word_embeddings", "the class ties the words anyway; a checkpoint may also have a head"),)
-        config = replace(config, waived=(*top.finish(), *(() if tied else own)))
+        config = replace(config, waived=(*top.finish(not_null=cls.not_null), *(() if tied else own)))
         problems += [] if problems else config.contradictions()
         return config
 

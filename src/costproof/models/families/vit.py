@@ -73,6 +73,13 @@ class VitConfig(VisionConfig):
     pooler_activation: str = "tanh"
 
     model_type: ClassVar[str] = "vit"
+    not_null: ClassVar = (
+        "attention_probs_dropout_prob",
+        "encoder_stride",
+        "hidden_dropout_prob",
+        "initializer_range",
+        "layer_norm_eps",
+    )
     reads_head_dim: ClassVar = True
     architectures: ClassVar = {"ViTForImageClassification": True, "ViTModel": False}
     keys: ClassVar = {**VisionConfig.keys, "qkv_bias": "qkv_bias"}

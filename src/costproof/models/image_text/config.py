@@ -63,7 +63,7 @@ class ImageTextConfig(NativeConfig):
         check_type(top, cls.model_type)
         check_returns(top)
         config = cls.read_parts(top)
-        own = top.finish()
+        own = top.finish(not_null=cls.not_null)
         config = replace(config, waived=(*config.waived, *own))
         problems += [] if problems else config.contradictions()
         return config
