@@ -94,7 +94,7 @@ TARGETS: Final[list[type[CausalTarget[Any]]]] = [made for made in LOADED if issu
 OF_OTHER_FILES: Final = (Llama, Mixtral, Qwen3Moe, DeepseekV2, DeepseekV3, GptOss)
 """Families whose sources are compared in ``test_llama``, ``test_mixtures`` and ``test_latents``."""
 
-NEW: Final = {
+NEW: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     made.__name__: (made.model_types[0], {}, {"batch": 2})
     for made in TARGETS
     if made not in OF_OTHER_FILES
