@@ -433,7 +433,7 @@ def roofline_svg(found: Roofline) -> str:
         at = x(Fraction(10) ** n)
         lines += [
             _line(at, _TOP, at, _HEIGHT - _BOTTOM, "#ddd"),
-            _text(at, _HEIGHT - _BOTTOM + 18, _power(n), "middle"),
+            _text(at, _HEIGHT - _BOTTOM + 18, f"{10**n:,}" if n >= 0 else f"1/{10**-n:,}", "middle"),
         ]
     for n in range(bottom, top + 1):
         at = y(Fraction(10) ** n)
@@ -485,10 +485,6 @@ def _points(found: Roofline, placed: list[PartBound], x: PixelScale, y: PixelSca
         at_y = _HEIGHT - _BOTTOM - 12 - 16 * (len(found.stages) - 1 - i)
         yield f'<circle cx="{_WIDTH - _RIGHT - 150}" cy="{at_y - 4}" r="5" fill="{colours[stage.id]}"/>'
         yield _text(_WIDTH - _RIGHT - 140, at_y, f"{stage.id}, {duration(stage.modules.seconds)}")
-
-
-def _power(n: int) -> str:
-    return f"{10**n:,}" if n >= 0 else f"1/{10**-n:,}"
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start", size: int = 12) -> str:

@@ -64,7 +64,10 @@ class Bits:
         if self._storage.nbytes() != self._size:
             self._storage.resize_(self._size)
         if not _equal(self._storage, self._kept):
-            _write(self._storage, self._kept)
+            if self._storage.device.type == "cpu":
+                _bytes(self._storage)[:] = self._kept
+            else:
+                self._storage.copy_(self._kept)
 
     def differences(self) -> Iterable[str]:
         """Yield a phrase for each difference from the snapshot."""
@@ -98,13 +101,6 @@ def _bytes(storage: torch.UntypedStorage) -> Any:
 
 def _read(storage: torch.UntypedStorage) -> Any:
     return _bytes(storage).copy() if storage.device.type == "cpu" else storage.clone()  # type: ignore[no-untyped-call]
-
-
-def _write(storage: torch.UntypedStorage, kept: Any) -> None:
-    if storage.device.type == "cpu":
-        _bytes(storage)[:] = kept
-    else:
-        storage.copy_(kept)
 
 
 def _equal(storage: torch.UntypedStorage, kept: Any) -> bool:

@@ -31,13 +31,10 @@ def absorb(model: nn.Module, layers: str) -> None:
     """
     for layer in model.get_submodule(layers).children():
         attention: Any = layer.self_attn
-        attention.__class__ = _absorbing(type(attention))
-
-
-def _absorbing(base: Any) -> Any:
-    if base not in _MADE:
-        _MADE[base] = _made(base)
-    return _MADE[base]
+        base = type(attention)
+        if base not in _MADE:
+            _MADE[base] = _made(base)
+        attention.__class__ = _MADE[base]
 
 
 def _made(base: Any) -> Any:
