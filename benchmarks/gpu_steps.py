@@ -10,6 +10,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -89,11 +90,16 @@ def counts(emit: Emit, target: str, choices: Mapping[str, Any]) -> None:
     run = replace(report.capture, target=replace(report.capture.target, quantised={}))
     found = costproof.compare(replace(run, ledgers=tuple(of.without(STORAGE) for of in run.ledgers))).discrepancy
     verdict = found.verdict
-    emit("row", [*what, verdict_sentence(found)], table="counts")
+    emit("row", [*what, _short(verdict_sentence(found))], table="counts")
     good = verdict in ("exact", "explained")
     emit("figure", "counts", good=good)
     if not good:
         emit("wrong", f"counts of {', '.join(filter(None, what))}: {verdict}")
+
+
+def _short(sentence: str) -> str:
+    """Return the sentence of a verdict without what it says of every model: ``Exact: all 482 quantities.``"""
+    return re.sub(r"the sources agree to the integer on | \([\d,]+ from [^)]*\)", "", sentence)
 
 
 def _cut(choices: Mapping[str, Any]) -> str:
@@ -233,7 +239,8 @@ def timed(row: MeasuredStage) -> tuple[list[str], list[dict[str, Any]]]:
     def form(name: str, predicted: int | None, measured: int | None, why: str) -> None:
         off = None if predicted is None or not measured else abs(Fraction(predicted - measured, measured))
         share = "" if flops is None or not measured else f"{float(flops / measured):.1%}"
-        known = why if measured is None else ms(measured)
+        waits = re.search(r"\((.* waits for the device)\)$", why)
+        known = ms(measured) if measured is not None else waits[1] if waits else why
         cells.extend([ms(predicted), known, "" if off is None else f"{float(off):.1%}", share])
         if predicted is not None and measured is not None:
             figures.append({"form": name, "stage": row.stage, "predicted": predicted, "measured": measured})

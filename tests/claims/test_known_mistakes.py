@@ -17,6 +17,11 @@ PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
 BEGIN, END = "<!-- known mistakes: ", "<!-- end of known mistakes -->"
 FEW = 4
 """Up to this many missing metrics are listed as exceptions: ``all metrics but ...``."""
+HELD: Container[Metric] = (
+    "params", "params_active", "weight_bytes", "buffer_bytes", "stored_bytes", "stored_elements", "resident_bytes",
+)  # fmt: skip
+"""Metrics of a model; all others are of a call."""
+COMMUNICATION: Container[Metric] = ("comm_bytes", "comm_payload_bytes", "messages")
 TARGETS = ("deepseek-ocr", "deepseek-v3", "qwen2-5-vl", "qwen3-vl-vision")
 
 
@@ -37,11 +42,12 @@ def markdown(own: Mapping[str, Mistakes]) -> str:
                 m for m in (*SUMMED, *PEAK_METRICS) if m in row.metrics
             )
         items: dict[tuple[str, str], list[tuple[str, str]]] = {}
-        for (cause, what), found in metrics.items():  # items that differ only in numbers, or in names, are one
-            items.setdefault((f"{title}, {words(found)}:", re.sub(r"\d+", "#", what)), []).append((cause, what))
+        for (cause, what), found in metrics.items():  # items that differ only in numbers, names or classes are one
+            same = re.sub(r"\d+", "#", what.removesuffix(", two classes"))
+            items.setdefault((f"{title}, {words(found)}:", same), []).append((cause, what))
         for (head, _), alike in items.items():
             names = ", ".join(f"`{cause}`" for cause, _ in alike)
-            meanings = {what for _, what in alike}
+            meanings = {what.removesuffix(", two classes") for _, what in alike}
             meaning = meanings.pop() if len(meanings) == 1 else re.sub(r"\d+", "N", alike[0][1])
             lists.setdefault(head, []).append(f"- {names}: {meaning}")
     return "\n\n".join(f"{head}\n\n" + "\n".join(items) for head, items in lists.items()) + "\n"
@@ -52,6 +58,14 @@ def words(metrics: Container[Metric]) -> str:
     missing = [m for m in SUMMED if m not in metrics]
     if not missing:
         return "all metrics"
+    of_calls = [m for m in SUMMED if m not in HELD]
+    for group, title in (
+        ([m for m in SUMMED if m in HELD], "metrics of a model"),
+        (of_calls, "metrics of a call"),
+        ([m for m in of_calls if m not in COMMUNICATION], "metrics of a call but communication"),
+    ):
+        if given == group and not any(m in metrics for m in PEAK_METRICS):
+            return title
     if given and len(missing) <= FEW:
         return "all metrics but " + ", ".join(f"`{m}`" for m in missing)
     return ", ".join(f"`{m}`" for m in (*SUMMED, *PEAK_METRICS) if m in metrics)
