@@ -106,7 +106,7 @@ def exit_code(d: Discrepancy) -> int:
 
 
 def verdict_words(d: Discrepancy) -> str:
-    """Return the verdict, with ``incomplete`` where something is unknown besides a difference."""
+    """Return the verdict as printed; ``unexplained, incomplete`` if something is unknown too."""
     return f"{d.verdict}, incomplete" if d.verdict == "unexplained" and d.incomplete else d.verdict
 
 

@@ -122,7 +122,7 @@ class LinkRates:
         return max(crossing.get(kind, outside) / self.network, bytes_of_rank / (self.interconnect + self.network))
 
     def per_sent_byte(self, group: tuple[int, ...], rank: int) -> Fraction | None:
-        """Return the least seconds for each byte that a rank sends to others of its group, in any parts.
+        """Return a lower bound of the seconds a byte that a rank sends, however it divides them among its group.
 
         Between nodes it has its links and its part of the network; without others in its node, only the latter.
         """

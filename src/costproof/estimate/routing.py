@@ -260,7 +260,7 @@ class RoutedLayers:
     """Groups to which the choices of a token are limited."""
 
     def nested(self, units: int) -> bool:
-        """Return whether no share of ``units`` equal ones crosses the border of a group that it does not contain."""
+        """Return whether groups and ``units`` equal shares of the experts are nested: one divides the other."""
         group, share = self.experts // self.groups, self.experts // units
         return not (group % share and share % group)
 

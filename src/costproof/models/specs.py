@@ -174,7 +174,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Truncated stacks of a model; for each module, how many modules of the whole model it represents."""
+    """Model of which some stacks keep only a few layers, each of which represents several of the whole model."""
 
     parameters: int
     """Number of elements of all parameters of the whole model, each tensor once."""
@@ -182,7 +182,7 @@ class Truncation:
     """Path of a truncated stack of layers -> the number of layers that each remaining one represents."""
 
     def of(self, path: str) -> int:
-        """Return how many modules of the whole model the one at a path represents."""
+        """Return the number of modules of the whole model that the module at a path represents."""
         return prod(_times(path, stack, times) for stack, times in self.times)
 
 

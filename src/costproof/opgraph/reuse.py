@@ -89,7 +89,7 @@ class AvoidableTraffic:
     """Ids of float32 tensors that may be half as large under autocast."""
 
     def of(self, moved: RegionTraffic) -> Iterator[Traffic]:
-        """Yield the avoidable part of each tensor's traffic."""
+        """Yield the traffic that another implementation avoids: hidden tensors whole, halved ones at half their bytes."""
         for one in moved.every:
             if one.value.id in self.hidden and one.value.origin != "param":
                 yield one
@@ -98,12 +98,12 @@ class AvoidableTraffic:
                 yield Traffic(half, prod((one.nbytes, sympy.Rational(1, 2))))
 
     def bytes(self, moved: RegionTraffic) -> Size:
-        """Return the avoidable bytes of a region's traffic."""
+        """Return the sum of these bytes."""
         return total(one.nbytes for one in self.of(moved))
 
 
 def _read_once(found: Iterable[Traffic]) -> list[Traffic]:
-    """Return the reads of some tensors; of each tensor at most its size, even if rows are read repeatedly.
+    """Return one read for each tensor, of at most its size even if rows are read repeatedly.
 
     A trace has a new value for each read of a buffer; reads of one name count as one tensor.
     """

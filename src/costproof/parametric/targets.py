@@ -201,7 +201,7 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
 
 
 def _dispatches(target: Sharded, workload: Workload, sharing: Sharing) -> Iterator[Dispatch]:
-    """Yield the forms in which tokens may reach the experts of other ranks, if they have batches of their own."""
+    """Yield each way to dispatch tokens to the experts of other ranks; nothing if all ranks share one batch."""
     mesh, routed = workload.mesh, sharing.routed
     if mesh.batches == 1 or routed is None or PAIRS in workload.inputs:
         return

@@ -252,12 +252,12 @@ _PLACES: Final = "get_placeholder_mask"
 
 
 def select_all_rows(original: Callable[..., Any], picked: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
-    """Return a replacement that selects all rows if a mask has no values."""
+    """Return a wrapper of an indexing function that keeps all rows if the mask has no values, as on the meta device."""
     return lambda tensor: picked(tensor) if lacks_values(tensor) else original(tensor)
 
 
 def note_row_counts(original: Callable[..., Any], counted: list[tuple[torch.Tensor, int]]) -> Callable[..., Any]:
-    """Return a replacement of a sum that records, for masks [B, S] without values, that S rows are counted."""
+    """Return a wrapper of ``sum`` that records S as the row count of a mask [B, S] without values."""
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         found = original(tensor, *args, **kwargs)
@@ -270,7 +270,7 @@ def note_row_counts(original: Callable[..., Any], counted: list[tuple[torch.Tens
 
 
 def list_row_counts(original: Callable[..., Any], counted: list[tuple[torch.Tensor, int]]) -> Callable[..., Any]:
-    """Return a replacement of ``tolist`` that returns S for each row of a recorded sum."""
+    """Return a wrapper of ``tolist`` that returns the recorded S for each row of such a sum."""
 
     def call(tensor: torch.Tensor) -> Any:
         rows = next((rows for sums, rows in counted if sums is tensor), None)

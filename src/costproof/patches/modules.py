@@ -68,7 +68,10 @@ def _key(module: nn.Module) -> int:
 
 
 def _redirect_class(cls: type[nn.Module], undo: ExitStack, redirected: set[int], announced: set[int]) -> None:
-    """Redirect ``forward`` on the class of a module, since an export calls it on placeholders."""
+    """Replace ``forward`` of a class so that a direct call runs the module with its hooks.
+
+    The class is patched, not the instance, since an export calls it on placeholders.
+    """
     original = cls.forward
 
     @functools.wraps(original)
@@ -90,7 +93,7 @@ def _redirect_class(cls: type[nn.Module], undo: ExitStack, redirected: set[int],
 
 
 def _redirect_instance(module: nn.Module, undo: ExitStack, announced: set[int]) -> None:
-    """Let a call of a module's ``forward`` that is an instance attribute run the module with its hooks."""
+    """Replace a ``forward`` that is an instance attribute so that a direct call runs the module with its hooks."""
     original, own = module.forward, vars(module)
 
     @functools.wraps(original)

@@ -197,7 +197,7 @@ def gate_sentence(found: Gate) -> str:
 
 
 def reasons(found: Gate) -> list[str]:
-    """Return what fails or is not known besides limits that are exceeded."""
+    """Return every reason, besides an exceeded limit, why the gate does not pass."""
     return [*found.incomplete, *found.silent, *(x.sentence for x in merged_checks(found, "unknown"))]
 
 

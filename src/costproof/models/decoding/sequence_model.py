@@ -52,7 +52,7 @@ class OwnPositions:
 
 
 def share_sequence(model: Any, decoder: Decoder, own: OwnPositions) -> None:
-    """Let every attention of a decoder run as one rank of those that share a sequence."""
+    """Patch every attention of a decoder to run as one of the ranks that share a sequence."""
     for path in decoder.attention_paths(model):
         part: Any = model.get_submodule(path)
         part._own_positions = own
@@ -63,7 +63,10 @@ def share_sequence(model: Any, decoder: Decoder, own: OwnPositions) -> None:
 
 
 def _forward_of(base: Any) -> Callable[..., Any]:
-    """Return the forward of an attention that says whether its cache is filled, and leaves new tokens to the owner."""
+    """Return a forward for one rank: it passes ``in_step``, and only the owner of new tokens appends them to its cache.
+
+    ``in_step`` is whether the cache holds a prompt already.
+    """
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         cache = kwargs.get("past_key_values")

@@ -155,7 +155,7 @@ class VisionConfig(EncoderConfig):
 
     @property
     def grid(self) -> int:
-        """Return the patches along a side of the images for which the position table was made."""
+        """Return the number of patches along a side of the images for which the position table was made."""
         return self.image // self.patch
 
     def sizes(self) -> dict[str, int]:

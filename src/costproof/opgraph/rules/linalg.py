@@ -262,11 +262,11 @@ def stft(op: OpCall) -> OpCost:
 
 @operator_rule("fft_fftshift", "fft_ifftshift")
 def shift(op: OpCall) -> OpCost:
-    """Count 0: elements change places."""
+    """Count 0: elements are permuted."""
     return OpCost(role="move")
 
 
 @operator_rule("fft_fftfreq", "fft_rfftfreq", "hann_window", "hamming_window", "blackman_window", "bartlett_window")
 def frequencies(op: OpCall) -> OpCost:
-    """Count 0: a tensor of frequencies is created without reading one."""
+    """Count 0: a tensor of frequencies or of a window is created from its size."""
     return OpCost(role="factory", reads=())

@@ -119,7 +119,7 @@ def histogram(op: OpCall) -> OpCost:
 def counted_integers(graph: Graph) -> Graph:
     """Return the graph in which ``histc`` reads integers directly instead of their cast to floating point.
 
-    Its kernel for processors takes no integers, that for GPUs does: the same work is counted the same on both.
+    On a CPU models cast first, since its kernel takes no integers; a GPU needs no cast. Both count the same.
     """
     names = {op.label: canonical(op.name) for op in graph.ops}
     if "histc" not in names.values():

@@ -247,7 +247,7 @@ def foot(conventions: Conventions, environment: dict[str, str], *more: str) -> H
 
 
 def shares(parts: Sequence[tuple[str, int | Fraction | None]], scale: int | None = None) -> Html:
-    """Return a bar divided by shares; ``scale`` is the value of its full length (default: their sum)."""
+    """Return an SVG bar with one segment a share; ``scale`` is the value of its full length (default: the sum)."""
     whole = sum(v or 0 for _, v in parts) if scale is None else scale
     at: int | Fraction = 0
     bars = []
@@ -260,7 +260,7 @@ def shares(parts: Sequence[tuple[str, int | Fraction | None]], scale: int | None
 
 
 def swatch(place: int) -> Html:
-    """Return the colour sample of a part of the bar of shares."""
+    """Return the legend sample: a square in the colour of segment ``place`` of :func:`shares`."""
     return h("svg", h("rect", width="100%", height="100%", class_=f"s{place % 8}"), class_="swatch", aria_hidden="true")
 
 

@@ -170,13 +170,13 @@ class AnySideOcr(DeepseekOcr):
 
     @property
     def whole_step(self) -> int:
-        """Return the least common multiple, in pixels, of stride and window side: such sides need no padding."""
+        """Return the smallest side in pixels that consists of whole windows, so that no window is padded."""
         sam = self.config.sam
         return math.lcm(sam.stride, sam.patch * sam.window)
 
     @property
     def step(self) -> int:
-        """Return the step, in pixels, between the sides of a view that the export covers."""
+        """Return the distance in pixels between consecutive sides of a view for which the export holds."""
         return self.whole_step if self.tiled else self.config.sam.stride
 
     def run(self) -> Workload:
