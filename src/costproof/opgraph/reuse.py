@@ -89,7 +89,7 @@ class AvoidableTraffic:
     """Ids of float32 tensors that may be half as large under autocast."""
 
     def of(self, moved: RegionTraffic) -> Iterator[Traffic]:
-        """Yield the traffic that another implementation avoids: hidden tensors whole, halved ones at half their bytes."""
+        """Yield the traffic that another implementation avoids: hidden tensors whole, halved ones by half."""
         for one in moved.every:
             if one.value.id in self.hidden and one.value.origin != "param":
                 yield one
