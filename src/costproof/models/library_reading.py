@@ -185,9 +185,7 @@ def _kept_by_transformers(model: nn.Module, names: list[str] | None) -> list[str
     from transformers.quantizers.base import HfQuantizer
 
     found: list[str] = HfQuantizer.get_modules_to_not_convert(
-        model,
-        names if names is None else list(names),
-        attribute(model, "_keep_in_fp32_modules"),
+        model, names if names is None else list(names), attribute(model, "_keep_in_fp32_modules")
     )
     return found
 

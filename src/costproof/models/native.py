@@ -23,15 +23,7 @@ from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import (
-    NOT_COMPARED,
-    WHOLE_FILE,
-    AttentionKind,
-    Dtype,
-    ExpertKernel,
-    TargetInfo,
-    Workload,
-)
+from costproof.ledger.workload import NOT_COMPARED, WHOLE_FILE, AttentionKind, Dtype, ExpertKernel, TargetInfo, Workload
 from costproof.models import settings as common
 from costproof.models.config import Config, NativeConfig, changes, keys_of, put, with_keys
 from costproof.models.decoding.build import build, with_numbers

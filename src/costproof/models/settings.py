@@ -12,14 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from costproof.ledger.errors import (
-    OF_SOME_TARGETS,
-    BadInput,
-    CostproofError,
-    Problems,
-    did_you_mean,
-    invalid_choice,
-)
+from costproof.ledger.errors import OF_SOME_TARGETS, BadInput, CostproofError, Problems, did_you_mean, invalid_choice
 from costproof.ledger.files import MAX_BYTES, first_bytes
 from costproof.ledger.mesh import ALL_GATHER, AXES, DISPATCH, PAIRS, PLAN, RANK, no_such_setting
 from costproof.ledger.mesh import CP_PLAN as SHARED_INPUT

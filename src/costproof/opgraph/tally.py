@@ -253,10 +253,7 @@ class LedgerBuilder:
         return merge_nodes((*self.nodes, *decode)), tuple(bent)
 
     def owned(
-        self,
-        stages: Callable[[str], Iterable[str]],
-        owners: Mapping[str, str],
-        storage: Storage = MappingProxyType({}),
+        self, stages: Callable[[str], Iterable[str]], owners: Mapping[str, str], storage: Storage = MappingProxyType({})
     ) -> list[CostNode]:
         """Return the nodes of parameters and buffers; see :func:`parameter_nodes`."""
         return parameter_nodes(self.parameters, self.buffers, stages, owners, self.active, storage, self.sizes)

@@ -263,10 +263,7 @@ def gate_sarif(found: Gate) -> str:
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
         "runs": [
-            {
-                "tool": {"driver": {"name": "costproof", "semanticVersion": VERSION, "rules": rules}},
-                "results": results,
-            }
+            {"tool": {"driver": {"name": "costproof", "semanticVersion": VERSION, "rules": rules}}, "results": results}
         ],
     }
     return json.dumps(log, indent=1, ensure_ascii=False) + "\n"

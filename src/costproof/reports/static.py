@@ -317,16 +317,7 @@ def ranks_section(found: Parallel | None) -> DocumentSection | None:
         body += [Table(("Copies", "Stage", "Of", "Amount"), "lllr", copy_rows(found), title="Copies"), Note(SUMS)]
     if found.dispatches:
         rows = dispatch_rows(found)
-        columns = (
-            "Stage",
-            "Call",
-            "Form",
-            "Routing",
-            "Copies",
-            "Sent",
-            "Sent, fp8 dispatch",
-            "FLOPs of experts",
-        )
+        columns = ("Stage", "Call", "Form", "Routing", "Copies", "Sent", "Sent, fp8 dispatch", "FLOPs of experts")
         body += [Table(columns, "llllrrrr", rows, title=f"Dispatch to experts, rank {found.rank}"), Note(DISPATCH)]
     return DocumentSection(f"Ranks: {plural(found.mesh.world, 'device')}, {found.mesh.text}", body, id="ranks")
 

@@ -106,10 +106,7 @@ def stage_runs(
         if workload.past
         else prefill_job(model, workload, decoder, batch, length, embeds=embeds)
     )
-    return [
-        prefill,
-        *(replace(job, id=f"step@{context}", context=context) for context, job in steps.items()),
-    ]
+    return [prefill, *(replace(job, id=f"step@{context}", context=context) for context, job in steps.items())]
 
 
 def contexts(workload: Workload, length: int) -> tuple[int, ...]:

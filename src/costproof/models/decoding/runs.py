@@ -211,10 +211,7 @@ def real_runs(
 def _of_decoder(runs: Iterable[Run], decoder: Decoder) -> tuple[Run, ...]:
     return tuple(
         replace(
-            run,
-            attention_paths=decoder.attention_paths(run.model),
-            marks=decoder.marks(),
-            masks=decoder.placed_masks(),
+            run, attention_paths=decoder.attention_paths(run.model), marks=decoder.marks(), masks=decoder.placed_masks()
         )
         for run in runs
     )

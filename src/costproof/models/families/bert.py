@@ -76,12 +76,8 @@ class BertConfig(TextEncoderConfig):
 
     model_type: ClassVar[str] = "bert"
     not_null: ClassVar = (
-        "attention_probs_dropout_prob",
-        "hidden_dropout_prob",
-        "initializer_range",
-        "layer_norm_eps",
-        "use_cache",
-    )
+        "attention_probs_dropout_prob", "hidden_dropout_prob", "initializer_range", "layer_norm_eps", "use_cache",
+    )  # fmt: skip
     architectures: ClassVar = {"BertForMaskedLM": False, "BertModel": False, "BertForSequenceClassification": True}
     keys: ClassVar = {**TextEncoderConfig.keys, "types": "type_vocab_size"}
     unused_keys: ClassVar = {

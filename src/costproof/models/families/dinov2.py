@@ -70,14 +70,9 @@ class Dinov2Config(VisionConfig):
     not_drawn: ClassVar = ONE_CLASS
     model_type: ClassVar[str] = "dinov2"
     not_null: ClassVar = (
-        "apply_layernorm",
-        "attention_probs_dropout_prob",
-        "hidden_dropout_prob",
-        "initializer_range",
-        "layer_norm_eps",
-        "layerscale_value",
-        "reshape_hidden_states",
-    )
+        "apply_layernorm", "attention_probs_dropout_prob", "hidden_dropout_prob", "initializer_range", "layer_norm_eps",
+        "layerscale_value", "reshape_hidden_states",
+    )  # fmt: skip
     reads_head_dim: ClassVar = True
     architectures: ClassVar = {"Dinov2Model": False}
     keys: ClassVar = {

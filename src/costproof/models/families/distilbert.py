@@ -30,13 +30,9 @@ class DistilBertConfig(TextEncoderConfig):
 
     model_type: ClassVar[str] = "distilbert"
     not_null: ClassVar = (
-        "attention_dropout",
-        "dropout",
-        "initializer_range",
-        "qa_dropout",
-        "seq_classif_dropout",
+        "attention_dropout", "dropout", "initializer_range", "qa_dropout", "seq_classif_dropout",
         "sinusoidal_pos_embds",
-    )
+    )  # fmt: skip
     architectures: ClassVar = {
         "DistilBertForMaskedLM": False, "DistilBertModel": False, "DistilBertForSequenceClassification": True,
     }  # fmt: skip

@@ -86,19 +86,10 @@ class Gpt2Config(DecoderConfig):
 
     model_type: ClassVar[str] = "gpt2"
     not_null: ClassVar = (
-        "attn_pdrop",
-        "embd_pdrop",
-        "initializer_range",
-        "layer_norm_epsilon",
-        "resid_pdrop",
-        "scale_attn_by_inverse_layer_idx",
-        "scale_attn_weights",
-        "summary_first_dropout",
-        "summary_proj_to_labels",
-        "summary_type",
-        "summary_use_proj",
-        "use_cache",
-    )
+        "attn_pdrop", "embd_pdrop", "initializer_range", "layer_norm_epsilon", "resid_pdrop",
+        "scale_attn_by_inverse_layer_idx", "scale_attn_weights", "summary_first_dropout", "summary_proj_to_labels",
+        "summary_type", "summary_use_proj", "use_cache",
+    )  # fmt: skip
     architecture: ClassVar[str] = "GPT2LMHeadModel"
     rotates: ClassVar = False
     pads: ClassVar = False

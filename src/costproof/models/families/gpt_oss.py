@@ -40,14 +40,9 @@ class GptOssConfig(MixtureConfig):
 
     model_type: ClassVar[str] = "gpt_oss"
     not_null: ClassVar = (
-        *MixtureConfig.not_null,
-        "attention_dropout",
-        "head_dim",
-        "num_key_value_heads",
-        "router_aux_loss_coef",
-        "swiglu_alpha",
-        "swiglu_limit",
-    )
+        *MixtureConfig.not_null, "attention_dropout", "head_dim", "num_key_value_heads", "router_aux_loss_coef",
+        "swiglu_alpha", "swiglu_limit",
+    )  # fmt: skip
     architecture: ClassVar[str] = "GptOssForCausalLM"
     heads_divide: ClassVar = False
     keys: ClassVar[Mapping[str, str]] = {**MixtureConfig.keys, "attention_bias": "attention_bias"}

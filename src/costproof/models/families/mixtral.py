@@ -33,12 +33,9 @@ class MixtralConfig(MixtureConfig):
     not_drawn: ClassVar = {"pattern": "the class gives all layers the same window"}
     model_type: ClassVar[str] = "mixtral"
     not_null: ClassVar = (
-        *MixtureConfig.not_null,
-        "attention_dropout",
-        "num_key_value_heads",
-        "router_aux_loss_coef",
+        *MixtureConfig.not_null, "attention_dropout", "num_key_value_heads", "router_aux_loss_coef",
         "router_jitter_noise",
-    )
+    )  # fmt: skip
     architecture: ClassVar[str] = "MixtralForCausalLM"
     heads_divide: ClassVar = False
     one_mask: ClassVar = True

@@ -42,12 +42,8 @@ class Qwen3MoeConfig(MixtureConfig):
     not_drawn: ClassVar = {"pattern": "the class gives all layers the same window"}
     model_type: ClassVar[str] = "qwen3_moe"
     not_null: ClassVar = (
-        *MixtureConfig.not_null,
-        "attention_dropout",
-        "head_dim",
-        "num_key_value_heads",
-        "router_aux_loss_coef",
-    )
+        *MixtureConfig.not_null, "attention_dropout", "head_dim", "num_key_value_heads", "router_aux_loss_coef",
+    )  # fmt: skip
     architecture: ClassVar[str] = "Qwen3MoeForCausalLM"
     heads_divide: ClassVar = False
     one_mask: ClassVar = True

@@ -83,13 +83,9 @@ class T5Config(NativeConfig):
 
     model_type: ClassVar[str] = "t5"
     not_null: ClassVar = (
-        "classifier_dropout",
-        "dropout_rate",
-        "initializer_factor",
-        "layer_norm_epsilon",
-        "relative_attention_max_distance",
-        "use_cache",
-    )
+        "classifier_dropout", "dropout_rate", "initializer_factor", "layer_norm_epsilon",
+        "relative_attention_max_distance", "use_cache",
+    )  # fmt: skip
     architecture: ClassVar[str] = "T5ForConditionalGeneration"
     keys: ClassVar = {
         "hidden": "d_model",

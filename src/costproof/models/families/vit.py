@@ -74,12 +74,8 @@ class VitConfig(VisionConfig):
 
     model_type: ClassVar[str] = "vit"
     not_null: ClassVar = (
-        "attention_probs_dropout_prob",
-        "encoder_stride",
-        "hidden_dropout_prob",
-        "initializer_range",
-        "layer_norm_eps",
-    )
+        "attention_probs_dropout_prob", "encoder_stride", "hidden_dropout_prob", "initializer_range", "layer_norm_eps",
+    )  # fmt: skip
     reads_head_dim: ClassVar = True
     architectures: ClassVar = {"ViTForImageClassification": True, "ViTModel": False}
     keys: ClassVar = {**VisionConfig.keys, "qkv_bias": "qkv_bias"}

@@ -14,16 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from costproof.models.decoding.decoder import Decoder, Past, fill_layer
 from costproof.models.decoding.modules import CacheTensors
-from costproof.models.generic.caches import (
-    CACHES,
-    Path,
-    caches_of,
-    copied,
-    held_places,
-    is_cache,
-    own_tensors,
-    put,
-)
+from costproof.models.generic.caches import CACHES, Path, caches_of, copied, held_places, is_cache, own_tensors, put
 from costproof.models.generic.caches import states as held_states
 from costproof.patches.nested import rows_of
 from costproof.snapshots.copies import restored

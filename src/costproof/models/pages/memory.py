@@ -12,13 +12,7 @@ from costproof.analytic.embedding import INT64
 from costproof.analytic.layer_memory import CopyBranches, LayerTape
 from costproof.analytic.memory_tape import MemoryTape, Piece
 from costproof.models.pages.config import SamConfig
-from costproof.models.pages.formulas import (
-    SAM_LAYER,
-    PageStructure,
-    View,
-    sam_neck,
-    windows_per_side,
-)
+from costproof.models.pages.formulas import SAM_LAYER, PageStructure, View, sam_neck, windows_per_side
 
 
 def sam_tape(structure: PageStructure, view: View, sam: SamConfig, side: int, count: int, *, wide: bool) -> MemoryTape:

@@ -206,12 +206,7 @@ def about(target: TargetInfo, workload: Workload) -> str:
 def chips(values: Iterable[tuple[str, str, str]], first: Metric) -> Html:
     """Return the choice of a metric, as (name, title, total) buttons; hidden without scripts."""
     made = (
-        h(
-            "label",
-            h("input", type="radio", name="metric", value=m, checked=m == first),
-            h("span", title),
-            h("b", said),
-        )
+        h("label", h("input", type="radio", name="metric", value=m, checked=m == first), h("span", title), h("b", said))
         for m, title, said in values
     )
     return h("fieldset", h("legend", "Metric"), made, class_="chips", hidden=True)
