@@ -51,6 +51,32 @@ class Every(nn.Module):
         return scaled
 
 
+RARE = {
+    "complex32": 4, "complex128": 16, "uint16": 2, "uint32": 4, "uint64": 8, "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "float4_e2m1fn_x2": 1,
+}  # fmt: skip
+"""Bytes of an element, of dtypes that few models have; two numbers of 4 bits are one of float4."""
+
+
+class Rare(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 5)
+        for name in RARE:
+            if hasattr(torch, name):  # float4 is of torch 2.8
+                self.register_buffer(f"of_{name}", torch.empty(6, dtype=getattr(torch, name)))
+
+
+def test_buffers_of_rare_dtypes() -> None:
+    own = 6 * sum(RARE[name] for name in RARE if hasattr(torch, name))
+    with torch.device("meta"):
+        module, x = Rare(), torch.ones(3, 4)
+    for ledger in ledgers(module, x):
+        assert ledger.total("buffer_bytes") == own
+        assert ledger.total("flops") == 2 * 3 * 4 * 5
+        stored = "stored_bytes" in ledger.metrics
+    assert not stored or ledger.source == "dynamic"  # no header has complex numbers of 32 or 128 bits
+
+
 def test_buffers_of_every_kind() -> None:
     for ledger in ledgers(Every(), torch.ones(3, 4)):
         own = {n.module: n.cost("buffer_bytes") for n in ledger.nodes if n.cost("buffer_bytes") != 0}
