@@ -272,3 +272,22 @@ def test_buffers_that_both_lose_differ_from_what_is_resident(monkeypatch: pytest
     monkeypatch.setattr(tally, "parameter_nodes", lambda parameters, buffers, *more: nodes(parameters, {}, *more))
     found = costproof.count(nn.BatchNorm1d(4).eval(), torch.zeros(2, 4)).discrepancy
     assert "static#resident_bytes" in {f.id for f in found.findings}
+
+
+class Running(nn.Linear):
+    """A mean that the forward updates and then subtracts."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean.mul_(0.9).add_(x.mean(0))
+        return super().forward(x - self.mean)
+
+
+def test_a_buffer_that_is_written_and_read_is_one_input() -> None:
+    for ledger in ledgers(Running(), torch.ones(3, 4)):
+        assert ledger.total("input_bytes") == 4 * (3 * 4 + 4)  # x, and the mean once
