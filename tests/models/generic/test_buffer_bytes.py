@@ -274,6 +274,22 @@ def test_buffers_that_both_lose_differ_from_what_is_resident(monkeypatch: pytest
     assert "static#resident_bytes" in {f.id for f in found.findings}
 
 
+class Halves(nn.Module):
+    """A product of 128 x 64 with 64 x 128 numbers of 4 bits, two an element, with a scale for each 16."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return torch._scaled_mm(x, y.t(), scale, other, out_dtype=torch.bfloat16)
+
+
+@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="of torch 2.8")
+def test_products_of_pairs_of_numbers() -> None:
+    with torch.device("meta"):
+        x, y = (torch.empty(128, 32, dtype=torch.float4_e2m1fn_x2) for _ in range(2))
+        scales = [torch.empty(128 * 4, dtype=torch.float8_e8m0fnu) for _ in range(2)]
+    for ledger in ledgers(Halves(), x, y, *scales):
+        assert ledger.total("flops") == 2 * 128 * 64 * 128
+
+
 class Running(nn.Linear):
     """A mean that the forward updates and then subtracts."""
 
