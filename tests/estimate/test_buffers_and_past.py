@@ -72,3 +72,29 @@ def test_buffers_that_formulas_say_are_held(tmp_path: Path, target: str, buffers
 def test_a_file_without_buffers_has_those_of_the_formulas(tmp_path: Path) -> None:
     costproof("report", "llama-3.2-1b", "--sources", "analytic", "-o", "out", cwd=tmp_path)
     assert held(tmp_path, "out/static_compute.json")["buffers_bytes"] == 2 * 32 * 4
+
+
+ATTRIBUTES = """
+import torch
+from torch import nn
+
+class Tables(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+        self.tables, self.one = {"a": [torch.zeros(200_000)], "same": self.weight.data}, torch.zeros(100_000)[:4]
+
+    def forward(self, x):
+        return super().forward(x) + self.tables["a"][0][0] + self.one
+
+def make():
+    return Tables(), (torch.ones(3, 4),)
+"""
+HELD = 4 * 300_000
+"""Of a slice, the memory behind it; of a parameter's memory, nothing again."""
+
+
+def test_tensors_that_are_attributes_are_held(tmp_path: Path) -> None:
+    (tmp_path / "tables.py").write_text(ATTRIBUTES)
+    found = held(tmp_path, "tables.py:make")
+    assert (found["weights_bytes"], found["buffers_bytes"], found["attributes_bytes"]) == (4 * 20, 0, HELD)
+    assert costproof("fits", "tables.py:make", "--memory", f"{HELD + 79}B", cwd=tmp_path).code == 1

@@ -77,6 +77,45 @@ class Forces(nn.Module):
         return x.grad
 
 
+class Transformed(nn.Module):
+    """A Jacobian, or a gradient, by functions that the export or the run sees as one operator."""
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__()
+        self.net, self.transform = nn.Linear(3, 1), transform
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.transform(lambda y: self.net(y).sum(), x)
+
+
+@pytest.mark.parametrize(
+    "transform", [torch.autograd.functional.jacobian, lambda f, x: torch.func.grad(f)(x)], ids=["jacobian", "grad"]
+)
+def test_gradients_that_a_source_does_not_refuse_are_named(transform: Any) -> None:
+    with pytest.raises(Incomplete, match="takes gradients inside its forward"):
+        costproof.count(Transformed(transform), torch.ones(4, 3))
+
+
+class Repeated(nn.Module):
+    """Three products, in a loop that the export holds as one operator with a graph of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.eye(4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        loop = torch._higher_order_ops.while_loop
+        return loop(lambda i, x: i < 3, lambda i, x: (i + 1, x @ self.w), (torch.tensor(0), x))[1]
+
+
+def test_graphs_in_a_graph_are_not_half_counted() -> None:
+    """Without them the export would lack their reads of weights, which the run has."""
+    report = costproof.count(Repeated(), torch.ones(6, 4))
+    assert (report.verdict, report.exit_code) == ("incomplete", 3)
+    assert "while_loop" in report.capture.lacking["static"]
+    assert report.capture.ledger("dynamic").total("flops") == 3 * 2 * 6 * 4 * 4
+
+
 @pytest.mark.parametrize("backward", [False, True])
 def test_gradients_inside_forward_are_named(backward: bool) -> None:
     with pytest.raises(Incomplete, match="takes gradients inside its forward") as caught:

@@ -162,6 +162,8 @@ class Fits:
     """
     buffers_bytes: int | None = None
     """All registered buffers of the model, persistent or not; ``None``: not known."""
+    attributes_bytes: int = 0
+    """Memory of tensors that are plain attributes of modules, neither parameters nor buffers, from 1 MB on."""
     live_bytes: int | None = None
     """The largest :attr:`StageMemory.live_bytes`; ``None``: one is not known."""
     live_source: Literal["formula", "graph"] = "formula"
@@ -230,14 +232,16 @@ class Fits:
 
     @property
     def lasting_bytes(self) -> int | None:
-        """Bytes of weights, and of buffers if they are known: allocated before and after the run."""
-        return None if self.held_weights is None else self.held_weights + (self.buffers_bytes or 0)
+        """Bytes of weights, attributes, and buffers if they are known: allocated before and after the run."""
+        if self.held_weights is None:
+            return None
+        return self.held_weights + (self.buffers_bytes or 0) + self.attributes_bytes
 
     @property
     def bound_bytes(self) -> int | None:
         """Weights, buffers, cache, the upper bound of activations, and an unpacked matrix."""
         parts = (self.held_weights, self.buffers_bytes, self.planned_cache_bytes, self.activations_bytes)
-        return exact_sum((*parts, self.unpacked_bytes or 0))
+        return exact_sum((*parts, self.unpacked_bytes or 0, self.attributes_bytes))
 
     @property
     def least_bytes(self) -> int | None:
@@ -263,7 +267,7 @@ class Fits:
             peak = self.blocked_live_bytes
         if peak is None or self.weights_bytes is None:
             return self.bound_bytes
-        return exact_sum((self.held_weights, self.buffers_bytes, peak, self.unpacked_bytes or 0))
+        return exact_sum((self.held_weights, self.buffers_bytes, peak, self.unpacked_bytes or 0, self.attributes_bytes))
 
     @property
     def verdict(self) -> FitVerdict:
@@ -283,7 +287,7 @@ class Fits:
         return _EXIT[self.verdict]
 
 
-FITS: Final = FileKind(name="costproof/fits", version=(3, 6), type=Fits)
+FITS: Final = FileKind(name="costproof/fits", version=(3, 7), type=Fits)
 
 
 def parse_size(text: str, where: str) -> int:

@@ -257,6 +257,8 @@ def without_uncalled_stages(
 FAILED: Final = "failed: "
 """Prefix of the reason of a source that tried to count and failed; the verdict is then incomplete."""
 
+GRADIENTS: Final = "the model takes gradients inside its forward, and an export or a trace has none"
+"""An error of a run."""
 SECONDS: Final = 60
 """Processor seconds allowed for reading a capture; a model with 61 layers takes three."""
 

@@ -150,7 +150,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
         return OF_SOME_TARGETS[name]
 
     by_lower = {k.lower(): k for k in known}
-    found = get_close_matches(name.lower(), by_lower, n=1)
+    longer = [k for k in by_lower if k.startswith(f"{name.lower()}-")]
+    found = get_close_matches(name.lower(), longer or by_lower, n=1, cutoff=0 if longer else 0.6)
     return f"did you mean {by_lower[found[0]]}?" if found else None
 
 

@@ -19,13 +19,17 @@ Logits = Literal["all", "last"]
 ExpertKernel = Literal["grouped_mm", "batched_mm", "eager"]
 """``eager`` loops over the experts that received tokens; which ones is data, so only real runs can trace it."""
 
+PAIRS_OF_4_BITS: Final = "float4_e2m1fn_x2"
+"""Dtype of which an element is two numbers of 4 bits."""
 FLOAT_BYTES: Final[dict[str, int]] = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "complex64": 8, "complex128": 16,
+    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, PAIRS_OF_4_BITS: 1,
+    "complex32": 4, "complex64": 8, "complex128": 16,
 }  # fmt: skip
 """Bytes per element of dtypes that count as activations."""
 ITEM_BYTES: Final[dict[str, int]] = {
     **FLOAT_BYTES, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+    "uint64": 8, "uint32": 4, "uint16": 2,
 }  # fmt: skip
 """Bytes per element of every dtype."""
 
@@ -36,6 +40,8 @@ SettingValue = int | str | tuple[int, ...]
 """A value of a target's own setting."""
 PAST: Final = "past"
 """Input of a workload: tokens per sequence in the cache before the prefill, if there are any."""
+ATTRIBUTES: Final = "tensors that are attributes, no parameters or buffers, are in no number of bytes of modules: "
+"""Beginning of the note on their memory, which ends in bytes."""
 ROWS: Final = "rows"
 """Input of a workload: the rows of a batch of unequal sequences, as :attr:`BatchRow.text`, separated by commas."""
 ROWS_INVOCATION: Final = "rows"

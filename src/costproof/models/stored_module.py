@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 _DTYPES: Final = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
     "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "complex64": "C64", "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
+    "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0", "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ", "uint64": "U64", "uint32": "U32", "uint16": "U16",
 }  # fmt: skip
 """Name of a dtype of torch -> its name in a header."""
 _AS_IT_IS: Final[Mapping[str, str]] = {}
@@ -293,7 +294,10 @@ def assumed_of_experts(model: nn.Module, tensors: Iterable[StoredTensor]) -> tup
 
 
 def _dtype(tensor: torch.Tensor) -> str:
-    return _DTYPES[str(tensor.dtype).removeprefix("torch.")]
+    own = str(tensor.dtype).removeprefix("torch.")
+    if own not in _DTYPES:
+        raise UnknownFormat(own, "no dtype of a header stands for it")
+    return _DTYPES[own]
 
 
 def _plain(name: str, tensor: torch.Tensor) -> StoredTensor:

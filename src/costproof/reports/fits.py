@@ -158,6 +158,7 @@ def _held_rows(found: Fits) -> list[tuple[str, ...]]:
     named = (
         ("weights" if found.stored_bytes is None else f"weights, stored as {found.stored_format}", found.held_weights),
         ("buffers", found.buffers_bytes),
+        *((("tensors that are attributes", found.attributes_bytes),) if found.attributes_bytes else ()),
         ("cache when the run ends", found.cache_bytes),
         *(blocks if found.held_cache_bytes is not None else ()),
         ("weights, buffers and cache", found.certain_bytes),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from costproof.analytic.costs import formula_docs
 from costproof.analytic.symbols import MESH_SYMBOLS, PAST_SYMBOLS, row_symbols
-from costproof.ledger.capture import FAILED, Capture, Padding, without_uncalled_stages
+from costproof.ledger.capture import FAILED, GRADIENTS, Capture, Padding, without_uncalled_stages
 from costproof.ledger.environment import advice, environment, require
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
 from costproof.ledger.mesh import Parallel
@@ -133,6 +133,10 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
     if followed and isinstance(target, WithValues):
         workload = target.with_values(workload)
     ledgers: dict[str, Ledger] = {**found, **({"dynamic": dynamic.ledger} if dynamic is not None else {})}
+    if any(ledger.unknown_ops for ledger in ledgers.values()):
+        error = _input_error(run)
+        if error is not None and error.what == GRADIENTS:
+            raise error
     ledgers = {s: x if s == "analytic" else in_cache_format(x, target, workload) for s, x in ledgers.items()}
     checkpoint = target.checkpoint() if isinstance(target, WithCheckpoint) else None
     if checkpoint is not None:
@@ -211,7 +215,7 @@ def _headers(target: Target, workload: Workload, missing: dict[str, str], progre
 
 
 def _input_error(run: Prepared) -> Incomplete | None:
-    """Return the error with which the model rejects its inputs, if that is why every source failed."""
+    """Return the error with which the model rejects its inputs, or that it takes gradients; ``None`` if it runs."""
     with suppress(Exception):  # code of other packages; the reasons of the sources are there already
         if isinstance(run.target, Runnable):
             from costproof.tracers.cpu_fallback import explain_failure

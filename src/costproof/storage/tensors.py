@@ -15,6 +15,7 @@ Size: TypeAlias = Any
 
 DTYPE_BITS: Final[dict[str, int]] = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4,
+    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8, "C64": 64,
 }  # fmt: skip
 """Bits of an element, by the names of dtypes in the header of a safetensors file."""

@@ -11,6 +11,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.capture import GRADIENTS
 from costproof.ledger.errors import NOT_GIVEN, CostproofError, Incomplete, first_line
 from costproof.models.specs import GIVEN, Run
 from costproof.patches.flex_attention import values_wanted
@@ -160,7 +161,7 @@ def explain_failure(run: Run) -> Incomplete | None:
             if isinstance(error, GradientTaken):
                 path, module, _ = entered[-1]
                 return Incomplete(
-                    "the model takes gradients inside its forward, and an export or a trace has none",
+                    GRADIENTS,
                     where=f"{path or '(root)'} ({type(module).__name__})",
                     expected="a forward without torch.autograd.grad and backward",
                     fix="count the network that it differentiates, as a module of its own; its backward pass has as "

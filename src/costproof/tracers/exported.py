@@ -167,6 +167,13 @@ class _ExportReader:
         if inner is not None:
             self._enter_region(node, *inner)
             return
+        if any(getattr(a, "op", None) == "get_attr" for a in node.args):
+            raise Incomplete(
+                "a part of the model is a graph of its own, of which values or a loop decide how often it runs",
+                where=f"{self.job.stage}, export {self.job.id}, node {node.name}",
+                got=getattr(node.target, "__name__", str(node.target)),
+                fix="write the branch or loop in Python, on sizes; the run is counted as it is",
+            )
         produced = node.meta.get("val")
         outputs = self._results(node, produced)
         schema = getattr(node.target, "_schema", None)

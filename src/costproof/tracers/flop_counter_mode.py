@@ -136,7 +136,9 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             if flops:  # one complex product is four real ones
                 pairs = any(isinstance(t, torch.Tensor) and t.is_complex() for t in tree_leaves(result))
-                self.seen.flops[self.where(), name] += 4 * flops if pairs else flops
+                # and an element of 4-bit floats is two numbers
+                halves = any(isinstance(t, torch.Tensor) and str(t.dtype).endswith("fn_x2") for t in args[:2])
+                self.seen.flops[self.where(), name] += (4 if pairs else 2 if halves else 1) * flops
 
     def _width(self, tensor: torch.Tensor) -> int:
         """Return a tensor's last dimension before attention padded it; on CUDA it is padded to a multiple of 8."""

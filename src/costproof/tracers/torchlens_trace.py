@@ -155,6 +155,7 @@ class _TraceReader:
         self.trace, self.paths, self.cache_roles, self.cache_inputs = trace, paths, cache_roles, cache_inputs
         self.values: dict[str, Value] = {}
         self.params: dict[str, Value] = {}
+        self.buffers: dict[tuple[Any, ...], Value] = {}
         self.problems: list[str] = []
 
     def read(self) -> Graph:
@@ -169,7 +170,10 @@ class _TraceReader:
             name = (record.address or "") if origin == "buffer" else (record.io_role or "")
             if origin == "input" and name.startswith(self.cache_inputs):
                 origin = "cache"
-            self.values[label] = Value(label, tuple(record.shape), dtype_name(record.dtype), origin, name)
+            value = Value(label, tuple(record.shape), dtype_name(record.dtype), origin, name)
+            if origin == "buffer":  # one that was written to is recorded again where it is read
+                value = self.buffers.setdefault((name, value.shape, value.dtype), value)
+            self.values[label] = value
             if origin == "op":
                 calls.setdefault(label if record.func_call_id is None else record.func_call_id, []).append(record)
         ops = tuple(map(self._op, calls.values()))

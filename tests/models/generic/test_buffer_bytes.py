@@ -51,6 +51,32 @@ class Every(nn.Module):
         return scaled
 
 
+RARE = {
+    "complex32": 4, "complex128": 16, "uint16": 2, "uint32": 4, "uint64": 8, "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "float4_e2m1fn_x2": 1,
+}  # fmt: skip
+"""Bytes of an element, of dtypes that few models have; two numbers of 4 bits are one of float4."""
+
+
+class Rare(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 5)
+        for name in RARE:
+            if hasattr(torch, name):  # float4 is of torch 2.8
+                self.register_buffer(f"of_{name}", torch.empty(6, dtype=getattr(torch, name)))
+
+
+def test_buffers_of_rare_dtypes() -> None:
+    own = 6 * sum(RARE[name] for name in RARE if hasattr(torch, name))
+    with torch.device("meta"):
+        module, x = Rare(), torch.ones(3, 4)
+    for ledger in ledgers(module, x):
+        assert ledger.total("buffer_bytes") == own
+        assert ledger.total("flops") == 2 * 3 * 4 * 5
+        stored = "stored_bytes" in ledger.metrics
+    assert not stored or ledger.source == "dynamic"  # no header has complex numbers of 32 or 128 bits
+
+
 def test_buffers_of_every_kind() -> None:
     for ledger in ledgers(Every(), torch.ones(3, 4)):
         own = {n.module: n.cost("buffer_bytes") for n in ledger.nodes if n.cost("buffer_bytes") != 0}
@@ -246,3 +272,38 @@ def test_buffers_that_both_lose_differ_from_what_is_resident(monkeypatch: pytest
     monkeypatch.setattr(tally, "parameter_nodes", lambda parameters, buffers, *more: nodes(parameters, {}, *more))
     found = costproof.count(nn.BatchNorm1d(4).eval(), torch.zeros(2, 4)).discrepancy
     assert "static#resident_bytes" in {f.id for f in found.findings}
+
+
+class Halves(nn.Module):
+    """A product of 128 x 64 with 64 x 128 numbers of 4 bits, two an element, with a scale for each 16."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return torch._scaled_mm(x, y.t(), scale, other, out_dtype=torch.bfloat16)
+
+
+@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="of torch 2.8")
+def test_products_of_pairs_of_numbers() -> None:
+    with torch.device("meta"):
+        x, y = (torch.empty(128, 32, dtype=torch.float4_e2m1fn_x2) for _ in range(2))
+        scales = [torch.empty(128 * 4, dtype=torch.float8_e8m0fnu) for _ in range(2)]
+    for ledger in ledgers(Halves(), x, y, *scales):
+        assert ledger.total("flops") == 2 * 128 * 64 * 128
+
+
+class Running(nn.Linear):
+    """A mean that the forward updates and then subtracts."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean.mul_(0.9).add_(x.mean(0))
+        return super().forward(x - self.mean)
+
+
+def test_a_buffer_that_is_written_and_read_is_one_input() -> None:
+    for ledger in ledgers(Running(), torch.ones(3, 4)):
+        assert ledger.total("input_bytes") == 4 * (3 * 4 + 4)  # x, and the mean once

@@ -58,7 +58,7 @@ LAYER = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
         (Packed(), "counted as the elements that are stored"),
         (nn.TransformerEncoder(LAYER, 1).eval(), "drops rows that a padding mask hides"),
         (nn.TransformerEncoder(LAYER, 1, enable_nested_tensor=False).eval(), ""),
-        (Unregistered(250_000), "are in no number of bytes: 1,000,000 B"),
+        (Unregistered(250_000), "are in no number of bytes of modules: 1,000,000 B"),
         (Unregistered(249_999), ""),
         (nn.BatchNorm1d(4), ""),  # its count of batches is an integer and no weight
     ],

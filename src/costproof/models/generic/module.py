@@ -15,6 +15,7 @@ from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import (
+    ATTRIBUTES,
     PAST,
     ROWS,
     SIZE_FROM,
@@ -550,7 +551,7 @@ def _of_modules(module: nn.Module) -> tuple[str, ...]:
     ):
         notes.append("nn.TransformerEncoder drops rows that a padding mask hides, on its fast path; all are counted")
     if (held := _unregistered_bytes(module)) >= _WORTH_A_NOTE:
-        notes.append(f"tensors that are attributes, no parameters or buffers, are in no number of bytes: {held:,} B")
+        notes.append(f"{ATTRIBUTES}{held:,} B")
     return tuple(notes)
 
 
@@ -558,19 +559,23 @@ _WORTH_A_NOTE: Final = 1_000_000
 
 
 def _unregistered_bytes(module: nn.Module) -> int:
-    """Return the bytes of tensors that are plain attributes of modules, apart from memory of parameters and buffers."""
+    """Return the bytes of memory of tensors that are plain attributes of modules, or in lists and dicts that are.
+
+    Memory of parameters and buffers is not included.
+    """
     import torch
+    from torch.utils._pytree import tree_leaves
 
-    def memory(tensor: torch.Tensor) -> int:
+    def memory(tensor: torch.Tensor) -> tuple[int, int]:
         try:
-            return int(tensor.untyped_storage()._cdata)
+            storage = tensor.untyped_storage()
+            return int(storage._cdata), storage.nbytes()
         except (NotImplementedError, RuntimeError):  # a sparse tensor has none
-            return id(tensor)
+            return id(tensor), tensor.numel() * tensor.element_size()
 
-    registered = {memory(t) for t in (*module.parameters(), *module.buffers())}
-    values = (v for part in module.modules() for v in vars(part).values())
-    tensors = (t for v in values for t in (v if isinstance(v, list | tuple) else (v,)) if isinstance(t, torch.Tensor))
-    found = {memory(t): t.numel() * t.element_size() for t in tensors}
+    registered = {memory(t)[0] for t in (*module.parameters(), *module.buffers())}
+    values = tree_leaves([vars(part) for part in module.modules()])
+    found = dict(memory(t) for t in values if isinstance(t, torch.Tensor))
     return sum(size for where, size in found.items() if where not in registered)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from costproof.ledger.workload import PAIRS_OF_4_BITS
 from costproof.opgraph.graph import OpCall, Size, Value
 from costproof.opgraph.rules.cost import (
     OpCost,
@@ -91,8 +92,13 @@ def addbmm(op: OpCall) -> OpCost:
 
 @operator_rule("_scaled_mm", "_weight_int8pack_mm", "_weight_int4pack_mm")
 def quantized(op: OpCall) -> OpCost:
-    """Count 2 * outputs * K FLOPs, K the last dimension of the first operand; scales are part of the operator."""
-    return OpCost(flops=prod((2, out_elements(op), _inner(op.tensors[0]))), role="matmul")
+    """Count 2 * outputs * K FLOPs, K the last dimension of the first operand; scales are part of the operator.
+
+    An element of 4-bit floats is two numbers.
+    """
+    first = op.tensors[0]
+    numbers = 2 if first.dtype == PAIRS_OF_4_BITS else 1
+    return OpCost(flops=prod((2, out_elements(op), numbers, _inner(first))), role="matmul")
 
 
 @operator_rule("sparse.mm", "_sparse_mm", "_sparse_addmm", "_sparse_sparse_matmul", "hspmm", "sspaddmm")
