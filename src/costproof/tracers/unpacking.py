@@ -11,25 +11,22 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.metrics import UNPACKING
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
-from costproof.models.library_reading import LibraryReading, library_reading
-from costproof.models.native import Configured
 from costproof.models.specs import ExportJob, Run
-from costproof.models.stored_module import StoredMatrix, StoredModule, model_facts, stored_modules
-from costproof.models.target import Target, WithFormulas, WithStorage
+from costproof.models.stored_module import StoredMatrix
+from costproof.models.target import Target
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.rules.cost import OpCost
 from costproof.storage import formats
 from costproof.storage.formats import Format, LinearShape
-from costproof.storage.scheme import PLAIN, Scheme, UnknownFormat
-from costproof.storage.tensors import STORED_AS
+from costproof.storage.scheme import UnknownFormat
 from costproof.tracers.exported import export_graph
+from costproof.tracers.headers import layout_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,34 +74,6 @@ def with_unpacking(ledger: Ledger, matrices: Matrices, dtype: Dtype) -> Ledger:
     ]
     more = (n for n in found if (n.stage, n.invocation, n.module) in of)
     return replace(ledger, nodes=(*nodes, *more), metrics=(*ledger.metrics, UNPACKING))
-
-
-def scheme_of(target: Target, model: nn.Module) -> Scheme:
-    """Return the quantisation scheme of a target's checkpoint."""
-    return target.stored.scheme(model_facts(model).model_type) if isinstance(target, WithStorage) else PLAIN
-
-
-def layout_of(target: Target, model: nn.Module, workload: Workload) -> tuple[Scheme, list[StoredModule]]:
-    """Return the scheme of the checkpoint, and its tensors by module.
-
-    Raises:
-        UnknownFormat: the layout is not known.
-    """
-    stored, dtypes = model, dict[str, str]()
-    scheme = scheme_of(target, model)
-    if isinstance(target, WithStorage) and target.dtype not in (None, workload.dtype):
-        if isinstance(target, Configured):
-            dtypes[STORED_AS[workload.dtype]] = STORED_AS[target.dtype]
-        else:  # some of its parameters may have a dtype of their own
-            stored = target.build_stored()
-    reading = library_reading(target.stored, stored) if isinstance(target, WithStorage) else LibraryReading()
-    modules = list(stored_modules(stored, reading, dtypes))
-    if not isinstance(target, WithFormulas):  # whose formulas use the other reading of the configuration
-        for one, other in zip_longest(modules, stored_modules(stored, scheme, dtypes)):
-            if one != other:
-                path = (one or other).path[:80]
-                raise UnknownFormat(scheme.method, f"two readings of the configuration differ at {path}")
-    return scheme, modules
 
 
 def matrices_of(target: Target, model: nn.Module, workload: Workload) -> Matrices:
