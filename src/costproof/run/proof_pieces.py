@@ -16,6 +16,7 @@ from costproof.algebra.symbols import parse, sym, text
 from costproof.analytic.symbols import PAST_SYMBOLS
 from costproof.compare.align import bound_metrics
 from costproof.compare.proof.certificate import (
+    LATER,
     Certificate,
     Claim,
     Counterexample,
@@ -410,7 +411,7 @@ def assemble_certificate(
         missing=missing,
         symbols={s: d for s, d in target.symbol_docs().items() if s not in info.symbols}
         | (PAST_SYMBOLS if any(CACHED.name in claim.free for found in right.values() for _, claim in found) else {}),
-        not_claimed=(NOT_CLAIMED[0], *proof.not_claimed, *left_out, *NOT_CLAIMED[1:]),
+        not_claimed=(NOT_CLAIMED[0], *proof.not_claimed, *left_out, *NOT_CLAIMED[1:], *LATER),
     )
 
 
