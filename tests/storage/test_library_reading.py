@@ -121,11 +121,11 @@ def test_readings_of_a_model_without_formulas_are_compared_to_the_end(
     workload, usual = target.workload(), headers.stored_modules
     model = target.build(workload)
     *_, last = headers.layout_of(target, model, workload)[1]
-    for by_rules in (True, False):  # the reading that lacks the last module
+    for rules in (True, False):  # the reading that lacks the last module
 
-        def shorter(model: Any, by: Any, dtypes: Any, by_rules: bool = by_rules) -> Any:
+        def shorter(model: Any, by: Any, dtypes: Any, rules: bool = rules) -> Any:
             found = list(usual(model, by, dtypes))
-            return found[:-1] if isinstance(by, scheme.Scheme) is by_rules else found
+            return found[:-1] if isinstance(by, scheme.Scheme) is rules else found
 
         monkeypatch.setattr(headers, "stored_modules", shorter)
         with pytest.raises(scheme.UnknownFormat) as error:

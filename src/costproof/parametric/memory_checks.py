@@ -23,7 +23,7 @@ from costproof.ledger.node import Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, BatchRow, Workload
 from costproof.models.cache_dtype import BlockedCache
 from costproof.models.native import stored_formulas
-from costproof.models.target import WithBlocks, WithFormulas, WithMemory
+from costproof.models.target import WithBlocks, WithFormulas, WithMemory, WithStorage
 from costproof.parametric.rank_checks import Recount
 from costproof.parametric.targets import evaluate_formulas, live_peaks
 
@@ -106,6 +106,16 @@ def reserve_recounts(found: Fits, whole: int, reserve: int | str | None) -> Iter
         yield Recount("memory", f"a share of {reserve}", "is kept free", kept, True)
     elif not isinstance(reserve, str):
         yield Recount("memory", "the reserve", "bytes", found.reserve_bytes, reserve or 0)
+
+
+def format_recounts(model: object, found: Fits) -> Iterator[Recount]:
+    """Yield whether a cache is counted in the format that the configuration names, as no setting of the run does."""
+    if isinstance(model, WithFormulas) and isinstance(model, WithStorage) and (named := model.stored.cache_dtype):
+        kept = found.workload.inputs.get(KV_DTYPE) == named
+        has = any(setting.name == KV_DTYPE for setting in model.settings())
+        yield Recount(
+            "memory", f"the cache in {named}, as the configuration names it", "is counted", kept or not has, True
+        )
 
 
 def _ranks(held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recount]:

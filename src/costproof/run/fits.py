@@ -38,7 +38,7 @@ from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, Workload,
 from costproof.models.cache_dtype import BlockedCache
 from costproof.models.target import Exportable, Sharded, Target, WithBlocks, WithMemory, sharded
 from costproof.opgraph.rules.files import Files
-from costproof.parametric.memory_checks import memory_recounts, reserve_recounts
+from costproof.parametric.memory_checks import format_recounts, memory_recounts, reserve_recounts
 from costproof.parametric.rank_checks import check_recounts
 from costproof.parametric.run_family import SettingCurve, Threshold
 from costproof.parametric.targets import count_ranks, evaluate_formulas, live_peaks
@@ -58,6 +58,7 @@ SETTINGS: Final = ("batch", "text_tokens")
 """Settings that are varied."""
 _RANK_NAMED: Final = re.compile(rf"[@,]{RANK}=")
 """Rank 0, the default, is not an input of a workload."""
+_CACHE_NAMED: Final = re.compile(r"[@,]kv[-_]dtype=")
 _FRACTION: Final = re.compile(r"[0-9]*\.[0-9]+")
 _PREFILL: Final = "prefill"
 _CACHES: Final = ("kv_read_bytes", "kv_cache_bytes")
@@ -109,6 +110,8 @@ def fits(
             devices.check(mesh)
         answer = _of_all_ranks(target, found, room)
     check_recounts(reserve_recounts(answer, whole, reserve))
+    if found.counted and isinstance(target, str) and not _CACHE_NAMED.search(target):
+        check_recounts(format_recounts(found.target, answer))
     return answer
 
 
