@@ -118,7 +118,7 @@ def test_readings_of_a_model_without_formulas_are_compared_to_the_end(
 ) -> None:
     target: Any = load_target(write(tmp_path, MIXTURE, FP8))
     assert not isinstance(target, WithFormulas)
-    workload, usual = target.workload(), headers.stored_modules
+    workload, usual = target.workload(), stored_module.stored_modules
     model = target.build(workload)
     *_, last = headers.layout_of(target, model, workload)[1]
     for rules in (True, False):  # the reading that lacks the last module

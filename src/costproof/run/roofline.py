@@ -173,8 +173,8 @@ def roofline(
     header = (side.conventions, side.target, side.workload, side.environment)
     stored = "weights" in side.target.quantised and name == "analytic" and "resident_bytes" in folded.metrics
     # Another routing reads other experts, ranks share them unevenly, and another arithmetic needs other work.
-    counted = not other and shared == 1 and arithmetic.instead is None and UNPACKING in folded.metrics
-    works = {stage.id: folded.total(UNPACKING, stage.id) if counted else None for stage in stages}
+    has_work = not other and shared == 1 and arithmetic.instead is None and UNPACKING in folded.metrics
+    works = {stage.id: folded.total(UNPACKING, stage.id) if has_work else None for stage in stages}
     return Roofline(
         *header, device, of.dtype, of.flops, of.bandwidth, name, run, stages, parts, borders, kind, experts, dtype,
         peaks_of(of, run), folded.bounds and not read.runs_all, notes,
