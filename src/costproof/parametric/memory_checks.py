@@ -83,7 +83,7 @@ def _lasting(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recoun
     sizes: Counter[str] = Counter()
     modules = {node.module: node for node in evaluate_formulas(model, run).nodes if not node.invocation}
     for node in modules.values():
-        sizes.update({m: size for m in ("buffer_bytes", "resident_bytes") if (size := node.costs.get(m)) is not None})
+        sizes.update({metric: node.cost(metric) or 0 for metric in ("buffer_bytes", "resident_bytes")})
     if found.buffers_bytes is not None:
         yield Recount("memory", f"rank {run.rank}", "buffers_bytes", found.buffers_bytes, sizes["buffer_bytes"])
     if found.stored_bytes is not None and not run.mesh.one and run.mesh.fsdp == 1:
