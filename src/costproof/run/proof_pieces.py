@@ -42,11 +42,11 @@ from costproof.models.target import Runnable, Sharded, WithFormulas, WithMemory
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.parametric.targets import compare_ranks
 from costproof.processes import Say
+from costproof.tracers.equal_layers import count_every_step
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.exporting import with_sizes
 from costproof.tracers.guards import conditions, holds_at
 from costproof.tracers.static import exported_ledger
-from costproof.tracers.untraced_runs import count_every_step
 
 if TYPE_CHECKING:
     from torch import nn

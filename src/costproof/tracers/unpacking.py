@@ -2,7 +2,8 @@
 
 A model runs unquantised, so neither a graph nor a run of it has this work. Each matrix is therefore unpacked by itself,
 from the tensors that its checkpoint stores, on meta; the operators are costed by the rules of all operators. The static
-source exports a reference; the dynamic one runs it, or the code of transformers, at the dispatcher.
+source exports a reference on whole matrices; the dynamic one runs code of its own at the dispatcher, group by group as
+kernels do, or the code of transformers. Integers are only made there, since their work is 0.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from costproof.storage.formats import Format, LinearShape
 from costproof.storage.scheme import UnknownFormat
 from costproof.tracers.exported import export_graph
 from costproof.tracers.headers import layout_of
+from costproof.tracers.unpacking_runs import SCALE_BY_BLOCK, UNPACK_BY_GROUP, Tensors, torch_dtype
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,13 +36,6 @@ if TYPE_CHECKING:
 NOT_COUNTED: Final = "vector FLOPs of quantised weights are not known: "
 Matrices = Mapping[str, Collection[StoredMatrix]]
 """Path of a module -> the matrices that it multiplies by."""
-_DTYPES: Final = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
-    "I32": "int32", "U32": "int32", "I8": "int8", "U8": "uint8", "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
-}  # fmt: skip
-"""Dtype in a header -> dtype of torch; words without a sign shift like those with one."""
-Tensors = Mapping[str, Any]
 _LARGEST: Final = 448.0
 """Of E4M3; its value decides no count."""
 
@@ -133,9 +128,9 @@ def _count(of: Format, linear: LinearShape, rows: int | None, *, run: bool) -> i
 
     stored = {tensor.name: _empty(tensor.shape, tensor.dtype) for tensor in of.tensors(linear)}
     if rows is None:
-        reference = _unpack_as_transformers if run and isinstance(of, formats.Mxfp4) else _UNPACK.get(type(of))
+        reference = (UNPACK_BY_GROUP if run else _UNPACK).get(type(of))
     else:
-        reference = _SCALE.get(type(of))
+        reference = (SCALE_BY_BLOCK if run else _SCALE).get(type(of))
         stored |= {"x": _empty((rows, linear.columns), "BF16"), "y": _empty((rows, linear.rows), "F32")}
     if reference is None:
         raise _Unknown(f"the arithmetic of {of.title} has no reference")
@@ -157,16 +152,10 @@ def _count(of: Format, linear: LinearShape, rows: int | None, *, run: bool) -> i
     return total
 
 
-def _torch_dtype(stored: str) -> Any:
-    import torch
-
-    return getattr(torch, _DTYPES[stored])
-
-
 def _empty(shape: Iterable[Any], dtype: str) -> Any:
     import torch
 
-    return torch.empty(tuple(map(int, shape)), dtype=_torch_dtype(dtype), device="meta")
+    return torch.empty(tuple(map(int, shape)), dtype=torch_dtype(dtype), device="meta")
 
 
 def _module(of: Format, linear: LinearShape, reference: Callable[..., Any], names: tuple[str, ...]) -> nn.Module:
@@ -235,16 +224,10 @@ def _mxfp4(of: formats.Mxfp4, w: LinearShape, t: Tensors) -> Any:
     return (_values(_integers(t["blocks"], 4, 32)) * 2.0 ** (t["scales"].int() - 127).unsqueeze(-1)).flatten(-2)
 
 
-def _unpack_as_transformers(of: formats.Mxfp4, w: LinearShape, t: Tensors) -> Any:
-    from transformers.integrations import mxfp4
-
-    return mxfp4.convert_moe_packed_tensors(t["blocks"].unsqueeze(0), t["scales"].unsqueeze(0))
-
-
 def _compressed(of: formats.CompressedTensors, w: LinearShape, t: Tensors) -> Any:
     if of.inputs and not of.products:
         raise Incomplete("inputs that are quantised for a product in 16 bits have no reference", got=of.title)
-    dtype, zeros = _torch_dtype(w.dtype), None if of.symmetric else t["weight_zero_point"]
+    dtype, zeros = torch_dtype(w.dtype), None if of.symmetric else t["weight_zero_point"]
     scales = t["weight_scale"]
     if of.layout == "pack-quantized":
         numbers = _integers(t["weight_packed"], of.bits, w.columns)
