@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ from typing import Any
 import pytest
 
 from costproof.estimate.hardware import machine
-from costproof.estimate.roofline import Roofline
+from costproof.estimate.roofline import ROOFLINE, Roofline, UnpackingTime, roofline_in
+from costproof.ledger.errors import Problems
+from costproof.ledger.schema import to_data
+from costproof.reports.outputs import variants
 from costproof.run.roofline import roofline
 
 HIDDEN, INNER, KV, VOCABULARY, LAYERS = 256, 640, 128, 1000, 2
@@ -20,6 +24,8 @@ LINEAR = 2 * HIDDEN * HIDDEN + 2 * KV * HIDDEN + 3 * INNER * HIDDEN
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}
 PEAK = {"float8": 1979 * 10**12, "bfloat16": 989 * 10**12}
+VECTOR = 67 * 10**12
+"""Float32 of the vector units of an H100 SXM, by its data sheet."""
 
 
 def bounds(folder: Path, described: Mapping[str, Any] | None, on: str = "h100-sxm") -> Roofline:
@@ -64,8 +70,19 @@ def test_fp8_multiplies_in_eight_bits_and_four_bits_are_unpacked(tmp_path: Path)
     assert least == (linear, rest + attention)
     seconds = Fraction(linear, PEAK["float8"]) + Fraction(rest + attention, PEAK["bfloat16"])
     assert Fraction(found.compute_s) == seconds
-    packed = decode(bounds(tmp_path, AWQ)).modules
+    of_awq = bounds(tmp_path, AWQ)
+    packed = decode(of_awq).modules
     assert Fraction(packed.compute_s) == Fraction(packed.flops, PEAK["bfloat16"])
+    # A product for each weight, once in the prompt and once in the step, beside all times.
+    unpacked = UnpackingTime("", LAYERS * LINEAR, str(Fraction(LAYERS * LINEAR, VECTOR)))
+    assert of_awq.unpacking == tuple(replace(unpacked, stage=stage) for stage in ("prefill", "decode"))
+    texts = {form: output.text(of_awq) for form, output in variants("roofline").items() if form != "svg"}
+    assert f"stage unpacking,decode,,{unpacked.flops},,,,{unpacked.seconds}," in texts["csv"]
+    assert [form for form, text in texts.items() if "npacking" not in text] == []
+    stored = to_data(ROOFLINE, of_awq)
+    stored["unpacking"][0]["seconds"] = "1"
+    with pytest.raises(Problems, match="contradicts itself"):
+        roofline_in(stored, "roofline.json")
 
 
 def test_a_device_without_fp8_unpacks(tmp_path: Path) -> None:
@@ -73,6 +90,7 @@ def test_a_device_without_fp8_unpacks(tmp_path: Path) -> None:
     found = bounds(tmp_path, FP8, "a100-sxm-80gb")
     assert found.dtype == "bfloat16"
     assert any("weights are unpacked and multiplied in bfloat16" in note for note in found.notes)
+    assert {own.flops for own in found.unpacking} == {None}, "the work of the format is not what such a device runs"
 
 
 def test_a_step_of_gpt_oss_by_hand() -> None:

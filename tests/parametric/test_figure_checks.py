@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,8 +52,8 @@ def _roofline(target: str, **given: Any) -> Callable[[], object]:
     return lambda: costproof.roofline(target, on="h100-sxm", **given)
 
 
-def _fits(target: str, memory: str = "3GB") -> Callable[[], object]:
-    return lambda: costproof.fits(target, memory=memory)
+def _fits(target: str, memory: str = "3GB", reserve: str | None = None) -> Callable[[], object]:
+    return lambda: costproof.fits(target, memory=memory, reserve=reserve)
 
 
 def _after(owner: Any, name: str, change: Callable[[Any], Any]) -> tuple[Any, str, object]:
@@ -124,7 +126,57 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
              target, replace(work, inputs={**work.inputs, "rank": 0}))),
         _fits(f"{LLAMA},batch=3,dp=2"),
     ),
+    "all of the memory in spite of a reserve": (
+        (fits_module, "_Room", lambda device, room, kept, right=fits_module._Room: right(device, room + kept, kept)),
+        _fits(LLAMA, reserve="0.1"),
+    ),
+    "half of the reserve": (_after(fits_module, "_reserve", lambda n: n // 2), _fits(LLAMA, reserve=".1")),
+    "buffers twice": (_after(fits_module, "choose_source", lambda of: (of[0], _double(of[1], "buffer_bytes"))),
+                      _fits(f"{LLAMA},tp=2,rank=1")),
+    "weights of a rank with those of the next": (
+        _after(fits_module, "choose_source", lambda of: (of[0], _double(of[1], "resident_bytes"))),
+        _fits(f"{OSS},tp=2,rank=1"),
+    ),
+    "scales of half the bytes": (
+        (cache_dtype, "CACHE_FORMATS",
+         {**cache_dtype.CACHE_FORMATS, "int8": replace(cache_dtype.CACHE_FORMATS["int8"], scale_bytes=2)}),
+        _fits(f"{LLAMA},kv_dtype=int8"),
+    ),
+    "a latent without scales": (
+        (cache_dtype, "latent_bytes", lambda rank, rope: rank + 2 * rope),
+        _fits("deepseek-v2-lite@chat,text_tokens=4,layers=1,kv_dtype=fp8"),
+    ),
 }  # fmt: skip
+
+
+def _double(of: Any, metric: str) -> Any:
+    """Return counts of which one metric is doubled."""
+    rows = {stage: {part: {kind: {m: 2 * n if m == metric else n for m, n in costs.items()}
+                           for kind, costs in kinds.items()} for part, kinds in parts.items()}
+            for stage, parts in of.rows.items()}  # fmt: skip
+    return replace(of, rows=rows)
+
+
+def test_a_cache_format_of_the_configuration_that_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheme = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+    described = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "kv_cache_scheme": scheme,
+        "ignore": ["lm_head"], "config_groups": {"a": {"targets": ["Linear"], "weights": weights}},
+    }  # fmt: skip
+    data = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 64,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 64,
+        "max_position_embeddings": 64, "dtype": "bfloat16", "quantization_config": described,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(data), encoding="utf-8")
+    target = f"hf:{tmp_path / 'config.json'}@chat,text_tokens=7,new_tokens=1"
+    # Eight tokens, keys and values of 32 numbers, of one byte.
+    assert costproof.fits(target, memory="1MB").cache_bytes == 8 * 2 * 32
+    assert costproof.fits(f"{target},kv_dtype=run", memory="1MB").cache_bytes == 2 * 8 * 2 * 32
+    monkeypatch.setattr(cache_dtype, "with_cache_format", lambda workload, given, default: workload)
+    with pytest.raises(Bug, match="as the configuration names it"):
+        costproof.fits(target, memory="1MB")
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -15,7 +15,7 @@ from costproof.patches import flash_attention
 from costproof.patches.flash_attention import FLASH
 from costproof.run.proof import RUN_STEPS, with_runs
 from costproof.run.proof_pieces import carry_out_piece
-from costproof.tracers.untraced_runs import count_every_step
+from costproof.tracers.equal_layers import count_every_step
 from tests.support.planted import planted
 from tests.tracers.realistic import small_ocr
 from tests.tracers.small import PAGE

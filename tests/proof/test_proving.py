@@ -7,21 +7,23 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 from unittest import mock
 
 import pytest
 
 from costproof.analytic.attention import Attention
-from costproof.compare.proof.certificate import Settings
+from costproof.compare.proof.certificate import LATER, Settings, differences
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
 from costproof.models.families.deepseek_ocr import proof as ocr_proof
 from costproof.models.proof import Piece, Provable
+from costproof.reports.outputs import variants
 from costproof.run import proof as proving
 from costproof.run.proof import ProofCheckpoint
-from costproof.run.proof_pieces import carry_out_piece
+from costproof.run.proof_pieces import assemble_certificate, carry_out_piece
+from costproof.run.request import request
 from tests.support.planted import planted
 from tests.support.running import Result, costproof, files
 
@@ -196,3 +198,35 @@ def test_a_first_line_that_was_cut_off_is_ours(tmp_path: Path) -> None:
     kept.path.write_bytes(kept.head[:5])
     with kept:
         assert kept.read() == []
+
+
+def test_a_proof_of_a_file_is_repeated_with_its_formats(tmp_path: Path) -> None:
+    """A format without a name beside the configuration, GPTQ in it, and a key that no formula uses."""
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 64,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 64,
+        "max_position_embeddings": 64, "dtype": "float16", "rms_norm_eps": 0.5,
+    }  # fmt: skip
+    gptq = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}}
+    file = tmp_path / "config.json"
+    (tmp_path / "model.gguf").touch()
+    for more, named in (({}, "model.gguf"), (gptq, "gptq, 4 bits")):
+        file.write_text(json.dumps(config | more), encoding="utf-8")
+        asked = request("llama-3.1-8b", verb="prove", config=file, samples=0)
+        target, proof = proving.prepare_proof(asked)
+        old = assemble_certificate([], target, proof)
+        assert named in old.target.quantised["weights"]
+        file.unlink()  # a certificate contains all that it takes
+        again: Any
+        again, repeated = proving.prepare_repeat(old)
+        assert again.stored == replace(cast(Any, target).stored, folder="")
+        assert again.info().quantised == target.info().quantised
+        new = assemble_certificate([], again, repeated)
+        assert old.target.waived != new.target.waived == {}
+        assert differences(old, new) == ()
+        # A certificate from before a quantity was counted does not say that it does not claim it.
+        before = replace(old, not_claimed=tuple(text for text in old.not_claimed if text not in LATER))
+        assert before != old
+        assert differences(before, new) == ()
+        assert LATER[0] in variants("certificate")["md"].text(before)
+        assert differences(replace(old, not_claimed=old.not_claimed[1:]), new) != ()

@@ -14,8 +14,10 @@ import pytest
 from costproof.models import stored_module
 from costproof.models.library_reading import LibraryReading, library_reading
 from costproof.models.registry import load_target
+from costproof.models.target import WithFormulas
 from costproof.run.stored import ReadingsDiffer, stored
 from costproof.storage import scheme
+from costproof.tracers import headers
 from costproof.weights.stored import Stored
 from tests.storage.test_quantised_libraries import LIBRARIES, REFUSED, module
 from tests.storage.test_quantised_libraries import scheme as by_rules
@@ -109,6 +111,26 @@ def test_a_planted_mistake_is_found(name: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("costproof.weights.stored.read_scheme", planted(scheme, "read_scheme", old, new))
     with pytest.raises(ReadingsDiffer, match="two readings"):
         stored(target)
+
+
+def test_readings_of_a_model_without_formulas_are_compared_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target: Any = load_target(write(tmp_path, MIXTURE, FP8))
+    assert not isinstance(target, WithFormulas)
+    workload, usual = target.workload(), stored_module.stored_modules
+    model = target.build(workload)
+    *_, last = headers.layout_of(target, model, workload)[1]
+    for rules in (True, False):  # the reading that lacks the last module
+
+        def shorter(model: Any, by: Any, dtypes: Any, rules: bool = rules) -> Any:
+            found = list(usual(model, by, dtypes))
+            return found[:-1] if isinstance(by, scheme.Scheme) is rules else found
+
+        monkeypatch.setattr(headers, "stored_modules", shorter)
+        with pytest.raises(scheme.UnknownFormat) as error:
+            headers.layout_of(target, model, workload)
+        assert error.value.why == f"two readings of the configuration differ at {last.path}"
 
 
 def test_report_names_the_place_of_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

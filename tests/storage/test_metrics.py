@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import costproof
 from costproof.analytic import storage
 from costproof.ledger.metrics import STORAGE, UNPACKING
 from costproof.ledger.node import Ledger
@@ -198,6 +199,24 @@ def test_awq_by_hand(tmp_path: Path) -> None:
     assert set(found) == set(SOURCES)
     weights = 2 * 96 * 96 + 2 * 32 * 96 + 3 * 128 * 96
     assert unpacking_in_sources(report) == dict.fromkeys(SOURCES, 2 * weights), "once in the prompt, once in a step"
+
+
+def test_weights_that_are_not_quantised_need_no_unpacking(tmp_path: Path) -> None:
+    """A change to a format adds its work to 0, in a diff and under a policy."""
+    for name, described in (("plain", None), ("packed", {"quant_method": "gptq", "bits": 4, "group_size": 32})):
+        (tmp_path / name).mkdir()
+        small(tmp_path / name, described, intermediate_size=128)
+    sides = [f"hf:{tmp_path / name / 'config.json'}@chat,text_tokens=5,new_tokens=1" for name in ("plain", "packed")]
+    weights = 2 * 96 * 96 + 2 * 32 * 96 + 3 * 128 * 96
+    found = costproof.diff(*sides)
+    change = found.totals[UNPACKING]
+    assert (change.base, change.head) == (0, 2 * weights)
+    assert UNPACKING not in found.not_comparable
+    policy = tmp_path / "policy.yaml"
+    for most, verdict in ((2 * weights, "passed"), (2 * weights - 1, "over")):
+        limit = f"{{metric: {UNPACKING}, increase: {most}}}"
+        policy.write_text(f"costproof_policy: 1\ninputs: any\nlimits:\n- {limit}\n", encoding="utf-8")
+        assert costproof.gate(*sides, policy=policy).verdict == verdict
 
 
 def test_mxfp4_by_hand(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from costproof.storage.formats import (
     TorchaoInt4,
 )
 from costproof.tracers import unpacking as traced
+from costproof.tracers import unpacking_runs
 
 BLOCKS = CompressedTensors("float-quantized", 8, True, "block", block=(2, 3))
 GROUPS = CompressedTensors("pack-quantized", 4, False, "group", 32)
@@ -113,6 +114,17 @@ def test_arithmetic_that_is_not_known_has_no_number(of: Format) -> None:
     for run in (False, True):
         with pytest.raises(traced._Unknown, match="have no reference"):
             traced._count(of, LinearShape(6, 32, False, "BF16"), rows, run=run)
+
+
+def test_graph_and_run_share_no_arithmetic() -> None:
+    """A weight with a wrong scale in one is a difference to the other."""
+    for graph, run in (
+        (traced._UNPACK, unpacking_runs.UNPACK_BY_GROUP),
+        (traced._SCALE, unpacking_runs.SCALE_BY_BLOCK),
+    ):
+        assert graph.keys() == run.keys()
+        code = [{f.__module__ for f in table.values()} for table in (graph, run)]
+        assert code == [{traced.__name__}, {unpacking_runs.__name__}]
 
 
 def test_integers_are_those_of_the_words() -> None:

@@ -19,6 +19,7 @@ from costproof.models.specs import Run
 from costproof.opgraph import kept, mask_bands, mask_rows
 from costproof.patches import flex_attention
 from costproof.run import capture
+from costproof.tracers import flop_counter_mode, kept_pairs
 from costproof.tracers.hooks import causal_mask, trace_hooks
 from costproof.tracers.kept_pairs import band
 
@@ -320,3 +321,25 @@ def test_errors_that_both_graphs_share_are_named(name: str, monkeypatch: pytest.
     named = {f.metric for f in found.discrepancy.findings if f.level == "judge"}
     assert "kept_scores" in named
     assert named <= {"kept_scores", "kept_flops"}
+
+
+@pytest.mark.parametrize("name", ["fused_pairs", "_shown"])
+def test_an_error_in_a_mask_leaves_all_but_its_pairs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read where pairs of a fused call are counted, and flags after a softmax."""
+    model = Own(added if name == "fused_pairs" else by_hand)
+    right = costproof.count(model, X)
+
+    def broken(*given: Any) -> Any:
+        raise ZeroDivisionError("no such mask")
+
+    monkeypatch.setattr(flop_counter_mode if name == "fused_pairs" else kept_pairs, name, broken)
+    found = costproof.count(model, X)
+    judge, of = found.capture.judge, {x.source: x for x in right.capture.ledgers}
+    judged = [x.discrepancy.judges and x.discrepancy.judges.flops for x in (found, right)]
+    assert (found.verdict, judged[0]) == ("exact", judged[1])
+    assert judge is not None
+    assert None in {n.costs.get("kept_scores", 0) for n in judge.nodes}
+    for ledger in found.capture.ledgers:
+        assert ledger.nodes == of[ledger.source].nodes, "all else is as before"
+    notes = [note for ledger in found.capture.ledgers for note in ledger.notes]
+    assert any("an error ended the reading of a mask" in note and "no such mask" in note for note in notes)

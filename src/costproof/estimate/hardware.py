@@ -110,6 +110,12 @@ class Device:
         found = [p for p in self.peaks if p.dtype == dtype and p.sparsity == "dense"]
         return max(found, key=lambda p: p.flops, default=None)
 
+    @property
+    def vector_peak(self) -> DevicePeak | None:
+        """Return the largest dense peak of the vector units, or ``None`` if no source gives one."""
+        found = [p for p in self.peaks if p.unit == "vector" and p.sparsity == "dense"]
+        return max(found, key=lambda p: p.flops, default=None)
+
     def bounding_peak(self, dtype: str) -> DevicePeak | None:
         """Return the dense peak of a dtype, or else that of the nearest narrower dtype.
 

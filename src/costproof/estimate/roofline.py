@@ -142,6 +142,16 @@ class BottleneckThreshold:
 
 
 @dataclass(frozen=True, slots=True)
+class UnpackingTime:
+    """Vector work of the format of quantised weights in a stage; in no bound, since kernels may fuse or avoid it."""
+
+    stage: str
+    flops: int | None
+    seconds: Rational | None
+    """At the peak of the device's vector units; ``None`` if no source gives one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Roofline:
     """The bounds of a run on a device."""
 
@@ -178,6 +188,8 @@ class Roofline:
     """Whether bytes and arithmetic of weights are those of the quantised checkpoint."""
     links: LinkBounds | None = None
     """Bounds with communication; ``None``: on one device, or no rate of the links is known."""
+    unpacking: tuple[UnpackingTime, ...] = ()
+    """Of each stage, if the bounds are those of quantised weights as stored."""
 
     @property
     def name(self) -> str:
@@ -198,7 +210,7 @@ class Roofline:
         return weights_counted(found) if self.stored else found
 
 
-ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 8), type=Roofline)
+ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 9), type=Roofline)
 _AGAIN: Final = "costproof roofline TARGET --on DEVICE -o roofline.json"
 _EXACT: Final = re.compile(r"[0-9]{1,300}(/[0-9]{1,300})?")
 _LARGEST: Final = 10**100
@@ -255,6 +267,10 @@ def _contradictions(found: Roofline) -> Iterator[BadInput]:
             if bound is not None:
                 yield from _unlike(bound, of, f"{place}.{name}", summed=True)
         yield from _inexact(stage.compute_bound_s, f"{place}.compute_bound_s")
+    for i, own in enumerate(found.unpacking):
+        if own != unpacking_time(found.device, own.stage, own.flops) or own.stage not in stages or (own.flops or 0) < 0:
+            yield BadInput("the time of unpacking does not follow from its FLOPs and the device's vector peak",
+                           where=f"$.unpacking[{i}]", got=str(own)[:80])  # fmt: skip
     for i, border in enumerate(found.borders):
         for j, point in enumerate(border.points):
             yield from _inexact(point.left, f"$.borders[{i}].points[{j}].left")
@@ -388,6 +404,12 @@ def roof(device: Device, dtype: str) -> Roof:
         peaks[CONVOLUTION], peaks[FUSED] = max(own, tf32), max(own, -(-tf32 // 3))
     peaks.pop(dtype, None)
     return Roof(peak.flops, device.bandwidth.value, peak.dtype, dtype, peaks)
+
+
+def unpacking_time(device: Device, stage: str, flops: int | None) -> UnpackingTime:
+    """Return the vector work of quantised weights in a stage, with its time at the device's vector peak."""
+    peak = device.vector_peak
+    return UnpackingTime(stage, flops, None if flops is None or peak is None else _write(Fraction(flops, peak.flops)))
 
 
 def choose_source(side: Baseline, source: str | None = None, needed: Iterable[Metric] = NEEDED) -> tuple[str, Folded]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, Final
 
 from costproof.algebra.evaluation import evaluate
@@ -19,10 +20,10 @@ from costproof.ledger.errors import CostproofError
 from costproof.ledger.mesh import RANK
 from costproof.ledger.metrics import UNPACKED
 from costproof.ledger.node import Ledger, bearing
-from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, BatchRow, Workload
+from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, BatchRow, Workload
 from costproof.models.cache_dtype import BlockedCache
 from costproof.models.native import stored_formulas
-from costproof.models.target import WithBlocks, WithFormulas, WithMemory
+from costproof.models.target import WithBlocks, WithFormulas, WithMemory, WithStorage
 from costproof.parametric.rank_checks import Recount
 from costproof.parametric.targets import evaluate_formulas, live_peaks
 
@@ -42,6 +43,7 @@ def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], f
     for ranks, answer in held.items():
         of = _of_rank(found.workload, ranks[0])
         yield from _parts(answer)
+        yield from _lasting(model, of, answer)
         yield from _cached(model, of, answer)
         yield from _gathered(model, of, answer)
     yield from _quantised(model, found)
@@ -74,6 +76,46 @@ def _parts(found: Fits) -> Iterator[Recount]:
     yield Recount("memory", f"the verdict {found.verdict}", "follows", found.verdict == again, True)
     largest = [s.live_bytes or 0 for s in found.stages]
     yield Recount("memory", "largest stage", "live_bytes", found.live_bytes or 0, max(largest))
+
+
+def _lasting(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
+    """Yield the buffers of a rank, and its weights as they are stored, module by module."""
+    sizes: Counter[str] = Counter()
+    modules = {node.module: node for node in evaluate_formulas(model, run).nodes if not node.invocation}
+    for node in modules.values():
+        sizes.update({metric: node.cost(metric) or 0 for metric in ("buffer_bytes", "resident_bytes")})
+    if found.buffers_bytes is not None:
+        yield Recount("memory", f"rank {run.rank}", "buffers_bytes", found.buffers_bytes, sizes["buffer_bytes"])
+    if found.stored_bytes is not None and not run.mesh.one and run.mesh.fsdp == 1:
+        stored = sizes["resident_bytes"] - sizes["buffer_bytes"]
+        yield Recount("memory", f"rank {run.rank}", "stored_bytes", found.stored_bytes, stored)
+
+
+def reserve_recounts(found: Fits, whole: int, reserve: int | str | None) -> Iterator[Recount]:
+    """Yield whether the memory is all but the reserve, and the reserve no less than was asked for.
+
+    Args:
+        found: the answer.
+        whole: bytes of the device.
+        reserve: bytes, a size in words, or a fraction of the device.
+    """
+    yield Recount("memory", "what is left and the reserve", "bytes", found.memory_bytes + found.reserve_bytes, whole)
+    if isinstance(reserve, str) and reserve.startswith(("0.", ".")):
+        share = Fraction(reserve) * whole
+        kept = found.reserve_bytes <= share < found.reserve_bytes + 1
+        yield Recount("memory", f"a share of {reserve}", "is kept free", kept, True)
+    elif not isinstance(reserve, str):
+        yield Recount("memory", "the reserve", "bytes", found.reserve_bytes, reserve or 0)
+
+
+def format_recounts(model: object, found: Fits) -> Iterator[Recount]:
+    """Yield whether a cache is counted in the format that the configuration names, as no setting of the run does."""
+    if isinstance(model, WithFormulas) and isinstance(model, WithStorage) and (named := model.stored.cache_dtype):
+        kept = found.workload.inputs.get(KV_DTYPE) == named
+        has = any(setting.name == KV_DTYPE for setting in model.settings())
+        yield Recount(
+            "memory", f"the cache in {named}, as the configuration names it", "is counted", kept or not has, True
+        )
 
 
 def _ranks(held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recount]:
@@ -136,6 +178,7 @@ def _cached(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount
     if found.cache_bytes is None or run.rows:
         return
     yield Recount("memory", f"rank {run.rank}", "cache_bytes", found.cache_bytes, cache_held(model, run))
+    yield from _formatted(model, run, found.cache_bytes)
     if KV_BLOCK in run.inputs and isinstance(model, WithBlocks):
         blocks = model.blocked_cache(run)
         assert blocks is not None
@@ -158,6 +201,33 @@ def _cached(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount
             every = first * run.own_batch * (run.past + run.text_tokens + run.new_tokens)
             more = found.cache_bytes - every if found.token_bytes == first else max(0, found.cache_bytes - every)
             yield Recount("memory", f"rank {run.rank}, token by token", "cache_bytes", every + more, every)
+
+
+_HEAD_BITS: Final[dict[str, tuple[int, int, int]]] = {
+    "fp8": (8, 0, 1), "int8": (8, 32, 0), "int4": (4, 32, 0), "nvfp4": (4, 8, 16), "q8_0": (8, 16, 32),
+    "q4_0": (4, 16, 32),
+}  # fmt: skip
+"""Format of a cache -> bits of an element, of a scale, and elements with one scale, 0 for all of a head.
+
+Sources: vLLM ``v1/kv_cache_interface.py``; llama.cpp, ``ggml-common.h`` (q8_0 has 34 bytes for 32, q4_0 18).
+"""
+
+
+def _formatted(model: WithFormulas, run: Workload, size: int) -> Iterator[Recount]:
+    """Yield the bytes of a cache with fewer bits, head by head, from the elements of one in the dtype of the run."""
+    kind, symbols = run.inputs.get(KV_DTYPE), model.info().symbols
+    if kind is None:
+        return
+    plain = replace(run, inputs={name: value for name, value in run.inputs.items() if name != KV_DTYPE})
+    elements = cache_held(model, plain) // FLOAT_BYTES[run.dtype]
+    if "text_kv_rank" in symbols:  # a latent in 8 bits with scales in float32, and rotated keys in 16 bits
+        rank, rope = symbols["text_kv_rank"], symbols["text_rope"]
+        each, bits = rank + rope, 8 * rank + 32 * len(range(0, rank, 128)) + 16 * rope
+    else:
+        width, of_scale, group = symbols["text_head_dim"], *_HEAD_BITS[str(kind)][1:]
+        scales = len(range(0, width, group or width))
+        each, bits = width, 8 * -(-width * _HEAD_BITS[str(kind)][0] // 8) + of_scale * scales
+    yield Recount("memory", f"rank {run.rank}, a cache in {kind}", "bits", 8 * size, elements // each * bits)
 
 
 def _in_use(past: int, new: int, window: int, size: int) -> tuple[int, int]:

@@ -136,7 +136,7 @@ def sections(c: Certificate) -> Iterator[tuple[str, list[Block]]]:
     yield "Domain", [Items(tuple(_domain(c)))]
     if c.bounds:
         yield "Configurations", list(_configurations(c))
-    yield "Not claimed", [Items(c.not_claimed)]
+    yield "Not claimed", [Items(c.every_not_claimed)]
 
 
 def _claimed(c: Certificate) -> list[Block]:

@@ -61,6 +61,10 @@ ROUTING: Final = {
     "uniform": "as uniform routing has it on average (one that touches fewer may be faster)",
     "given": "as the given routing has it",
 }
+UNPACKING: Final = (
+    "Unpacking and scaling of quantised weights is in no time above, since kernels may fuse it, or do it with fewer "
+    "operations; apart from all else it takes, {rate}:"
+)
 MAX_PARTS: Final = 15
 STAGES: Final = (
     "Stage", "FLOPs", "Kept FLOPs", "Bytes", "FLOP/B", "Compute", "Memory", "At the roof", "Bound by", "Floor",
@@ -103,7 +107,13 @@ def document(found: Roofline, form: Form) -> Document:
     if text:
         lines = tuple(line for both in solved for line in (both[0], f"    {both[1]}"))
         body: list[Block] = [*peak_notes(found), BOUND, by_stage, module_bound_sentence(found), floor_sentence(found)]
-        body += [*omission_notes(found), *expert_sentences(found), by_part, memory_share_sentence(found)]
+        body += [
+            *omission_notes(found),
+            *unpacking_blocks(found),
+            *expert_sentences(found),
+            by_part,
+            memory_share_sentence(found),
+        ]
         body += link_sections(found, text=True)
         body += [DocumentSection("Borders, solved and evaluated on both sides:", [Items(lines)])] if solved else []
         return Document(found.name, body, "", device_line(found), about)
@@ -114,6 +124,7 @@ def document(found: Roofline, form: Form) -> Document:
         " ".join((module_bound_sentence(found), floor_sentence(found))),
     ]
     body += [" ".join(omission_notes(found))] if omission_notes(found) else []
+    body += unpacking_blocks(found)
     body += [Items(tuple(expert_sentences(found)))] if found.experts else []
     body += [DocumentSection("Parts that take longest", [by_part, memory_share_sentence(found)])]
     body += link_sections(found, text=False)
@@ -141,6 +152,7 @@ def section(found: Roofline | None) -> DocumentSection | None:
         *map(Note, notes),
         Markup(drawn),
         Table(STAGES, "lr", stage_rows(found)),
+        *unpacking_blocks(found),
         *([] if found.links is None else link_blocks(found.links, text=False, title=_LINKS)),
     ]
     return DocumentSection(
@@ -214,6 +226,16 @@ def omission_notes(found: Roofline) -> list[str]:
     """Return notes on FLOPs that the times exclude, and on how decode steps treat latent attention."""
     said = [LEFT_OUT] if found.run.full is not None else []
     return [*said, LATENTS[found.conventions.mla]] if found.conventions.mla in LATENTS else said
+
+
+def unpacking_blocks(found: Roofline) -> list[Block]:
+    """Return the vector work of the format of quantised weights, which no bound has; empty without any."""
+    peak = found.device.vector_peak
+    rate = "as long as no source says of this device's vector units"
+    if peak is not None:
+        rate = f"at the peak of the vector units, {human(peak.flops, 'FLOP/s', places=3)} ({peak.dtype})"
+    rows = [(Code(own.stage), human(own.flops, "FLOP"), duration(own.seconds)) for own in found.unpacking]
+    return [UNPACKING.format(rate=rate), Table(("Stage", "Vector FLOPs", "Unpacking"), "lrr", rows)] if rows else []
 
 
 def _if_routed(found: Roofline) -> str:
@@ -399,6 +421,9 @@ def roofline_csv(found: Roofline) -> str:
                 add(f"{level} full", stage.id, "", stage.full)
             if stage.unfused is not None:
                 add(f"{level} unfused", stage.id, "", stage.unfused)
+    for own in found.unpacking:
+        vector = {"flops": own.flops, "compute_s": own.seconds}
+        writer.writerow({"level": "stage unpacking", "stage": own.stage, **vector, "counted": counted})
     for part in found.parts:
         add("part", part.stage, part.part, part.at_roof)
     return out.getvalue()

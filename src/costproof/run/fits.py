@@ -38,7 +38,7 @@ from costproof.ledger.workload import ATTRIBUTES, FLOAT_BYTES, KV_BLOCK, KV_DTYP
 from costproof.models.cache_dtype import BlockedCache
 from costproof.models.target import Exportable, Sharded, Target, WithBlocks, WithMemory, sharded
 from costproof.opgraph.rules.files import Files
-from costproof.parametric.memory_checks import memory_recounts
+from costproof.parametric.memory_checks import format_recounts, memory_recounts, reserve_recounts
 from costproof.parametric.rank_checks import check_recounts
 from costproof.parametric.run_family import SettingCurve, Threshold
 from costproof.parametric.targets import count_ranks, evaluate_formulas, live_peaks
@@ -58,6 +58,7 @@ SETTINGS: Final = ("batch", "text_tokens")
 """Settings that are varied."""
 _RANK_NAMED: Final = re.compile(rf"[@,]{RANK}=")
 """Rank 0, the default, is not an input of a workload."""
+_CACHE_NAMED: Final = re.compile(r"[@,]kv[-_]dtype=")
 _FRACTION: Final = re.compile(r"[0-9]*\.[0-9]+")
 _PREFILL: Final = "prefill"
 _CACHES: Final = ("kv_read_bytes", "kv_cache_bytes")
@@ -101,11 +102,17 @@ def fits(
     room = _Room(device, whole - kept_free, kept_free)
     found = read(target)
     mesh = found.baseline.workload.mesh
-    if devices is not None and (devices.count or 1) > 1:
-        if mesh.one and isinstance(target, str) and sharded(found.target) is not None:
-            return _smallest_mesh(target, devices.count or 1, read, room)
-        devices.check(mesh)
-    return _of_all_ranks(target, found, room)
+    count = 1 if devices is None else devices.count or 1
+    if count > 1 and mesh.one and isinstance(target, str) and sharded(found.target) is not None:
+        answer = _smallest_mesh(target, count, read, room)
+    else:
+        if devices is not None and count > 1:
+            devices.check(mesh)
+        answer = _of_all_ranks(target, found, room)
+    check_recounts(reserve_recounts(answer, whole, reserve))
+    if found.counted and isinstance(target, str) and not _CACHE_NAMED.search(target):
+        check_recounts(format_recounts(found.target, answer))
+    return answer
 
 
 @dataclass(frozen=True, slots=True)

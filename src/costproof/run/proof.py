@@ -24,7 +24,7 @@ from costproof.ledger.schema import adapter
 from costproof.ledger.writing import write_texts
 from costproof.models.proof import Piece, Proof, Provable, Proves, WithProof
 from costproof.models.registry import TARGETS
-from costproof.models.target import Runnable, WithMemory
+from costproof.models.target import Runnable, WithMemory, WithStorage
 from costproof.opgraph.rules.files import Files, versions_in_force, with_rules_in_force
 from costproof.patches.flash_attention import FLASH
 from costproof.processes import Pool
@@ -36,6 +36,7 @@ from costproof.run.prepare import load_run_target
 from costproof.run.proof_pieces import assemble_certificate, proof_domain
 from costproof.run.request import RunRequest, request
 from costproof.tracers.sources import preload_modules
+from costproof.weights.stored import Stored
 
 SAMPLES: Final = 64
 SEED: Final = 1
@@ -100,7 +101,18 @@ def prepare_proof(asked: RunRequest) -> tuple[WithProof, Proof]:
     chosen: dict[str, Any] = {"samples": SAMPLES, "seed": SEED, **asked.prove}
     if chosen["samples"] < 0:
         raise BadInput("--samples out of range", where="--samples", expected="0 or more", got=chosen["samples"])
-    return target, with_runs(target.proof(**chosen))
+    proof = target.proof(**chosen)
+    return target, with_runs(replace(proof, settings=replace(proof.settings, stored=_stored(target, proof))))
+
+
+def _stored(target: WithProof, proof: Proof) -> str:
+    """Return what a proof's settings say of the formats of the checkpoint, beyond the normalised configuration."""
+    if not isinstance(target, WithStorage) or not isinstance(factory := TARGETS.load(target.name), Proves):
+        return ""
+    again, own = factory.from_normalised(proof.settings.config), replace(target.stored, folder="")
+    if isinstance(again, WithStorage) and again.stored == own:
+        return ""
+    return adapter(Stored).dump_json(own, exclude_defaults=True).decode()
 
 
 def with_runs(proof: Proof) -> Proof:
@@ -218,8 +230,11 @@ def prepare_repeat(old: Certificate) -> tuple[WithProof, Proof]:
     if not isinstance(factory, Proves):
         raise BadInput("this target cannot be rebuilt from a certificate", where="$.target.name", got=name)
     try:
-        target = factory.from_normalised(settings.config)
+        target: Any = factory.from_normalised(settings.config)
+        if settings.stored:
+            target = replace(target, stored=adapter(Stored).validate_json(settings.stored))
         proof = with_runs(target.proof(settings.samples, settings.seed, **settings.chosen))
+        proof = replace(proof, settings=replace(proof.settings, stored=settings.stored))
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput("the certificate's configuration is damaged", where="$.settings", got=error) from error
     info = target.info()

@@ -16,6 +16,7 @@ from costproof.algebra.symbols import parse, sym, text
 from costproof.analytic.symbols import PAST_SYMBOLS
 from costproof.compare.align import bound_metrics
 from costproof.compare.proof.certificate import (
+    LATER,
     Certificate,
     Claim,
     Counterexample,
@@ -41,11 +42,11 @@ from costproof.models.target import Runnable, Sharded, WithFormulas, WithMemory
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.parametric.targets import compare_ranks
 from costproof.processes import Say
+from costproof.tracers.equal_layers import count_every_step
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.exporting import with_sizes
 from costproof.tracers.guards import conditions, holds_at
 from costproof.tracers.static import exported_ledger
-from costproof.tracers.untraced_runs import count_every_step
 
 if TYPE_CHECKING:
     from torch import nn
@@ -410,7 +411,7 @@ def assemble_certificate(
         missing=missing,
         symbols={s: d for s, d in target.symbol_docs().items() if s not in info.symbols}
         | (PAST_SYMBOLS if any(CACHED.name in claim.free for found in right.values() for _, claim in found) else {}),
-        not_claimed=(NOT_CLAIMED[0], *proof.not_claimed, *left_out, *NOT_CLAIMED[1:]),
+        not_claimed=(NOT_CLAIMED[0], *proof.not_claimed, *left_out, *NOT_CLAIMED[1:], *LATER),
     )
 
 

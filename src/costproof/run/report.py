@@ -200,7 +200,7 @@ def _by_formulas(target: WithFormulas, workload: Workload) -> WholeModel:
 
 def _all_layers(target: Truncatable, workload: Workload, stretch: Truncation) -> tuple[dict[str, str], str]:
     """Run the whole model on meta; return quantity -> difference from the prediction, and why no run succeeded."""
-    from costproof.tracers.untraced_runs import PLACES, module_work
+    from costproof.tracers.equal_layers import PLACES, module_work
 
     refused: list[str] = []
     against: dict[str, str] = {}

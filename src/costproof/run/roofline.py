@@ -43,11 +43,12 @@ from costproof.estimate.roofline import (
     choose_source,
     peaks_of,
     roof,
+    unpacking_time,
 )
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
 from costproof.ledger.baseline import Folded, fold_ledger
 from costproof.ledger.mesh import PAIRS, RANK, RankCosts, Schedule
-from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED
+from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED, UNPACKING
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import Workload
@@ -170,10 +171,14 @@ def roofline(
     other = {t.stage for t in experts}
     borders = tuple(b for b in solved if b.stage not in other or b.unit == "FLOP")
     header = (side.conventions, side.target, side.workload, side.environment)
+    stored = "weights" in side.target.quantised and name == "analytic" and "resident_bytes" in folded.metrics
+    # Another routing reads other experts, ranks share them unevenly, and another arithmetic needs other work.
+    has_work = not other and shared == 1 and arithmetic.instead is None and UNPACKING in folded.metrics
+    works = {stage.id: folded.total(UNPACKING, stage.id) if has_work else None for stage in stages}
     return Roofline(
         *header, device, of.dtype, of.flops, of.bandwidth, name, run, stages, parts, borders, kind, experts, dtype,
         peaks_of(of, run), folded.bounds and not read.runs_all, notes,
-        "weights" in side.target.quantised and name == "analytic" and "resident_bytes" in folded.metrics, links,
+        stored, links, tuple(unpacking_time(device, *work) for work in works.items()) if stored else (),
     )  # fmt: skip
 
 

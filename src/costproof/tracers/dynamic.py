@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 BuiltRuns = tuple[Built, tuple[Run, ...]]
 """A model, and its forwards."""
+UNREAD: Final = "kept scores are not compared where an error ended the reading of a mask, in"
 UNUSED: Final = "no operator reads a parameter of "
 """Prefix of the note on modules that the inputs leave unused."""
 NUMPY: Final = "numpy"
@@ -131,7 +132,8 @@ class _TracedRuns:
         self.forwards[run.id] = (*nodes, *_unknown_nodes(nodes, missing))
         self.feeds += data_edges(work)
         self.read |= read_parameters(traced.graph)
-        self.notes += (*found.notes, *(f"run {run.id}: {p}" for p in (*traced.problems, *traced.notes)))
+        unread = (f"{UNREAD} {name}: {why}" for name, why in hooks.judged.unread.items())
+        self.notes += (*found.notes, *(f"run {run.id}: {p}" for p in (*traced.problems, *traced.notes, *unread)))
         modules, edges, differing = compare_tracers(traced, hooks)
         self.modules |= modules
         self.edges |= edges

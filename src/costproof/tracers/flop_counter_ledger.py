@@ -42,6 +42,8 @@ class DispatchedFlops:
     """(active calls, operator) -> query-key pairs that masks leave; ``None`` is unknown."""
     hidden: dict[tuple[CallStack, str], int | None] = field(default_factory=dict)
     """(active calls, operator) -> FLOPs for pairs that masks hide; ``None`` is unknown."""
+    unread: dict[str, str] = field(default_factory=dict)
+    """Operator -> the error that ended the reading of its masks; its pairs are unknown."""
 
     def placed(self, run: Run) -> dict[FlopKey, int]:
         """Return the FLOPs by stage, invocation, module and operator.

@@ -19,6 +19,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import Any, Final, NamedTuple
@@ -77,7 +78,7 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._in_einsum = self._reading = False
         self.values = RunValues()
         """Values of tensors without memory: masks, and the lengths of sequences."""
-        self.pairs = KeptPairs(self.values, self.seen.kept, self.seen.hidden)
+        self.pairs = KeptPairs(self.values, self.seen.kept, self.seen.hidden, self.seen.unread)
 
     def where(self) -> CallStack:
         """Return the calls of modules that are running, as (path, number of the call), outermost first."""
@@ -115,7 +116,11 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not isinstance(formula, _Attention):
                 flops = 2 * result.numel() * int(args[-1].shape[-2]) if plain in PRODUCTS else 0
                 self.pairs.follow((self.where(), name), func, plain, args, kwargs, result, flops)
-            self.values.follow(func, plain, args, kwargs, result, product=product)
+            try:
+                self.values.follow(func, plain, args, kwargs, result, product=product)
+            except Exception as error:
+                self.values.forget(result)
+                self.seen.unread[plain] = first_line(error)
 
     def _count(self, func: Any, name: str, formula: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Add the FLOPs of a call, or record why its formula failed; formulas may come from other packages."""
@@ -123,7 +128,7 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(formula, _Attention):
                 given = {n: self.values.get(value) for n, value in _arguments(func, args, kwargs).items()}
                 flops = formula.flops(given, self._width)
-                self.pairs.fused((self.where(), name), flops, *fused_pairs(name, given, self.values))
+                self.pairs.fused((self.where(), name), flops, partial(fused_pairs, name, given, self.values))
             else:
                 flops = operator.index(formula(*args, **kwargs, out_val=result))
             if flops < 0:

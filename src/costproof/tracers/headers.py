@@ -1,11 +1,11 @@
-"""Count what a checkpoint stores of each module from the headers of its files, as a source of its own."""
+"""Lay out what a checkpoint stores of each module; count it from the headers of its files, a source of its own."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,8 +14,8 @@ from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, StatedDifference
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import Workload
-from costproof.models.library_reading import library_reading
-from costproof.models.native import NOT_KNOWN
+from costproof.models.library_reading import LibraryReading, library_reading
+from costproof.models.native import NOT_KNOWN, Configured
 from costproof.models.stored_module import (
     StoredModule,
     checkpoint_names,
@@ -25,12 +25,12 @@ from costproof.models.stored_module import (
     named_as_class,
     stored_modules,
 )
-from costproof.models.target import Exportable, Target, WithStorage, options_of
+from costproof.models.target import Exportable, Target, WithFormulas, WithStorage, options_of
 from costproof.storage.checkpoint import HeaderMismatch, mismatches
 from costproof.storage.gguf import CORRECTIONS
 from costproof.storage.headers import read_checkpoint
-from costproof.storage.scheme import PLAIN, UnknownFormat
-from costproof.storage.tensors import StoredTensor
+from costproof.storage.scheme import PLAIN, Scheme, UnknownFormat
+from costproof.storage.tensors import STORED_AS, StoredTensor
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,6 +38,34 @@ if TYPE_CHECKING:
 HEADERS: Final = "headers"
 """Name of the source."""
 _METRICS: Final[tuple[Metric, ...]] = ("stored_bytes", "stored_elements")
+
+
+def scheme_of(target: Target, model: nn.Module) -> Scheme:
+    """Return the quantisation scheme of a target's checkpoint."""
+    return target.stored.scheme(model_facts(model).model_type) if isinstance(target, WithStorage) else PLAIN
+
+
+def layout_of(target: Target, model: nn.Module, workload: Workload) -> tuple[Scheme, list[StoredModule]]:
+    """Return the scheme of the checkpoint, and its tensors by module.
+
+    Raises:
+        UnknownFormat: the layout is not known.
+    """
+    stored, dtypes = model, dict[str, str]()
+    scheme = scheme_of(target, model)
+    if isinstance(target, WithStorage) and target.dtype not in (None, workload.dtype):
+        if isinstance(target, Configured):
+            dtypes[STORED_AS[workload.dtype]] = STORED_AS[target.dtype]
+        else:  # some of its parameters may have a dtype of their own
+            stored = target.build_stored()
+    reading = library_reading(target.stored, stored) if isinstance(target, WithStorage) else LibraryReading()
+    modules = list(stored_modules(stored, reading, dtypes))
+    if not isinstance(target, WithFormulas):  # whose formulas use the other reading of the configuration
+        for one, other in zip_longest(modules, stored_modules(stored, scheme, dtypes)):
+            if one != other:
+                path = (one or other).path[:80]
+                raise UnknownFormat(scheme.method, f"two readings of the configuration differ at {path}")
+    return scheme, modules
 
 
 def has_headers(target: Target) -> bool:

@@ -10,7 +10,7 @@ Large masks are computed some rows at a time: a mask of 131,072 x 131,072 pairs 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -19,6 +19,8 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
+
+from costproof.ledger.errors import first_line
 
 _STORED: Final = 2**18
 """Maximum number of elements of a tensor whose values are stored; of larger ones some rows are computed at a time."""
@@ -188,6 +190,12 @@ class RunValues:
         for tensor, value in zip(made, found or (), strict=False):
             self.add(tensor, value, weight=weight, multiplied=multiplied)
 
+    def forget(self, result: Any) -> None:
+        """Forget the results of an operator, and all that share their memory."""
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self._drop(tensor)
+
     def _drop(self, changed: torch.Tensor) -> None:
         """Forget a tensor that was overwritten, and all that share its memory."""
         storage = _storage(changed)
@@ -350,23 +358,46 @@ class _Followed(NamedTuple):
 
 @dataclass(slots=True)
 class KeptPairs:
-    """Pairs and FLOPs that masks leave, and FLOPs that they hide, by call of a module and operator."""
+    """Pairs and FLOPs that masks leave, and FLOPs that they hide, by call of a module and operator.
+
+    An error while masks are read makes the pairs of their scores unknown, and nothing else.
+    """
 
     values: RunValues
     kept: dict[Any, int | None]
     """(active calls, operator) -> query-key pairs; ``None`` is unknown."""
     hidden: dict[Any, int | None]
     """(active calls, operator) -> FLOPs for pairs that masks hide; ``None`` is unknown."""
+    unread: dict[str, str]
+    """Operator -> the error that ended the reading of its masks."""
     _scores: dict[int, _Followed] = field(default_factory=dict)
     _counts: dict[Hashable, int | None] = field(default_factory=dict)
 
-    def fused(self, key: Any, flops: int, pairs: int, kept: int | None) -> None:
-        """Add a fused attention call."""
+    def fused(self, key: Any, flops: int, count: Callable[[], tuple[int, int | None]]) -> None:
+        """Add a fused attention call; ``count`` returns its pairs, and those that its mask leaves."""
+        try:
+            pairs, kept = count()
+        except Exception as error:
+            self._lose([key], key[1], error)
+            return
         _add(self.kept, key, kept)
         _add(self.hidden, key, None if kept is None else flops - (flops * kept // pairs if pairs else 0))
 
     def follow(self, key: Any, func: Any, name: str, args: Any, kwargs: Any, result: Any, flops: int) -> None:
         """Follow scores from the product that computes them to the one that weights values by them."""
+        try:
+            self._follow(key, func, name, args, kwargs, result, flops)
+        except Exception as error:
+            scores = [s for t in tree_leaves((args, kwargs)) if (s := self._of(t)) is not None]
+            self._lose([*([key] if flops else []), *(s.product.key for s in scores)], name, error)
+
+    def _lose(self, keys: Iterable[Any], name: str, error: Exception) -> None:
+        """Make the pairs of some calls unknown, since the reading of a mask failed."""
+        self.kept |= dict.fromkeys(keys)
+        self.hidden |= dict.fromkeys(keys)
+        self.unread[name] = first_line(error)
+
+    def _follow(self, key: Any, func: Any, name: str, args: Any, kwargs: Any, result: Any, flops: int) -> None:
         if name in PRODUCTS and flops:
             self._product(key, name, args, result, flops)
             return

@@ -20,8 +20,8 @@ from costproof.patches.sharding import PARTS, quiet
 from costproof.snapshots.copies import on_meta
 from costproof.storage.scheme import PLAIN, Scheme, UnknownFormat
 from costproof.storage.tensors import STORED_AS
+from costproof.tracers.headers import layout_of, scheme_of
 from costproof.tracers.paths import Paths, dtype_name, unwrapped
-from costproof.tracers.unpacking import layout_of, scheme_of
 from costproof.weights.stored import Stored
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 A model runs unquantised, so neither a graph nor a run of it has this work. Each matrix is therefore unpacked by itself,
 from the tensors that its checkpoint stores, on meta; the operators are costed by the rules of all operators. The static
-source exports a reference; the dynamic one runs it, or the code of transformers, at the dispatcher.
+source exports a reference on whole matrices; the dynamic one runs code of its own at the dispatcher, group by group as
+kernels do, or the code of transformers. Integers are only made there, since their work is 0.
 """
 
 from __future__ import annotations
@@ -11,25 +12,23 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.metrics import UNPACKING
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
-from costproof.models.library_reading import LibraryReading, library_reading
-from costproof.models.native import Configured
 from costproof.models.specs import ExportJob, Run
-from costproof.models.stored_module import StoredMatrix, StoredModule, model_facts, stored_modules
-from costproof.models.target import Target, WithFormulas, WithStorage
+from costproof.models.stored_module import StoredMatrix
+from costproof.models.target import Target
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.rules.cost import OpCost
 from costproof.storage import formats
 from costproof.storage.formats import Format, LinearShape
-from costproof.storage.scheme import PLAIN, Scheme, UnknownFormat
-from costproof.storage.tensors import STORED_AS
+from costproof.storage.scheme import UnknownFormat
 from costproof.tracers.exported import export_graph
+from costproof.tracers.headers import layout_of
+from costproof.tracers.unpacking_runs import SCALE_BY_BLOCK, UNPACK_BY_GROUP, Tensors, torch_dtype
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,13 +36,6 @@ if TYPE_CHECKING:
 NOT_COUNTED: Final = "vector FLOPs of quantised weights are not known: "
 Matrices = Mapping[str, Collection[StoredMatrix]]
 """Path of a module -> the matrices that it multiplies by."""
-_DTYPES: Final = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
-    "I32": "int32", "U32": "int32", "I8": "int8", "U8": "uint8", "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
-}  # fmt: skip
-"""Dtype in a header -> dtype of torch; words without a sign shift like those with one."""
-Tensors = Mapping[str, Any]
 _LARGEST: Final = 448.0
 """Of E4M3; its value decides no count."""
 
@@ -77,34 +69,6 @@ def with_unpacking(ledger: Ledger, matrices: Matrices, dtype: Dtype) -> Ledger:
     ]
     more = (n for n in found if (n.stage, n.invocation, n.module) in of)
     return replace(ledger, nodes=(*nodes, *more), metrics=(*ledger.metrics, UNPACKING))
-
-
-def scheme_of(target: Target, model: nn.Module) -> Scheme:
-    """Return the quantisation scheme of a target's checkpoint."""
-    return target.stored.scheme(model_facts(model).model_type) if isinstance(target, WithStorage) else PLAIN
-
-
-def layout_of(target: Target, model: nn.Module, workload: Workload) -> tuple[Scheme, list[StoredModule]]:
-    """Return the scheme of the checkpoint, and its tensors by module.
-
-    Raises:
-        UnknownFormat: the layout is not known.
-    """
-    stored, dtypes = model, dict[str, str]()
-    scheme = scheme_of(target, model)
-    if isinstance(target, WithStorage) and target.dtype not in (None, workload.dtype):
-        if isinstance(target, Configured):
-            dtypes[STORED_AS[workload.dtype]] = STORED_AS[target.dtype]
-        else:  # some of its parameters may have a dtype of their own
-            stored = target.build_stored()
-    reading = library_reading(target.stored, stored) if isinstance(target, WithStorage) else LibraryReading()
-    modules = list(stored_modules(stored, reading, dtypes))
-    if not isinstance(target, WithFormulas):  # whose formulas use the other reading of the configuration
-        for one, other in zip_longest(modules, stored_modules(stored, scheme, dtypes)):
-            if one != other:
-                path = (one or other).path[:80]
-                raise UnknownFormat(scheme.method, f"two readings of the configuration differ at {path}")
-    return scheme, modules
 
 
 def matrices_of(target: Target, model: nn.Module, workload: Workload) -> Matrices:
@@ -164,9 +128,9 @@ def _count(of: Format, linear: LinearShape, rows: int | None, *, run: bool) -> i
 
     stored = {tensor.name: _empty(tensor.shape, tensor.dtype) for tensor in of.tensors(linear)}
     if rows is None:
-        reference = _unpack_as_transformers if run and isinstance(of, formats.Mxfp4) else _UNPACK.get(type(of))
+        reference = (UNPACK_BY_GROUP if run else _UNPACK).get(type(of))
     else:
-        reference = _SCALE.get(type(of))
+        reference = (SCALE_BY_BLOCK if run else _SCALE).get(type(of))
         stored |= {"x": _empty((rows, linear.columns), "BF16"), "y": _empty((rows, linear.rows), "F32")}
     if reference is None:
         raise _Unknown(f"the arithmetic of {of.title} has no reference")
@@ -188,16 +152,10 @@ def _count(of: Format, linear: LinearShape, rows: int | None, *, run: bool) -> i
     return total
 
 
-def _torch_dtype(stored: str) -> Any:
-    import torch
-
-    return getattr(torch, _DTYPES[stored])
-
-
 def _empty(shape: Iterable[Any], dtype: str) -> Any:
     import torch
 
-    return torch.empty(tuple(map(int, shape)), dtype=_torch_dtype(dtype), device="meta")
+    return torch.empty(tuple(map(int, shape)), dtype=torch_dtype(dtype), device="meta")
 
 
 def _module(of: Format, linear: LinearShape, reference: Callable[..., Any], names: tuple[str, ...]) -> nn.Module:
@@ -266,16 +224,10 @@ def _mxfp4(of: formats.Mxfp4, w: LinearShape, t: Tensors) -> Any:
     return (_values(_integers(t["blocks"], 4, 32)) * 2.0 ** (t["scales"].int() - 127).unsqueeze(-1)).flatten(-2)
 
 
-def _unpack_as_transformers(of: formats.Mxfp4, w: LinearShape, t: Tensors) -> Any:
-    from transformers.integrations import mxfp4
-
-    return mxfp4.convert_moe_packed_tensors(t["blocks"].unsqueeze(0), t["scales"].unsqueeze(0))
-
-
 def _compressed(of: formats.CompressedTensors, w: LinearShape, t: Tensors) -> Any:
     if of.inputs and not of.products:
         raise Incomplete("inputs that are quantised for a product in 16 bits have no reference", got=of.title)
-    dtype, zeros = _torch_dtype(w.dtype), None if of.symmetric else t["weight_zero_point"]
+    dtype, zeros = torch_dtype(w.dtype), None if of.symmetric else t["weight_zero_point"]
     scales = t["weight_scale"]
     if of.layout == "pack-quantized":
         numbers = _integers(t["weight_packed"], of.bits, w.columns)

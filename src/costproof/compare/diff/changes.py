@@ -8,7 +8,7 @@ from typing import Final
 
 from costproof.compare.diff.types import Change, Changes, RowDiff
 from costproof.ledger.baseline import Baseline, BaselineRow, Folded
-from costproof.ledger.metrics import COMM, KEPT_FLOPS, Metric
+from costproof.ledger.metrics import COMM, KEPT_FLOPS, UNPACKING, Metric
 from costproof.ledger.workload import ConfigValue, Workload
 
 WORKLOAD: Final = "workload."
@@ -116,12 +116,14 @@ def in_flops(side: Baseline) -> Baseline:
 
 
 def in_metrics_of(side: Baseline, other: Baseline) -> Baseline:
-    """Give a side on one device the metrics of collectives if the other side has them: one device sends nothing."""
-    if not side.workload.mesh.one or other.workload.mesh.one:
-        return side
+    """Give a side the metrics that the other side has and that are 0 of it.
+
+    One device sends nothing, and weights that are not quantised need no unpacking.
+    """
+    zero = (*(COMM if side.workload.mesh.one else ()), *(() if "weights" in side.target.quantised else (UNPACKING,)))
     sources = dict(side.sources)
     for name in sources.keys() & other.sources.keys():
-        more = tuple(m for m in COMM if m in other.sources[name].metrics and m not in sources[name].metrics)
+        more = tuple(m for m in zero if m in other.sources[name].metrics and m not in sources[name].metrics)
         sources[name] = replace(sources[name], metrics=(*sources[name].metrics, *more))
     return replace(side, sources=sources)
 

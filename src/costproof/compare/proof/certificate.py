@@ -91,6 +91,12 @@ class Settings:
     """JSON text of the normalised configuration."""
     chosen: dict[str, str] = field(default_factory=dict)
     """Settings of the proof that are specific to the target."""
+    stored: str = ""
+    """JSON text of what the files of the checkpoint state of its formats and dtype; empty: what is published."""
+
+
+LATER: Final = ("the vector work of the format of quantised weights (unpacking_flops)",)
+"""Quantities that no certificate claims, of which one that an earlier version made says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +161,11 @@ class Certificate(NotebookRepr):
         """Return a summary in one line."""
         return f"Certificate({self.target.name}: {self.verdict}, {plural(len(self.claims), 'claim')})"
 
+    @property
+    def every_not_claimed(self) -> tuple[str, ...]:
+        """Return what is not claimed, whatever version made the certificate."""
+        return (*(text for text in self.not_claimed if text not in LATER), *LATER)
+
     def mistakes(self) -> tuple[tuple[Counterexample, ...], ...]:
         """Return the counterexamples grouped by quantity, headline FLOPs first and the simplest of each first."""
         found: dict[tuple[str, str, str, Metric], list[Counterexample]] = {}
@@ -168,7 +179,7 @@ class Certificate(NotebookRepr):
         return {"proved": 0, "refuted": 1, "incomplete": 3}[self.verdict]
 
 
-CERTIFICATE: Final = FileKind(name="costproof/certificate", version=(2, 6), type=Certificate)
+CERTIFICATE: Final = FileKind(name="costproof/certificate", version=(2, 7), type=Certificate)
 
 
 def read_certificate(path: Path) -> Certificate:
@@ -205,10 +216,14 @@ def verdict_of(wrong: Sequence[Counterexample], missing: Sequence[str]) -> Proof
     return "refuted" if wrong else "incomplete" if missing else "proved"
 
 
+_UNUSED: Final = "target.waived"
+
+
 def differences(old: Certificate, new: Certificate) -> tuple[str, ...]:
     """Return the differences between a repeated proof and its certificate, in words.
 
-    All that a certificate says is compared but its environment: versions of libraries are named, not judged.
+    All that a certificate says is compared but its environment (versions of libraries are named, not judged) and the
+    unused keys of the file of its configuration, which is not in the certificate.
     """
     found = [
         f"{name}: {a} in the certificate, {b} now"
@@ -232,10 +247,14 @@ def differences(old: Certificate, new: Certificate) -> tuple[str, ...]:
             found.append(f"another claim: {'/'.join(key)}: {', '.join(_changed(claim, now))}")
     if len(old.claims) != len(before):
         found.append("the certificate claims something twice")
-    if (old.bounds, old.coverage, old.not_claimed) != (new.bounds, new.coverage, new.not_claimed):
+    if (old.bounds, old.coverage, old.every_not_claimed) != (new.bounds, new.coverage, new.every_not_claimed):
         found.append("the domain or its coverage is another one")
     told = {"environment", "claims", "verdict", "bounds", "coverage", "not_claimed"}
-    found += [f"another {name}" for name in _changed(old, new) if name.partition(".")[0] not in told]
+    found += [
+        f"another {name}"
+        for name in _changed(old, new)
+        if name.partition(".")[0] not in told and not name.startswith(_UNUSED)
+    ]
     return tuple(found)
 
 
