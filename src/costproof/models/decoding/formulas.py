@@ -348,6 +348,8 @@ def logits_and_masks(
     out = call.batch * positions_kept(workload, call) * columns
     if shards is not None:
         windows, out = [windows[i] for i in shards.layers], shards.border(call, out)
+        if shards.by_heads and call.past != CONTEXT:  # masks are of all positions
+            call = replace(call, tokens=call.tokens * sym("cp"))
     if workload.attention != "eager":
         return out * call.item_bytes
     if is_packed(workload, call) and config is not None:

@@ -20,7 +20,7 @@ from costproof.ledger.mesh import CP_PLAN, EP_BATCHES, PAIRS, PLAN, Mesh, shard,
 from costproof.ledger.metrics import KEPT_FLOPS, Metric
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.names import STAGES
-from costproof.models.decoding.plans import OWN, named_plan, routed_layers, split_parts
+from costproof.models.decoding.plans import OWN, by_heads, named_plan, routed_layers, split_parts
 from costproof.models.target import SEQUENCE_COPIES
 
 if TYPE_CHECKING:
@@ -198,6 +198,8 @@ class Shards:
     """(role, bytes by which the parts that ranks store of a module's parameters exceed these), if they store parts."""
     keeps: bool = True
     """Whether the rank caches the tokens of decode steps."""
+    by_heads: bool = False
+    """Whether ranks that share a sequence attend some heads each to all positions, and cache those heads."""
 
     @classmethod
     def of(
@@ -221,7 +223,7 @@ class Shards:
             stage=(stage := mesh.coordinates(workload.rank).pp), layers=stage_layers(config.layers, mesh.pp, stage),
             tied=config.tied and mesh.pp > 1,
             cp_plan=str(workload.inputs.get(CP_PLAN, "zigzag")) if mesh.cp > 1 else "",
-            keeps=workload.keeps_new_tokens,
+            keeps=workload.keeps_new_tokens or by_heads(config, workload), by_heads=by_heads(config, workload),
         )  # fmt: skip
 
     @property
@@ -287,7 +289,7 @@ class Shards:
         Branches: in a decode step another rank may keep the new token.
         """
         from costproof.analytic.attention import Attention
-        from costproof.analytic.collectives import AttentionOfParts, RingAttention, UlyssesAttention
+        from costproof.analytic.collectives import AttentionOfParts, RingAttention, StepOfHeads, UlyssesAttention
         from costproof.analytic.latent_attention import LatentAttention
         from costproof.analytic.linear import Linear
         from costproof.analytic.norms import RmsNorm
@@ -315,7 +317,14 @@ class Shards:
         batch, heads, b, ranks = local.batch, local.heads, local.item_bytes, sym("cp")
         sizes = (local, batch, local.queries, heads, kv_heads, key_dim, value_dim, ranks)
         shared: Layer
-        if call.past == CONTEXT:
+        if isinstance(local, Attention) and self.by_heads:
+            own = replace(local, queries=local.queries * (1 if call.past == CONTEXT else ranks),
+                          heads=heads / ranks, kv_heads=kv_heads / ranks)
+            if call.past == CONTEXT:
+                shared = StepOfHeads(own, batch, heads, kv_heads, key_dim, value_dim, ranks, b)
+            else:
+                shared = UlyssesAttention(own, *sizes[1:], b)
+        elif call.past == CONTEXT:
             elsewhere: Size = 0
             if not self.keeps and isinstance(local, LatentAttention):
                 local, elsewhere = replace(local, past=sym("cp_tokens"), elsewhere=True), batch * local.rope
@@ -324,7 +333,7 @@ class Shards:
                 elsewhere = batch * kv_heads * key_dim
             shared = AttentionOfParts(local, batch, heads, value_dim, ranks, b, elsewhere)
         elif self.cp_plan == "ulysses":
-            shared = UlyssesAttention(*sizes, b)
+            shared = UlyssesAttention(*sizes, b, of_latents=True)
         else:
             shared = RingAttention(*sizes, sym("cp_place") - 1, b, self.cp_plan == "zigzag")
         return replace(part, layers=(shared, *others))
@@ -404,7 +413,7 @@ class Shards:
 
     def dtypes(self, axis: str, kind: str, dtype: str) -> tuple[str, ...]:
         """Return the dtypes of tensors in a kind of collective in a group, in a run in ``dtype``."""
-        if axis == "cp" and kind == "all_gather":  # logarithms of sums
+        if axis == "cp" and kind == "all_gather" and not self.by_heads:  # logarithms of sums
             return ("float32",)
         if axis != EP_BATCHES:
             return (dtype,)
