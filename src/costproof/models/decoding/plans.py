@@ -432,12 +432,6 @@ def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInp
     kernels = ("sdpa", "eager") if heads_apart else ("sdpa",)
     for wrong, where, expected, got in (
         (workload.text_tokens < 2 * mesh.cp, "--text-tokens", "at least 2 a rank", workload.text_tokens),
-        (
-            workload.new_tokens > 0 and workload.inputs.get("decoding") == "absorbed",
-            "--decoding",
-            "expanded: each rank expands its part of the latents",
-            "absorbed",
-        ),
         (workload.past > 0, "--past", "0", workload.past),
         (workload.logits != "all", "--logits", "all: each rank has logits of its positions", workload.logits),
         (workload.attention not in kernels, "--attention", " or ".join(kernels), workload.attention),

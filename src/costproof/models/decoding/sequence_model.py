@@ -3,8 +3,8 @@
 A rank is given its own positions and attends their queries to the keys of all ranks, which come to it in a ring, or it
 exchanges heads for positions (Ulysses). In a decode step every rank has the query of the new token and attends it to
 the part of the cache that it keeps; the partial results are weighted and added, or, if that part is some heads,
-gathered. Linear layers and norms are not touched. The dynamic source has code of its own (``SharedSequence`` of :mod:`costproof.patches.sharding`). Importing
-this imports torch.
+gathered. Linear layers and norms are not touched. The dynamic source has code of its own (``SharedSequence`` of
+:mod:`costproof.patches.sharding`). Importing this imports torch.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _forward_of(base: Any) -> Callable[..., Any]:
             kwargs["past_key_values"] = _OfHeads(cache, self._own_positions, in_step)
         elif in_step and not self._own_positions.appends:
             kwargs["past_key_values"] = _ReadOnly(cache)
-        return base.forward(self, *args, **kwargs, in_step=in_step)
+        return base.forward(self, *args, **kwargs, in_step=in_step, own=self._own_positions)
 
     return forward
 
@@ -95,7 +95,7 @@ class _ReadOnly:
     """Cache that returns what it holds and does not grow."""
 
     def __init__(self, cache: Any) -> None:
-        self.layers = cache.layers
+        self.layers, self.get_seq_length = cache.layers, cache.get_seq_length
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *more: Any, **kwargs: Any) -> Any:
         """Return the keys and values of a layer."""
@@ -120,13 +120,16 @@ def attend_own(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: Any,
+    *,
+    own: OwnPositions,
     scaling: float | None = None,
     in_step: bool = False,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    own: OwnPositions = module._own_positions
+    """Return the attention [B, n, H, D_v] of own positions, or of a new token, in place of a kernel's."""
     if own.by_heads:
-        return _with_own_heads(module, query, key, value, attention_mask, in_step, scaling=scaling, **kwargs), None
+        found = _with_own_heads(own, module, query, key, value, attention_mask, in_step, scaling=scaling, **kwargs)
+        return found, None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if in_step:
         found = _in_step(own, query, key, value, scale)
@@ -212,6 +215,7 @@ def _of_own_heads(own: OwnPositions, whole: torch.Tensor) -> torch.Tensor:
 
 
 def _with_own_heads(
+    own: OwnPositions,
     module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -223,7 +227,6 @@ def _with_own_heads(
     """Attend own heads to all positions by the attention of transformers, and exchange or gather the results."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    own: OwnPositions = module._own_positions
     eager = sys.modules[type(module).__module__].eager_attention_forward
     attend = eager if own.of_heads == "eager" else ALL_ATTENTION_FUNCTIONS[own.of_heads]
     part = SimpleNamespace(num_key_value_groups=module.num_key_value_groups, is_causal=True, training=False)

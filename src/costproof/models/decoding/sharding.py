@@ -290,7 +290,7 @@ class Shards:
         """
         from costproof.analytic.attention import Attention
         from costproof.analytic.collectives import AttentionOfParts, RingAttention, StepOfHeads, UlyssesAttention
-        from costproof.analytic.latent_attention import LatentAttention
+        from costproof.analytic.latent_attention import AbsorbedAttention, LatentAttention
         from costproof.analytic.linear import Linear
         from costproof.analytic.norms import RmsNorm
 
@@ -308,10 +308,12 @@ class Shards:
                     own = sym("cp_tokens")
                     saved = sympy.expand(local.skippable).coeff(CONTEXT) * own
                     local = replace(local, rows=call.batch * own, skippable=saved, cached=True)
-        if not isinstance(local, Attention | LatentAttention):
+        if not isinstance(local, Attention | LatentAttention | AbsorbedAttention):
             return replace(part, layers=(local, *others))
         if isinstance(local, Attention):
             kv_heads, key_dim, value_dim = local.kv_heads, local.head_dim, local.value_dim or local.head_dim
+        elif isinstance(local, AbsorbedAttention):  # which adds latents, before their projection
+            kv_heads, key_dim, value_dim = 1, local.rank + local.rope, local.rank
         else:
             kv_heads, key_dim, value_dim = local.heads, local.nope + local.rope, local.value_dim
         batch, heads, b, ranks = local.batch, local.heads, local.item_bytes, sym("cp")
@@ -326,7 +328,7 @@ class Shards:
                 shared = UlyssesAttention(own, *sizes[1:], b)
         elif call.past == CONTEXT:
             elsewhere: Size = 0
-            if not self.keeps and isinstance(local, LatentAttention):
+            if not self.keeps and isinstance(local, LatentAttention | AbsorbedAttention):
                 local, elsewhere = replace(local, past=sym("cp_tokens"), elsewhere=True), batch * local.rope
             elif not self.keeps and isinstance(local, Attention):
                 local = replace(local, past=sym("cp_tokens"), new_keys=0, causal=False, cached=False)
@@ -397,13 +399,13 @@ class Shards:
         """Return the rows of the vocabulary that a rank holds in a part, ``embedding`` or ``head``."""
         return sym("text_vocab_rank") if self.mesh.tp > 1 and part in self.plan.split else sym("text_vocab")
 
-    def along_sequence(self, stage: str, role: str, metric: str, cost: int) -> tuple[int, str]:
+    def along_sequence(self, stage: str, role: str, kind: str, metric: str, cost: int) -> tuple[int, str]:
         """Return what all ranks that share a sequence do more than a rank with whole ones, and why; 0 for nothing.
 
-        Each processes the new token of a step. In a prompt they leave out parts of keys behind the own positions: of
+        Each processes the new token of a step, absorbed projections (``matmul``) included. In a prompt they leave out parts of keys behind the own positions: of
         P parts of n positions P (P - 1) / 2 parts of n x n pairs, or as many halves.
         """
-        ranks, core = self.mesh.cp, role == "text.layer.attention"
+        ranks, core = self.mesh.cp, role == "text.layer.attention" and kind != "matmul"
         if ranks == 1 or core == (stage == STAGES[1]) or role.endswith(".kv_up"):  # of the own part of latents
             return 0, ""
         if not core:
