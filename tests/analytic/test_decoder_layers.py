@@ -271,7 +271,7 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
             ranks=3,
             item_bytes=2,
         ),
-        # 4 rows of 5 scores and a sink; all 6 sinks are there, 2 are read. In come 2 * (6 + 3) * 5 queries and keys, and
+        # 4 rows of 5 scores and a sink; all 6 sinks are there, 2 are read. In come 2 * (6 + 3) * 5 queries and keys and
         # 2 * 5 own values; out go 2 * 6 * 5; of the past 4 keys and values of 5 are read, and none is added.
         Expected(
             params=6,

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import transformers
 
+from costproof.models.decoding.absorbed import absorb
 from costproof.models.decoding.build import own_attention
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.sequence_model import OwnPositions, share_sequence
@@ -37,6 +38,11 @@ FAMILIES = {
     "mistral": ("MistralForCausalLM", SIZES | {"sliding_window": 6}),
     "gpt_oss": ("GptOssForCausalLM", SIZES | WINDOWS),
 }  # fmt: skip
+RUNS = {
+    "llama": ("ring", "zigzag", "ulysses"), "deepseek_v3": ("ring", "zigzag", "ulysses"), "mistral": ("ulysses",),
+    "gpt_oss": ("ulysses",), "deepseek_v3 absorbed": ("zigzag",),
+}  # fmt: skip
+"""Family, and whether its steps absorb the expansion of latents -> layouts."""
 BATCHES = (2, 4)
 
 
@@ -114,31 +120,34 @@ def rank_main(rank: int, ranks: int, folder: str) -> None:
     register: Any = torch._C._distributed_c10d._register_process_group
     register(f"cp:{ranks}", dist.group.WORLD)
     found: dict[str, Any] = {}
-    for family in FAMILIES:
+    for name, layouts in RUNS.items():
+        family, _, absorbed = name.partition(" ")
         eager = "eager" if family == "gpt_oss" else "sdpa"
-        for layout in ("ring", "zigzag", "ulysses") if family in ("llama", "deepseek_v3") else ("ulysses",):
+        for layout in layouts:
             ids = torch.arange(2 * 17).view(2, 17) % 102
             own = positions_of(layout, ranks, rank, 16)
-            measured = family == "llama" or (family, layout) == ("deepseek_v3", "ulysses")
+            measured = family == "llama" or absorbed or (family, layout) == ("deepseek_v3", "ulysses")
             with torch.no_grad():
                 whole = model_of(family)(input_ids=ids).logits
-            theirs, ours = model_of(family), model_of(family)
+            theirs, ours, single = (model_of(family) for _ in range(3))
+            for one in (theirs, ours, single) if absorbed else ():
+                absorb(one, "model.layers")
             shared = SharedSequence(theirs, layout, ranks, rank, as_cudnn, eager)
             shared.group = dist.group.WORLD
             kernel = "" if family == "deepseek_v3" else eager
             share_sequence(ours, Decoder(), OwnPositions(layout, ranks, rank, written_out, kernel))
             off = {}
-            for name, model, around in (
+            for source, model, around in (
                 ("theirs", theirs, shared.attending),
                 ("ours", ours, partial(own_attention, ours)),
             ):
                 prompt, after = run(model, family, ids, own, step=True, around=around)
                 differences = prompt - whole[:, own], after - whole[:, -1:]
-                off[name] = [float(x.abs().max()) for x in differences]
+                off[source] = [float(x.abs().max()) for x in differences]
             sent = []
             for batch in BATCHES if measured else ():
                 more = torch.zeros(batch, 17, dtype=torch.long)
-                single = model_of(family).float()
+                single.float()
                 again = SharedSequence(single, layout, ranks, rank, as_cudnn)
                 again.group = dist.group.WORLD
                 for steps in (False, True):
@@ -151,7 +160,7 @@ def rank_main(rank: int, ranks: int, folder: str) -> None:
                     after_all = settled()
                     sent.append(None if before is None or after_all is None else after_all - before)
                     dist.barrier()
-            found[f"{family} {layout}"] = {"off": off, "largest": float(whole.abs().max()), "sent": sent}
+            found[f"{name} {layout}"] = {"off": off, "largest": float(whole.abs().max()), "sent": sent}
     with open(f"{folder}/{rank}.json", "w") as file:
         json.dump(found, file)
     dist.barrier()

@@ -321,7 +321,9 @@ def _sums_in_symbols(target: Sharded, workload: Workload) -> Iterator[tuple[str,
                 share = times + sympy.Rational(sharing.padding_of(node.role, metric, vocabulary)[0] - pad, vocabulary)
                 if stage:  # of a cost that all parts of a sequence divide
                     parts = 2 * mesh.cp
-                    share += sympy.Rational(sharing.along_sequence(stage, node.role, node.kind, metric, parts * times)[0], parts)
+                    share += sympy.Rational(
+                        sharing.along_sequence(stage, node.role, node.kind, metric, parts * times)[0], parts
+                    )
                 added = more * (item if metric == "weight_bytes" else 1) + pad
                 every[node.exprs[metric], share, added, groups] += 1
         total = sympy.Integer(0)

@@ -280,8 +280,10 @@ def mesh_proof(
         pieces.append(Piece(f"ranks: {variant.name}", "ranks", target, variant))
     config = cast(Native[Any], target).config
     fixed = "zigzag" if not any(config.windows()) else "ulysses"
-    of_one_length = DISPATCH in given or given.get(PLAN) == "megatron" or (
-        mesh.cp > 1 and (cp_plan or "zigzag") in ("zigzag", fixed)
+    of_one_length = (
+        DISPATCH in given
+        or given.get(PLAN) == "megatron"
+        or (mesh.cp > 1 and (cp_plan or "zigzag") in ("zigzag", fixed))
     )
     left_out, choices = 0, Counter[str]()
     for number in range(made.settings.samples):
@@ -305,8 +307,8 @@ def mesh_proof(
 def _fitting(target: Provable, workload: Workload, seed: int) -> Workload | Problems:
     """Return the workload, changed as ranks of its mesh need it; the reasons if nothing makes it fit.
 
-    Ranks that share a sequence run sdpa, unless by heads, and return all logits, and of latents the prompt only. Ranks that send each
-    other pairs run a prompt, with pairs of a routing that is drawn.
+    Ranks that share a sequence run sdpa, unless by heads, and return all logits; of a prompt only if steps are refused.
+    Ranks that send each other pairs run a prompt, with pairs of a routing that is drawn.
     """
     run, mesh = workload, workload.mesh
     if DISPATCH in run.inputs:

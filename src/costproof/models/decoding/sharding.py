@@ -320,8 +320,12 @@ class Shards:
         sizes = (local, batch, local.queries, heads, kv_heads, key_dim, value_dim, ranks)
         shared: Layer
         if isinstance(local, Attention) and self.by_heads:
-            own = replace(local, queries=local.queries * (1 if call.past == CONTEXT else ranks),
-                          heads=heads / ranks, kv_heads=kv_heads / ranks)
+            own = replace(
+                local,
+                queries=local.queries * (1 if call.past == CONTEXT else ranks),
+                heads=heads / ranks,
+                kv_heads=kv_heads / ranks,
+            )
             if call.past == CONTEXT:
                 shared = StepOfHeads(own, batch, heads, kv_heads, key_dim, value_dim, ranks, b)
             else:
@@ -402,8 +406,9 @@ class Shards:
     def along_sequence(self, stage: str, role: str, kind: str, metric: str, cost: int) -> tuple[int, str]:
         """Return what all ranks that share a sequence do more than a rank with whole ones, and why; 0 for nothing.
 
-        Each processes the new token of a step, absorbed projections (``matmul``) included. In a prompt they leave out parts of keys behind the own positions: of
-        P parts of n positions P (P - 1) / 2 parts of n x n pairs, or as many halves.
+        Each processes the new token of a step, absorbed projections (``matmul``) included. In a prompt they leave out
+        parts of keys behind the own positions: of P parts of n positions P (P - 1) / 2 parts of n x n pairs, or as many
+        halves.
         """
         ranks, core = self.mesh.cp, role == "text.layer.attention" and kind != "matmul"
         if ranks == 1 or core == (stage == STAGES[1]) or role.endswith(".kv_up"):  # of the own part of latents
