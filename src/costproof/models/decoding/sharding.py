@@ -521,11 +521,11 @@ class Shards:
         Branches: a pipeline stage, a single row of logits, and columns that fill the rank's chunk.
 
         Raises:
-            Incomplete: ranks share the tokens of a prompt or of a sequence.
+            Incomplete: ranks share the tokens of a prompt, or of a sequence other than by heads.
         """
         from costproof.analytic.decoder_memory import RankSteps
 
-        if self.plan.sequence or self.cp_plan:
+        if self.plan.sequence or (self.cp_plan and not self.by_heads):
             raise Incomplete("no formula gives the live peak of ranks that share tokens", where=self.mesh.text)
         tp, split = self.mesh.tp, self.plan.split if self.mesh.tp > 1 else frozenset[Part]()
         gathered, padded = None, False
@@ -548,6 +548,7 @@ class Shards:
             layers=self.layers if self.mesh.pp > 1 else None,
             first=self.stage == 0,
             last=self.last,
+            sharing=sym("cp") if self.by_heads else 1,
         )
 
     def _of_other_ranks(self, experts: Experts | ClampedExperts, call: StackCall) -> Iterator[Layer]:
