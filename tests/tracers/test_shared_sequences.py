@@ -40,7 +40,7 @@ CASES: Final = {
     "latents absorbed, zigzag": ("deepseek-v2", LATENT, {"cp": 2, "new_tokens": 2, "decoding": "absorbed"}),
     "latents, last rank, ulysses, tp": (
         "deepseek-v2",
-        LATENT,
+        {**LATENT, "layers": 2, "kv_rank": 12},  # heads of ranks are not wider than two latents, nor are these twice
         {"cp": 2, "tp": 2, "rank": 3, "cp_plan": "ulysses", "new_tokens": 2},
     ),
 }

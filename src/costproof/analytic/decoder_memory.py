@@ -46,7 +46,7 @@ class RankSteps:
     first: bool = True
     last: bool = True
     """Whether the stage has the last norm and the output projection; others return hidden states."""
-    sharing: Size = 1
+    sharing: Size | None = None
     """Ranks that share each sequence, and exchange heads for positions; these are given then."""
 
 
@@ -98,7 +98,7 @@ class DecoderTape(MixtureTape):
         old = {i: self._given_cache(stack.layers[i]) if call.past != 0 else () for i in own}
         for windowed, (keys, item) in masks.items():
             self.masks[windowed] = tape.give(item * self._attended.rows * keys)
-        self.places = tape.give(INT64 * call.tokens) if self.rank.sharing != 1 else None
+        self.places = None if self.rank.sharing is None else tape.give(INT64 * call.tokens)
         hidden = given if embedded else self._embedding(stack, given)
         # A cache with a window, or with the prompt apart, holds a number until it is first extended.
         numbered = call.past == 0
@@ -249,15 +249,21 @@ class DecoderTape(MixtureTape):
 
     @property
     def _attended(self) -> StackCall:
-        """Return the call as attention sees it: of a prompt that ranks share, with all of its tokens."""
-        shared = self.rank.sharing != 1 and self.call.past == 0
-        return replace(self.call, tokens=self.call.tokens * self.rank.sharing) if shared else self.call
+        """Return the call as attention sees it: of a prompt that ranks share, with all of its tokens.
+
+        Branches: a new token of a step is one.
+        """
+        ranks = self.rank.sharing
+        return (
+            self.call if ranks is None or self.call.past != 0 else replace(self.call, tokens=self.call.tokens * ranks)
+        )
 
     def _of_own_heads(self, block: AttentionBlock | LatentBlock) -> AttentionBlock | LatentBlock:
         """Return the attention of the rank, which may be that of a part of the heads."""
-        if self.rank.sharing == 1 or isinstance(block, LatentBlock):
+        ranks = self.rank.sharing
+        if ranks is None or isinstance(block, LatentBlock):
             return block
-        return replace(block, heads=block.heads / self.rank.sharing, kv_heads=block.kv_heads / self.rank.sharing)
+        return replace(block, heads=block.heads / ranks, kv_heads=block.kv_heads / ranks)
 
     def _attend(
         self,
@@ -283,7 +289,7 @@ class DecoderTape(MixtureTape):
         if block.fused:
             return self._fused_attention(block, x, old, mask)
         (queries, keys, values), width = self._projected(block, x, table), block.kv_heads * block.head_dim
-        if self.rank.sharing != 1:
+        if self.rank.sharing is not None:
             return self._project_out(block, self._with_own_heads(block, (queries, keys, values), old, mask))
         size = self.call.batch * self._keys(block) * width
         if self.apart and self.call.past == 0:
@@ -306,6 +312,8 @@ class DecoderTape(MixtureTape):
         """Record attention between exchanges of heads and positions, or, of one new token, before a gather.
 
         An exchange puts chunks in order, receives others and joins these. A gather needs no order before.
+
+        Branches: a call behind a past is a step.
         """
         call, own = self._attended, self._of_own_heads(block)
         assert isinstance(own, AttentionBlock)

@@ -275,7 +275,9 @@ def decoder_tapes(
     for name, call in calls.items():
         branches = _branches(config, workload, call, shards)
         rank = ALONE if shards is None else shards.steps(workload, call)
-        whole = replace(call, tokens=call.tokens * rank.sharing) if call.past == 0 else call
+        whole = call
+        if rank.sharing is not None and call.past == 0:
+            whole = replace(call, tokens=call.tokens * rank.sharing)
         seen = _given_masks(config, workload, whole, None if rank.layers is None else rank.layers)
         masks = tuple(seen.items())
         layers, windows = stack(call), tuple(windows_of(config))

@@ -203,7 +203,8 @@ def _by_heads(
     own: OwnPositions, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """Exchange positions of all heads for all positions of some heads, attend, and exchange the results back."""
-    result, _ = own.kernel(*(_of_own_heads(own, x) for x in (query, key, value)), True, scale)
+    of_heads, keys, values = (_of_own_heads(own, x) for x in (query, key, value))
+    result, _ = own.kernel(of_heads, keys, values, True, scale)
     got = _traded(own, torch.cat(torch.split(result, query.shape[2], 2)))
     return torch.cat(torch.split(got, query.shape[0]), 1)
 

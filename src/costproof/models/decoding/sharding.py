@@ -548,7 +548,7 @@ class Shards:
             layers=self.layers if self.mesh.pp > 1 else None,
             first=self.stage == 0,
             last=self.last,
-            sharing=sym("cp") if self.by_heads else 1,
+            sharing=sym("cp") if self.by_heads else None,
         )
 
     def _of_other_ranks(self, experts: Experts | ClampedExperts, call: StackCall) -> Iterator[Layer]:
