@@ -19,6 +19,7 @@ from costproof.analytic.collectives import (
     ReduceScatter,
     RingAttention,
     Send,
+    StepOfHeads,
     UlyssesAttention,
 )
 from costproof.analytic.costs import Layer
@@ -239,7 +240,7 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
     (
         "attention of 2 of 6 heads on all 12 positions of 3 ranks",
         UlyssesAttention(
-            local=Attention(2, 4, 6, 3, 5, 2, cached=True, causal=True),
+            local=Attention(2, 12, 2, 1, 5, 2, cached=True, causal=True),
             batch=2,
             tokens=4,
             heads=6,
@@ -256,6 +257,30 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
             incoming=960,
             outgoing=480,
             cache=480,
+        ),
+    ),
+    (
+        "a step of 2 of 6 heads with sinks behind a window of 5, on 3 ranks",
+        StepOfHeads(
+            local=Attention(2, 1, 2, 1, 5, 2, past=11, cached=True, causal=True, window=5, sinks=True),
+            batch=2,
+            heads=6,
+            kv_heads=3,
+            key_dim=5,
+            value_dim=5,
+            ranks=3,
+            item_bytes=2,
+        ),
+        # 4 rows of 5 scores and a sink; all 6 sinks are there, 2 are read. In come 2 * (6 + 3) * 5 queries and keys and
+        # 2 * 5 own values; out go 2 * 6 * 5; of the past 4 keys and values of 5 are read, and none is added.
+        Expected(
+            params=6,
+            read=4,
+            flops={"attention": 20 * 20},
+            vector={"softmax": 5 * 24, "elementwise": 20 + 24, "select": 24},
+            incoming=2 * (90 + 10),
+            outgoing=2 * 60,
+            past=2 * 2 * 4 * 10,
         ),
     ),
     ("parts of a result joined again", Joined(elements=10, item_bytes=2), Expected()),

@@ -36,6 +36,16 @@ RUNS: Final = {
     "llama, vllm": f"llama@chat,batch=2,text_tokens=7,new_tokens=2,tp=2,plan=vllm,{DENSE}",
     "llama, first stage": f"llama@chat,batch=2,text_tokens=7,new_tokens=2,tp=2,pp=2,{DENSE}",
     "llama, last stage": f"llama@chat,batch=2,text_tokens=7,new_tokens=2,tp=2,pp=2,rank=2,{DENSE}",
+    "mistral, heads apart": f"mistral@chat,batch=2,text_tokens=24,new_tokens=2,cp=2,cp_plan=ulysses,window=16,{DENSE}",
+    "gemma2, heads apart, tp": (
+        "gemma2@chat,batch=2,text_tokens=24,new_tokens=2,cp=2,cp_plan=ulysses,tp=2,rank=3,window=16,"
+        + DENSE.replace("kv_heads=2", "kv_heads=4")
+    ),
+    "gpt-oss, heads apart": (
+        f"gpt-oss@chat,text_tokens=24,new_tokens=2,cp=2,cp_plan=ulysses,rank=1,window=16,{SMALL},intermediate=32,"
+        "config.experts=4,top_k=2"
+    ),
+    "llama, heads apart": f"llama@chat,batch=2,text_tokens=24,new_tokens=2,cp=2,cp_plan=ulysses,{DENSE}",
     "gemma2, capped": f"gemma2@chat,batch=2,text_tokens=24,new_tokens=2,tp=4,rank=3,window=16,{DENSE}",
     "qwen3-moe, ep": f"qwen3-moe@chat,batch=2,text_tokens=7,new_tokens=2,tp=2,ep=2,{MIXTURE}",
     "qwen3-moe, batched": f"qwen3-moe@chat,batch=2,text_tokens=7,experts=batched_mm,tp=2,ep=2,{MIXTURE}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise, product
 from math import prod
 from typing import Any, Final, cast
@@ -87,7 +88,7 @@ def on_mesh(model: Any, mesh: dict[str, Any], rng: random.Random) -> Workload:
     batch: int = dp * rng.randint(1, 2) if shared else rng.randint(dp * mesh.get("fsdp", 1), 4)
     run: dict[str, Any] = {"text_tokens": 12, "new_tokens": rng.randint(0, 2), "batch": batch, **mesh}
     if "cp" in mesh and getattr(model.config, "kv_rank", 0) > 0:
-        run["new_tokens"] = 0
+        run["decoding"] = rng.choice(("expanded", "absorbed"))
     if "dispatch" in mesh:
         each = batch // dp * 12 * getattr(model.config, "top_k", 0)
         cuts = [sorted(rng.randint(0, each) for _ in range(mesh["ep"] - 1)) for _ in range(dp)]
@@ -131,3 +132,23 @@ def test_formulas_and_graphs_of_random_meshes_agree(family: str) -> None:
         quantities += len(found.findings)
     print(f"\n{family}: {quantities} quantities of {CONFIGURATIONS} configurations, all equal")
     assert quantities
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gemma3", "gpt-oss", "deepseek-v2", "deepseek-v3"])
+def test_three_sources_of_random_shared_sequences_agree(family: str) -> None:
+    """Windows, sinks and latents, absorbed or not, on 2 or 4 ranks that share a sequence, 1 or 2 that share layers."""
+    rng, models, quantities = random.Random(f"{family} sequences"), configurations(family), 0
+    pool = [mesh for mesh in POOLS["sequences"] if mesh["cp"] in (2, 4) and mesh["dp"] == 1]
+    for _ in range(5):
+        work = None
+        while work is None:
+            model = next(models)
+            with suppress(Problems):
+                work = on_mesh(model, rng.choice(pool), rng)
+        found = count_sources(Prepared(model, work, ("analytic", "static", "dynamic"))).discrepancy
+        assert [f.id for f in found.findings if f.status != "exact"] == [], (model.config, work)
+        quantities += len(found.findings)
+        print(f"{family}: {work.inputs}, {len(found.findings)} quantities, {found.verdict}", flush=True)
+    print(f"\n{family}: {quantities} quantities of 5 configurations, all equal")

@@ -379,6 +379,48 @@ def test_a_step_behind_shared_latents_by_hand() -> None:
     assert ranks(model, text_tokens=4096, new_tokens=1, cp=4).problems() == []
 
 
+def test_absorbed_steps_behind_shared_latents_by_hand() -> None:
+    """DeepSeek-V3, cp 4 after 4096 tokens: 128 heads of queries attend to latents of 512 + 64, and add up those of 512.
+
+    A layer all-reduces 128 sums of 512 before they become values: 6 chunks of 16,384 elements. Each rank projects the
+    queries and the sums of all heads, 128 x 512 x (128 + 128) products, which the ranks but one do again.
+    """
+    model = target("deepseek-v3")
+    for rank in (0, 3):
+        work = model.workload(text_tokens=4096, new_tokens=1, cp=4, rank=rank, decoding="absorbed")
+        found, keys = evaluate_formulas(model, work), 1024 + (rank == 3)
+        assert found.stage_total("decode", "comm_bytes") == 61 * (3 * 128 * 4 + 6 * 16_384 * 2)
+        assert found.stage_total("decode", "kv_read_bytes") == 61 * 1024 * 576 * 2
+        assert found.stage_total("decode", "kv_cache_bytes") == (rank == 3) * 61 * 576 * 2
+        flops = {kind: sum(n.cost("flops") or 0 for n in found.nodes if n.stage == "decode" and n.kind == kind and
+                           n.role.endswith("attention")) for kind in ("attention", "matmul")}  # fmt: skip
+        assert flops == {"attention": 61 * 2 * 128 * keys * (576 + 512), "matmul": 61 * 2 * 128 * 512 * 256}
+    assert ranks(model, text_tokens=4096, new_tokens=1, cp=4, decoding="absorbed").problems() == []
+
+
+def test_heads_with_windows_and_sinks_by_hand() -> None:
+    """gpt-oss-120b, cp 4 by heads, 4096 tokens: 16 of 64 heads and 2 of 8 key/value heads of 64, of all positions.
+
+    18 layers have a window of 128 keys, of which 127 are cached. A layer exchanges three quarters of 1024 x (64 + 8 + 8
+    + 64) x 64 elements of 2 bytes, and a step brings three quarters of 64 x 64.
+    """
+    model = target("gpt-oss-120b")
+    work = model.workload(text_tokens=4096, new_tokens=1, cp=4, cp_plan="ulysses", rank=1)
+    found, row = evaluate_formulas(model, work), 2 * 2 * 64 * 2
+    whole, window = 4096 * 4097 // 2, 128 * 129 // 2 + 128 * (4096 - 128)
+    assert found.stage_total("prefill", "kept_scores") == 16 * 18 * (whole + window)
+    assert found.stage_total("prefill", "kv_cache_bytes") == 18 * (4096 + 127) * row
+    assert found.stage_total("prefill", "comm_bytes") == 36 * 1024 * 144 * 64 * 2 * 3 // 4
+    assert found.stage_total("decode", "kept_scores") == 16 * 18 * (4097 + 128)
+    assert found.stage_total("decode", "kv_read_bytes") == 18 * (4096 + 127) * row
+    assert found.stage_total("decode", "kv_cache_bytes") == 18 * row
+    assert found.stage_total("decode", "comm_bytes") == 36 * 64 * 64 * 2 * 3 // 4
+    layer = [n for n in found.nodes if n.stage == "decode" and n.module == "model.layers.0.self_attn"]
+    assert sum(n.cost("params") or 0 for n in layer) == 64
+    assert sum(n.cost("weight_read_bytes") or 0 for n in layer) == 16 * 2
+    assert ranks(model, text_tokens=4096, new_tokens=1, cp=4, cp_plan="ulysses").problems() == []
+
+
 def test_ranks_of_a_ring_are_unequal() -> None:
     """Rank r of 4 attends to r + 1 parts of 4 x 4 pairs; zigzag leaves each 4 x 4 and 3 halves of that."""
     model = target("llama")
@@ -438,7 +480,6 @@ def test_plans_are_those_of_transformers() -> None:
         ("llama", {"pp": 33}, "--pp"),
         ("llama", {"cp": 2}, "--text-tokens"),
         ("llama", {"cp": 2, "text_tokens": 6}, "--text-tokens"),
-        ("deepseek-v3", {"cp": 2, "text_tokens": 8, "new_tokens": 1, "decoding": "absorbed"}, "--decoding"),
         ("llama", {"cp": 2, "text_tokens": 2, "cp_plan": "ring"}, "--text-tokens"),
         ("llama", {"cp": 4, "tp": 4, "text_tokens": 32, "cp_plan": "ulysses"}, "--cp"),
         ("llama", {"cp": 2, "text_tokens": 8, "past": 1}, "--past"),
@@ -446,8 +487,9 @@ def test_plans_are_those_of_transformers() -> None:
         ("llama", {"cp": 2, "text_tokens": 8, "attention": "eager"}, "--attention"),
         ("llama", {"cp": 3, "tp": 4, "text_tokens": 9, "cp_plan": "ulysses"}, "--cp"),
         ("llama", {"cp_plan": "ring"}, "--cp-plan"),
-        ("gemma2", {"cp": 2, "text_tokens": 8}, "--cp"),
-        ("gpt-oss", {"cp": 2, "text_tokens": 8}, "--cp"),
+        ("gemma2", {"cp": 2, "text_tokens": 8}, "--cp-plan"),
+        ("mistral", {"cp": 2, "text_tokens": 8, "cp_plan": "ring"}, "--cp-plan"),
+        ("llama", {"cp": 2, "text_tokens": 8, "cp_plan": "ulysses", "attention": "flash_attention_2"}, "--attention"),
         ("llama", {"tp": 2, "rank": 2}, "--rank"),
         ("llama", {"dp": 2}, "--batch"),
         ("llama", {"tp": 2, "ep": 2}, "--ep"),

@@ -349,8 +349,12 @@ class UlyssesAttention:
         comm_payload_bytes = (q + k + v + x) item_bytes
         comm_bytes = (P - 1) (ceil(q / P) + ceil(k / P) + ceil(v / P) + ceil(x / P)) item_bytes
 
-    Attention to all P tokens positions has P times the pairs of attention to the own ones (``local``) in all heads, and
-    batch heads tokens (P tokens + 1) / 2 kept scores. The cache keeps the own positions.
+    Between them each rank attends its heads to all P tokens positions (``local``), with any mask, window or sinks, and
+    caches these heads as one device would. Parameters, such as sinks, are whole on each rank, which reads its part.
+
+    Latents have no heads (``of_latents``): each rank caches and expands those of its own positions, ``local`` attends
+    to these in all heads, and the exchange adds the other pairs, P times as many in all, of which
+    batch heads tokens (P tokens + 1) / 2 are kept.
 
     Unfused, chunks are put in order before an exchange and joined after it: with the exchange 6 accesses to each
     element.
@@ -361,9 +365,52 @@ class UlyssesAttention:
     source: ClassVar[str] = "Jacobs et al. 2023, DeepSpeed Ulysses, section 3"
 
     local: Layer
-    """Attention of the own queries to the own keys."""
+    """Attention of the own heads to all positions; of latents, of the own queries to the own keys."""
     batch: Size
     tokens: Size
+    heads: Size
+    kv_heads: Size
+    key_dim: Size
+    value_dim: Size
+    ranks: Size
+    item_bytes: Size
+    of_latents: bool = False
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        positions, b, others = self.batch * self.tokens, self.item_bytes, self.ranks - 1
+        rows = positions * self.heads
+        parts = [positions * self.kv_heads * width for width in (self.key_dim, self.value_dim)]
+        parts += [rows * self.key_dim, rows * self.value_dim]
+        scores = rows * self.tokens * others if self.of_latents else 0
+        width = self.key_dim + self.value_dim
+        more = _further(costs_of(self.local), scores, scores / 2, width, 6 * sum(parts) * b, {})
+        more = more if self.of_latents else _whole_parameters(more, self.ranks)
+        sent = others * sum(sympy.ceiling(part / self.ranks) for part in parts)
+        return replace(more, exchanges={"all_to_all": Exchange(sum(parts) * b, sent * b, 4)})
+
+
+@layer
+class StepOfHeads:
+    """Attention of a decode step behind :class:`UlyssesAttention`: each rank has cached some heads of all positions.
+
+    Each of P = ranks ranks has queries, keys and values of all heads of the new token, and takes those of its own
+    heads, which ``local`` attends and caches. An all-gather brings the results of all heads, x = batch heads value_dim
+    elements:
+
+        comm_payload_bytes = x item_bytes,  comm_bytes = (P - 1) / P x item_bytes
+
+    Unfused, queries and keys of all heads are turned, and the own ones read; x / P elements are written and read before
+    the gather, and x after it, which are joined again: written by the gather, and read.
+    """
+
+    name: ClassVar[str] = "step_of_heads"
+    title: ClassVar[str] = "Attention of a decode step to own heads of a cache"
+    source: ClassVar[str] = "Hidayetoglu et al. 2025, Shift Parallelism (caches of Ulysses ranks hold heads)"
+
+    local: Layer
+    """Attention of the own heads of the new token."""
+    batch: Size
     heads: Size
     kv_heads: Size
     key_dim: Size
@@ -373,15 +420,21 @@ class UlyssesAttention:
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
-        positions, b, others = self.batch * self.tokens, self.item_bytes, self.ranks - 1
-        rows = positions * self.heads
-        parts = [positions * self.kv_heads * width for width in (self.key_dim, self.value_dim)]
-        parts += [rows * self.key_dim, rows * self.value_dim]
-        scores, moved = rows * self.tokens * others, 6 * sum(parts) * b
-        width = self.key_dim + self.value_dim
-        more = _further(costs_of(self.local), scores, scores / 2, width, moved, {})
-        sent = others * sum(sympy.ceiling(part / self.ranks) for part in parts)
-        return replace(more, exchanges={"all_to_all": Exchange(sum(parts) * b, sent * b, 4)})
+        b, one = self.item_bytes, _whole_parameters(costs_of(self.local), self.ranks)
+        x, turned = self.batch * self.heads * self.value_dim, self.batch * (self.heads + self.kv_heads) * self.key_dim
+        own, others, inner = x / self.ranks, 1 - 1 / sympy.sympify(self.ranks), one.intermediate_bytes
+        return replace(
+            one,
+            input_bytes=one.input_bytes + turned * others * b,
+            output_bytes=one.output_bytes + x * others * b,
+            intermediate_bytes=None if inner is None else inner + (2 * (own + x) - turned * others) * b,
+            exchanges={"all_gather": Exchange(x * b, x * others * b)},
+        )
+
+
+def _whole_parameters(part: LayerCosts, ranks: Size) -> LayerCosts:
+    """Return the costs of a rank that has all of the parameters of which it reads one of ``ranks`` parts."""
+    return replace(part, params=part.params * ranks, weight_bytes=part.weight_bytes * ranks)
 
 
 @layer

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
 from costproof.analytic.attention_block import AttentionBlock
+from costproof.analytic.compose import StackCall
 from costproof.analytic.costs import Size
 from costproof.analytic.embedding import INT64
 from costproof.analytic.feed_forward import ExpertMixture
@@ -45,6 +46,8 @@ class RankSteps:
     first: bool = True
     last: bool = True
     """Whether the stage has the last norm and the output projection; others return hidden states."""
+    sharing: Size | None = None
+    """Ranks that share each sequence, and exchange heads for positions; these are given then."""
 
 
 ALONE: Final = RankSteps()
@@ -63,6 +66,8 @@ class DecoderTape(MixtureTape):
     rank: RankSteps = ALONE
     apart: bool = False
     """Whether keys and values of the prompt stay apart from those of later tokens, and each call joins both anew."""
+    places: Piece | None = None
+    """Positions of the tokens, if the call is given these."""
 
     def record(
         self,
@@ -92,7 +97,8 @@ class DecoderTape(MixtureTape):
         given = tape.give(call.rows * (stack.width * call.item_bytes if embedded else INT64))
         old = {i: self._given_cache(stack.layers[i]) if call.past != 0 else () for i in own}
         for windowed, (keys, item) in masks.items():
-            self.masks[windowed] = tape.give(item * call.rows * keys)
+            self.masks[windowed] = tape.give(item * self._attended.rows * keys)
+        self.places = None if self.rank.sharing is None else tape.give(INT64 * call.tokens)
         hidden = given if embedded else self._embedding(stack, given)
         # A cache with a window, or with the prompt apart, holds a number until it is first extended.
         numbered = call.past == 0
@@ -150,7 +156,9 @@ class DecoderTape(MixtureTape):
         return self._make(elements, x) if part in self.rank.biased else x
 
     def _token_positions(self) -> Piece:
-        """Record the positions of the tokens, which follow those of the cache."""
+        """Record the positions of the tokens, which follow those of the cache unless they are given."""
+        if self.places is not None:
+            return self.places
         return self.tape.make(INT64 * self.call.tokens, self.tape.make(INT64 * self.call.tokens))
 
     def _tables(self, stack: DecoderStack, hidden: Piece) -> list[tuple[Piece, ...]]:
@@ -226,7 +234,7 @@ class DecoderTape(MixtureTape):
             new: tokens that the call adds (default: its own).
             past: tokens before the call (default: its own).
         """
-        call, block = self.call, plain_attention(layer)
+        call, block = self._attended, self._of_own_heads(plain_attention(layer))
         keys = call.tokens if past == 0 else self._keys(block) - (0 if new is None else call.tokens)
         if isinstance(block, LatentBlock):
             return call.batch * keys * block.rank * call.item_bytes, call.batch * keys * block.rope * call.item_bytes
@@ -237,7 +245,25 @@ class DecoderTape(MixtureTape):
         """Return the keys per sequence after the call; a full window of w keys caches w - 1."""
         if isinstance(block, AttentionBlock) and block.window != 0 and self.call.past != 0 and not block.filling:
             return block.window - 1 + self.call.tokens
-        return self.call.past + self.call.tokens
+        return self.call.past + self._attended.tokens
+
+    @property
+    def _attended(self) -> StackCall:
+        """Return the call as attention sees it: of a prompt that ranks share, with all of its tokens.
+
+        Branches: a new token of a step is one.
+        """
+        ranks = self.rank.sharing
+        return (
+            self.call if ranks is None or self.call.past != 0 else replace(self.call, tokens=self.call.tokens * ranks)
+        )
+
+    def _of_own_heads(self, block: AttentionBlock | LatentBlock) -> AttentionBlock | LatentBlock:
+        """Return the attention of the rank, which may be that of a part of the heads."""
+        ranks = self.rank.sharing
+        if ranks is None or isinstance(block, LatentBlock):
+            return block
+        return replace(block, heads=block.heads / ranks, kv_heads=block.kv_heads / ranks)
 
     def _attend(
         self,
@@ -263,6 +289,8 @@ class DecoderTape(MixtureTape):
         if block.fused:
             return self._fused_attention(block, x, old, mask)
         (queries, keys, values), width = self._projected(block, x, table), block.kv_heads * block.head_dim
+        if self.rank.sharing is not None:
+            return self._project_out(block, self._with_own_heads(block, (queries, keys, values), old, mask))
         size = self.call.batch * self._keys(block) * width
         if self.apart and self.call.past == 0:
             self.tape.read(*old)
@@ -277,6 +305,35 @@ class DecoderTape(MixtureTape):
         # Queries that were joined lie in order.
         core = self._core(block, queries, cache[0], cache[1], mask, copied=not (block.pairs or self.branches.one_token))
         return self._project_out(block, core)
+
+    def _with_own_heads(
+        self, block: AttentionBlock, parts: tuple[Piece, Piece, Piece], old: tuple[Piece, ...], mask: Piece | None
+    ) -> Piece:
+        """Record attention between exchanges of heads and positions, or, of one new token, before a gather.
+
+        An exchange puts chunks in order, receives others and joins these. A gather needs no order before.
+
+        Branches: a call behind a past is a step.
+        """
+        call, own = self._attended, self._of_own_heads(block)
+        assert isinstance(own, AttentionBlock)
+        shared, in_step = call.batch * call.tokens * own.head_dim, self.call.past != 0
+        queries, keys, values = parts
+        size = call.batch * self._keys(block) * own.kv_heads * own.head_dim
+        if not in_step:
+            keys, values = (self._exchanged(shared * own.kv_heads, piece) for piece in (keys, values))
+        cache = [self._make(size, *old[:1], keys), self._make(size, *old[1:], values)]
+        self.tape.keep(*cache)
+        if not in_step:
+            queries = self._exchanged(shared * own.heads, queries)
+        attended = DecoderTape(call, self.branches, self.tape)
+        # Own heads of a new token lie between those of others.
+        core = attended._core(own, queries, cache[0], cache[1], mask, copied=in_step)
+        whole = shared * (block.heads if in_step else own.heads)
+        return self._make(whole, self._make(whole, core)) if in_step else self._exchanged(whole, core)
+
+    def _exchanged(self, elements: Size, piece: Piece) -> Piece:
+        return self._make(elements, self._make(elements, self._make(elements, piece)))
 
     def _projected(self, block: AttentionBlock, x: Piece, table: tuple[Piece, ...]) -> tuple[Piece, Piece, Piece]:
         """Record the projections; return queries and keys, normalized and rotated as in the block, and values."""

@@ -120,7 +120,7 @@ class AbsorbedAttention:
 
     Unfused, the absorbed queries and the sums are written and read once more, as are the queries joined with their
     rotated part. Of the context the latents are joined with new ones, written and read twice; the rotated keys
-    are, and keys of both: 2 more each.
+    are, and keys of both: 2 more each. Without new ones the latents are read twice, as values and to be joined.
     """
 
     name: ClassVar[str] = "absorbed_attention"
@@ -143,22 +143,25 @@ class AbsorbedAttention:
     written_out: bool = False
     narrow: bool = False
     """Whether nope + value_dim < 4, so narrow that expanding keys and values may be less work."""
+    elsewhere: bool = False
+    """Whether another rank caches the new tokens. This one attends to past tokens alone."""
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
-        b, width, keys = self.item_bytes, self.rank + self.rope, self.past + self.queries
+        b, width, kept = self.item_bytes, self.rank + self.rope, 0 if self.elsewhere else self.queries
+        keys, new = self.past + kept, self.batch * kept
         core = Attention(
-            self.batch, self.queries, self.heads, 1, width, b,
-            bias=self.bias, value_dim=self.rank, new_keys=keys, causal=True, written_out=self.written_out,
+            self.batch, self.queries, self.heads, 1, width, b, bias=self.bias, value_dim=self.rank, new_keys=keys,
+            causal=not self.elsewhere, written_out=self.written_out,
         ).costs()  # fmt: skip
-        new = self.batch * self.queries
-        rows, context = new * self.heads, self.batch * keys
+        rows, context = self.batch * self.queries * self.heads, self.batch * keys
         # At most so much less are scores and sums of expanded keys and values.
         spare = 2 * self.rank - self.nope - self.value_dim if self.narrow else 0
         seen = core.kept_scores["attention"]
         weights = self.heads * (self.nope + self.value_dim) * self.rank
-        mask = new * keys if self.bias == "input" else 0
-        moved = 2 * rows * (self.rank + width + self.rank) + context * (3 * self.rank + 2 * self.rope + 2 * width)
+        mask = self.batch * self.queries * keys if self.bias == "input" else 0
+        again = self.rank if self.elsewhere else 3 * self.rank + 2 * self.rope
+        moved = 2 * rows * (self.rank + width + self.rank) + context * (again + 2 * width)
         return replace(
             core,
             skippable_flops={"attention": 2 * seen * spare},

@@ -119,6 +119,10 @@ class Sharing(Protocol):
     def routed(self) -> RoutedLayers | None:
         """Return the mixtures of experts that ranks share; ``None`` without them."""
 
+    @property
+    def by_heads(self) -> bool:
+        """Return whether ranks that share a sequence cache some heads each of all positions."""
+
     def axis_of(self, role: str, kind: str) -> str:
         """Return the group of the mesh in which a module runs a kind of collective (:meth:`Mesh.group`)."""
 
@@ -128,7 +132,7 @@ class Sharing(Protocol):
     def copies_of_batches(self, role: str, metric: Metric) -> int:
         """Return how many groups of ranks, each with all that a module has of a metric, share the batch."""
 
-    def along_sequence(self, stage: str, role: str, metric: str, cost: int) -> tuple[int, str]:
+    def along_sequence(self, stage: str, role: str, kind: str, metric: str, cost: int) -> tuple[int, str]:
         """Return what all ranks that share a sequence do more in a stage than one with whole sequences, and why."""
 
     def dtypes(self, axis: str, kind: str, dtype: str) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Size, V
 from costproof.opgraph.kept import KeptWork, PairCounter, kept_work
 from costproof.opgraph.merge import evidence, merge_unknown
 from costproof.opgraph.reuse import AvoidableTraffic, PackedReads, floors
+from costproof.opgraph.rules.collectives import ranks_of
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.names import canonical, overwrites, source_kind
 from costproof.opgraph.rules.registry import UnknownCost
@@ -328,7 +329,7 @@ def skippable_flops(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> Mappin
         for number, at in enumerate(calls):
             k = number if paired else 0
             past = parts[k][1] if paired or len(parts) == 1 else None
-            scores, wider = kept[at].scores, _wider(ops[at], rank, out)
+            scores, wider = kept[at].scores, _wider(ops[at], rank, out, _sharing_heads(costed, i, at))
             if scores is None or wider is None:
                 continue
             if wider > 0 and past is not None:  # scores and sums of latents are more work than those of keys and values
@@ -380,7 +381,18 @@ def _not_negative(saved: Size) -> Size:
     return saved if CONTEXT in saved.free_symbols else sympy.Max(0, sympy.expand(saved))
 
 
-def _wider(op: OpCall, rank: Size, out: Size) -> int | None:
+def _sharing_heads(costed: CostedGraph, start: int, end: int) -> int:
+    """Return the ranks among which heads of keys and values are divided between their product and attention."""
+    module = costed.graph.ops[end].module
+    exchanges = (
+        op
+        for op, cost in zip(costed.graph.ops[start:end], costed.costs[start:end], strict=True)
+        if op.module == module and isinstance(cost, OpCost) and cost.comm is not None and cost.comm[0] == "all_to_all"
+    )
+    return max(map(ranks_of, exchanges), default=1)
+
+
+def _wider(op: OpCall, rank: Size, out: Size, sharing: int) -> int | None:
     """Return by how many elements two latents are wider than the key and value of one head together.
 
     0 if key and value together are narrower than ``_NARROWEST`` and not wider than two latents: attention on latents
@@ -390,9 +402,10 @@ def _wider(op: OpCall, rank: Size, out: Size) -> int | None:
         op: the operator that computes the scores of the heads.
         rank: width of a latent.
         out: width of the keys and values of all heads.
+        sharing: ranks that each have a part of these heads when scores are computed.
     """
     shape = op.tensors[0].shape if _FUSED in canonical(op.name) else op.outputs[0].shape
-    heads = shape[-3] if len(shape) > 2 else 1
+    heads = prod((shape[-3], sharing)) if len(shape) > 2 else 1
     if not (isinstance(heads, int) and isinstance(rank, int) and isinstance(out, int)) or out % heads:
         return None
     both = out // heads

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from costproof.estimate.routing import RoutedLayers
 from costproof.ledger.errors import Bug
-from costproof.ledger.mesh import PAIRS, PLAN, RANK, Collectives, Mesh, Parallel, splits_of
+from costproof.ledger.mesh import CP_PLAN, PAIRS, PLAN, RANK, Collectives, Mesh, Parallel, splits_of
 from costproof.ledger.metrics import FLOOR, UNFUSED
 from costproof.ledger.node import Ledger, total
 from costproof.ledger.workload import FLOAT_BYTES, Workload
@@ -169,7 +169,11 @@ def _steps(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> I
         if axis == "ep/tp" and c.kind == "all_gather" and "int64" not in dtypes:  # numbers of the chosen experts
             yield Recount(c.stage, where, "dtypes", len(dtypes), len(dtypes) + 1)
         if c.group == "cp" and c.kind == "all_gather":  # a number for each query and head, of all parts of its keys
-            numbers = c.count * n * workload.own_batch * symbols["text_heads"] // workload.mesh.tp
+            split = any(x.group == "tp" and x.module.endswith(".o_proj") for x in found.collectives)
+            heads = symbols["text_heads"] // (workload.mesh.tp if split else 1)
+            numbers = c.count * n * workload.own_batch * heads
+            if workload.inputs.get(CP_PLAN) == "ulysses" and "text_kv_rank" not in symbols:  # or results of own heads
+                numbers = numbers * symbols["text_head_dim"] // n
             yield Recount(c.stage, where, "comm_payload_bytes", c.bytes, numbers * FLOAT_BYTES.get(dtypes[0], 0))
         if c.kind in ("all_gather", "reduce_scatter", "all_reduce") and c.bytes % c.count == 0:
             each, mixed = c.bytes // c.count, "," in c.dtype

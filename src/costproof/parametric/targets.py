@@ -222,7 +222,7 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
             continue
         copies: Counter[str] = Counter()
         nodes = bearing((n for n in one.nodes if not stage or n.stage == stage), metric)
-        for (role, cost), alike in Counter((n.role, n.cost(metric) or 0) for n in nodes).items():
+        for (role, kind, cost), alike in Counter((n.role, n.kind, n.cost(metric) or 0) for n in nodes).items():
             times, why = sharing.held_by(role, metric)
             more, what = sharing.added(role) if metric in ("params", "weight_bytes") else (0, "")
             added = more * (item if metric == "weight_bytes" else 1)
@@ -231,7 +231,7 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
             copies[what] += alike * added
             copies[rows] += alike * padding
             if stage:
-                further, reason = sharing.along_sequence(stage, role, metric, times * cost)
+                further, reason = sharing.along_sequence(stage, role, kind, metric, times * cost)
                 copies[reason] += alike * further
             else:
                 once, again = times * cost + added + padding, sharing.copies_of_batches(role, metric) - 1
@@ -293,7 +293,7 @@ def _sums_in_symbols(target: Sharded, workload: Workload) -> Iterator[tuple[str,
     """Yield (stage, metric, sum over all ranks, one device with the copies) in the symbols of a run.
 
     B, S and P are the batch, the positions and the context of one rank of equal ones, so that one device has dp fsdp B
-    sequences of cp S positions, behind cp P.
+    sequences of cp S positions, behind cp P, or behind P if ranks cache heads of all positions.
     """
     mesh, sharing, config = workload.mesh, target.shares(workload), target.info().symbols
     item, kept = FLOAT_BYTES[workload.dtype], {sym("cp_tokens"): sym("P")}
@@ -308,7 +308,8 @@ def _sums_in_symbols(target: Sharded, workload: Workload) -> Iterator[tuple[str,
                 add = times * _put_in(expr, {**config, **own, "b": item}).xreplace(kept)
                 left[stage, metric] = left.get((stage, metric), sympy.Integer(0)) + add
     nodes = stored_formulas(target, replace(workload, inputs=_of_one(workload))).nodes
-    whole = {sym(n): k * sym(n) for n, k in (("B", mesh.dp * mesh.fsdp), ("S", mesh.cp), ("P", mesh.cp))}
+    sizes = (("B", mesh.dp * mesh.fsdp), ("S", mesh.cp), ("P", 1 if sharing.by_heads else mesh.cp))
+    whole = {sym(n): k * sym(n) for n, k in sizes}
     for stage, metric in left:
         every: Counter[tuple[str, sympy.Rational, int, int]] = Counter()
         for node in bearing((n for n in nodes if not stage or n.stage == stage), metric):
@@ -320,7 +321,9 @@ def _sums_in_symbols(target: Sharded, workload: Workload) -> Iterator[tuple[str,
                 share = times + sympy.Rational(sharing.padding_of(node.role, metric, vocabulary)[0] - pad, vocabulary)
                 if stage:  # of a cost that all parts of a sequence divide
                     parts = 2 * mesh.cp
-                    share += sympy.Rational(sharing.along_sequence(stage, node.role, metric, parts * times)[0], parts)
+                    share += sympy.Rational(
+                        sharing.along_sequence(stage, node.role, node.kind, metric, parts * times)[0], parts
+                    )
                 added = more * (item if metric == "weight_bytes" else 1) + pad
                 every[node.exprs[metric], share, added, groups] += 1
         total = sympy.Integer(0)

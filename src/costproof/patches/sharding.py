@@ -317,15 +317,19 @@ class SharedSequence:
     """Attention of ranks that share a sequence: torch's ring of context parallelism, or Ulysses', and decode steps.
 
     Torch has no Ulysses and no decode steps. There DeepSpeed's exchange of heads, and the merge of vLLM's decode
-    context parallelism (``cp_lse_ag_out_ar``) are written here. The last rank keeps the new tokens of steps.
+    context parallelism (``cp_lse_ag_out_ar``) are written here. The last rank keeps the new tokens of steps. Under
+    Ulysses the cache of a model without latents holds heads of all positions, by whose attention the model then runs.
     """
 
-    def __init__(self, model: nn.Module, layout: str, ranks: int, rank: int, kernel: Any = None) -> None:
+    def __init__(
+        self, model: nn.Module, layout: str, ranks: int, rank: int, kernel: Any = None, attention: str = "sdpa"
+    ) -> None:
         """Let a model attend so within :meth:`attending`.
 
         Args:
             layout: ``ring``, ``zigzag`` or ``ulysses``.
             kernel: operator with the arguments of cuDNN's in torch, the default.
+            attention: ``sdpa`` or ``eager``, of ranks that cache heads.
         """
         import torch
 
@@ -334,7 +338,9 @@ class SharedSequence:
         self.kernel = kernel or torch.ops.aten._scaled_dot_product_cudnn_attention
         self._stepping = False
         whole: Any = model
-        whole.config.get_text_config()._attn_implementation = self.name
+        text = whole.config.get_text_config()
+        text._attn_implementation, self.attention = self.name, attention
+        self._heads_apart = layout == "ulysses" and getattr(text, "kv_lora_rank", None) is None
         whole.register_forward_pre_hook(self._note_cache, with_kwargs=True)
 
     name: Final = "costproof_context_parallel"
@@ -343,6 +349,7 @@ class SharedSequence:
     def attending(self) -> Iterator[None]:
         """Register the attention, and set torch's options of context parallelism, while the block runs."""
         from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+        from transformers import cache_utils
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         known, options = ALL_ATTENTION_FUNCTIONS._global_mapping, ring._cp_options
@@ -350,17 +357,24 @@ class SharedSequence:
         options.enable_load_balance = self.layout == "zigzag"
         options.rotate_method = ring._RotateMethod.ALL_TO_ALL
         known[self.name] = self
+        cache: Any = cache_utils.Cache
+        update = cache.update
+        if self._heads_apart:
+            cache.update = lambda held, keys, values, *more, **named: update(
+                held, self._own_heads(keys), self._own_heads(values), *more, **named
+            )
         try:
             yield
         finally:
             del known[self.name]
+            cache.update = update
             options.enable_load_balance, options.rotate_method = before
 
     def _note_cache(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Note whether a cache is given; on all ranks but the last it does not grow then."""
         cache: Any = kwargs.get("past_key_values")
         self._stepping = cache is not None
-        if self._stepping and self.rank < self.ranks - 1:
+        if self._stepping and self.rank < self.ranks - 1 and not self._heads_apart:
             for layer in cache.layers:
                 layer.update = lambda *new, held=layer, **more: (held.keys, held.values)
 
@@ -369,6 +383,8 @@ class SharedSequence:
         from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 
         scale = more["scaling"]
+        if self._heads_apart:
+            return self._attended(module, self._own_heads(query), key, value, mask, more), None
         if self._stepping:
             found = self._merged(*self._partial(query, key, value, scale))
         elif self.layout == "ulysses":
@@ -400,6 +416,25 @@ class SharedSequence:
         own = (share * result).to(result.dtype)
         return collectives.wait_tensor(collectives.all_reduce(own, "sum", self.group))
 
+    def _own_heads(self, tensor: Any) -> Any:
+        """Return the heads of this rank, of a prompt at all positions."""
+        return tensor.chunk(self.ranks, 1)[self.rank] if self._stepping else self._swapped(tensor, 1, 2)
+
+    def _attended(self, module: Any, query: Any, key: Any, value: Any, mask: Any, more: Mapping[str, Any]) -> Any:
+        """Return the attention [B, n, H, D_v] of all heads, whose parts the model's own attention computes."""
+        import torch
+        from torch.distributed import _functional_collectives
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        collectives: Any = _functional_collectives
+        own = sys.modules[type(module).__module__].eager_attention_forward
+        attend = ALL_ATTENTION_FUNCTIONS.get(self.attention, own)
+        found = attend(_HeadsOf(module, self.ranks, self.rank), query, key, value, mask, **more)[0]
+        if not self._stepping:
+            return self._swapped(found, 1, 2)
+        gather = getattr(collectives, "all_gather_single", collectives.all_gather_tensor)
+        return torch.cat(collectives.wait_tensor(gather(found, 0, self.group)).chunk(self.ranks), 2)
+
     def _exchanged(self, query: Any, key: Any, value: Any, scale: float) -> Any:
         heads = [self._swapped(part, 1, 2) for part in (query, key, value)]
         return self._swapped(self.kernel(*heads, None, True, 0.0, True, False, scale=scale)[0], 2, 1)
@@ -413,6 +448,17 @@ class SharedSequence:
         chunks = torch.cat(tensor.chunk(self.ranks, cut), 0)
         got = collectives.wait_tensor(collectives.all_to_all_single(chunks, None, None, self.group))
         return torch.cat(got.chunk(self.ranks, 0), join)
+
+
+class _HeadsOf:
+    """An attention module of which a rank has some heads: its own attributes, with a part of the sinks."""
+
+    def __init__(self, module: Any, ranks: int, rank: int) -> None:
+        self._module, self._place = module, (ranks, rank)
+
+    def __getattr__(self, name: str) -> Any:
+        found, (ranks, rank) = getattr(self._module, name), self._place
+        return found.chunk(ranks)[rank] if name == "sinks" else found
 
 
 class GatheringExperts:

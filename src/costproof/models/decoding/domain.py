@@ -32,7 +32,7 @@ from costproof.ledger.workload import (
 from costproof.models.decoding.config import LEAST_WINDOW, DecoderConfig, MixtureConfig, WindowedConfig
 from costproof.models.decoding.latent import LatentConfig
 from costproof.models.decoding.names import batch_of, rows_in_symbols
-from costproof.models.decoding.plans import ENGINES, OWN, stored_plan
+from costproof.models.decoding.plans import ENGINES, OWN, by_heads, stored_plan
 from costproof.models.native import Native
 from costproof.models.proof import Piece, Proof, Provable, RowIdentity, SymbolicRun, reasons
 
@@ -278,7 +278,13 @@ def mesh_proof(
                 alike[key] = run.name
                 pieces.append(Piece(f"identity: {run.name}", "identities", target, run))
         pieces.append(Piece(f"ranks: {variant.name}", "ranks", target, variant))
-    of_one_length = DISPATCH in given or given.get(PLAN) == "megatron" or (mesh.cp > 1 and cp_plan in (None, "zigzag"))
+    config = cast(Native[Any], target).config
+    fixed = "zigzag" if not any(config.windows()) else "ulysses"
+    of_one_length = (
+        DISPATCH in given
+        or given.get(PLAN) == "megatron"
+        or (mesh.cp > 1 and (cp_plan or "zigzag") in ("zigzag", fixed))
+    )
     left_out, choices = 0, Counter[str]()
     for number in range(made.settings.samples):
         found = _drawn_on_mesh(target, draw, made.settings.seed, number, given, own_plan=plan is None)
@@ -301,15 +307,16 @@ def mesh_proof(
 def _fitting(target: Provable, workload: Workload, seed: int) -> Workload | Problems:
     """Return the workload, changed as ranks of its mesh need it; the reasons if nothing makes it fit.
 
-    Ranks that share a sequence run sdpa and return all logits, and of latents the prompt only. Ranks that send each
-    other pairs run a prompt, with pairs of a routing that is drawn.
+    Ranks that share a sequence run sdpa, unless by heads, and return all logits; of a prompt only if steps are refused.
+    Ranks that send each other pairs run a prompt, with pairs of a routing that is drawn.
     """
     run, mesh = workload, workload.mesh
     if DISPATCH in run.inputs:
         run = replace(run, new_tokens=0, inputs={**run.inputs, PAIRS: drawn_pairs(target, run, seed)})
     elif mesh.cp > 1:
         name = run.name.replace("eager, last logits", run.dtype)
-        run = replace(run, name=name, attention="sdpa", logits="all")
+        attention = run.attention if by_heads(cast(Native[Any], target).config, run) else "sdpa"
+        run = replace(run, name=name, attention=attention, logits="all")
     problems = target.problems(run)  # type: ignore[attr-defined]
     if problems and mesh.cp > 1:
         run = replace(run, new_tokens=0, inputs={k: v for k, v in run.inputs.items() if k != _DECODING})

@@ -292,6 +292,18 @@ def with_hidden_states(job: ExportJob, workload: Workload, width: int) -> Export
     return replace(job, args=args, sizes=[replace(s, argument=named.get(s.argument, s.argument)) for s in job.sizes])
 
 
+def with_tokens_of(job: ExportJob, workload: Workload, decoder: Decoder) -> ExportJob:
+    """Return the job of a whole prompt with the tokens of one of the ranks that share it, and masks of all positions.
+
+    With masks, or a window, its length is a number: an export takes no multiple of a symbol.
+    """
+    name = next(name for name in ("ids", "embeds") if name in job.args)
+    if decoder.window or {*_MASKS} & {*job.args}:
+        job = with_numbers(job, {"S": workload.text_tokens})
+        return replace(job, args={**job.args, name: job.args[name][:, : workload.own_tokens]})
+    return job
+
+
 def with_positions(job: ExportJob) -> ExportJob:
     """Return a job that is given the positions of its tokens [1, n], which are not those behind its cache."""
     ids = next(job.args[name] for name in ("ids", "embeds") if name in job.args)

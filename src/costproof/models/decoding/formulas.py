@@ -342,12 +342,16 @@ def logits_and_masks(
         config: of the layers, if some have a window; layers with equal windows share one mask.
         vocabulary: columns of the logits, padded ones included (default: those of the vocabulary).
         shards: of a rank, whose pipeline stage may have a part of the layers and hidden states in place of logits.
+
+    Branches: ranks that exchange heads for positions are given masks of a whole prompt.
     """
     windows = (0,) if config is None else windows_of(config)
     columns = sym("text_vocab") if vocabulary is None else vocabulary
     out = call.batch * positions_kept(workload, call) * columns
     if shards is not None:
         windows, out = [windows[i] for i in shards.layers], shards.border(call, out)
+        if shards.by_heads and call.past != CONTEXT:  # masks are of all positions
+            call = replace(call, tokens=call.tokens * sym("cp"))
     if workload.attention != "eager":
         return out * call.item_bytes
     if is_packed(workload, call) and config is not None:

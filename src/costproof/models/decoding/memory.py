@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Final, Protocol, cast
 
@@ -275,7 +275,10 @@ def decoder_tapes(
     for name, call in calls.items():
         branches = _branches(config, workload, call, shards)
         rank = ALONE if shards is None else shards.steps(workload, call)
-        seen = _given_masks(config, workload, call, None if rank.layers is None else rank.layers)
+        whole = call
+        if rank.sharing is not None and call.past == 0:
+            whole = replace(call, tokens=call.tokens * rank.sharing)
+        seen = _given_masks(config, workload, whole, None if rank.layers is None else rank.layers)
         masks = tuple(seen.items())
         layers, windows = stack(call), tuple(windows_of(config))
         given = embedded and call.past != CONTEXT
@@ -288,6 +291,8 @@ def decoder_tapes(
 def _branches(config: DecoderSizes, workload: Workload, call: StackCall, shards: Shards | None = None) -> CopyBranches:
     """Return the branches of operators in a call that copy an argument unless one of its dimensions is 1."""
     heads, kv_heads = config.heads, config.kv_heads
+    if shards is not None and shards.by_heads:
+        heads, kv_heads = heads // shards.mesh.cp, kv_heads // shards.mesh.cp
     if shards is not None and "attention" in shards.plan.split:
         heads, kv_heads = heads // shards.mesh.tp, max(1, kv_heads // shards.mesh.tp)
     one_token = call.past == CONTEXT or workload.text_tokens == 1

@@ -412,25 +412,29 @@ def mesh_problems(
     return found
 
 
+def by_heads(config: DecoderConfig, workload: Workload) -> bool:
+    """Return whether ranks that share a sequence attend some heads each to all positions, and cache those heads.
+
+    Latents have no heads: ranks exchange the expanded ones for a prompt, and cache their own positions.
+    """
+    latent = getattr(config, "kv_rank", 0) > 0
+    return workload.mesh.cp > 1 and workload.inputs.get(CP_PLAN) == "ulysses" and not latent
+
+
 def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInput]:
     """Return an error for each reason why ranks cannot share the sequences of a workload, or are not counted so."""
     mesh, plan = workload.mesh, workload.inputs.get(CP_PLAN, "zigzag")
     parts = workload.sequence_parts
-    found = []
-    if any(config.windows()):
-        what = "ranks that share a sequence are not counted for layers with a window, which torch's ring does not take"
-        found.append(BadInput(what, where="--cp", expected="1", got=mesh.cp))
+    found, heads_apart = [], by_heads(config, workload)
+    if any(config.windows()) and not heads_apart:
+        what = "layers with a window are shared by heads only, since torch's ring takes no window"
+        found.append(BadInput(what, where="--cp-plan", expected="ulysses, or --cp 1", got=plan))
+    kernels = ("sdpa", "eager") if heads_apart else ("sdpa",)
     for wrong, where, expected, got in (
         (workload.text_tokens < 2 * mesh.cp, "--text-tokens", "at least 2 a rank", workload.text_tokens),
-        (
-            workload.new_tokens > 0 and workload.inputs.get("decoding") == "absorbed",
-            "--decoding",
-            "expanded: each rank expands its part of the latents",
-            "absorbed",
-        ),
         (workload.past > 0, "--past", "0", workload.past),
         (workload.logits != "all", "--logits", "all: each rank has logits of its positions", workload.logits),
-        (workload.attention != "sdpa", "--attention", "sdpa", workload.attention),
+        (workload.attention not in kernels, "--attention", " or ".join(kernels), workload.attention),
         (workload.text_tokens % parts > 0, "--text-tokens", f"a multiple of the {parts} parts", workload.text_tokens),
     ):
         if wrong:

@@ -418,8 +418,9 @@ def shard_for_export(model: nn.Module, workload: Workload, decoder: Decoder) -> 
     if mesh.cp > 1:
         from costproof.models.decoding.sequence_model import OwnPositions, share_sequence
 
-        layout = str(workload.inputs.get(CP_PLAN, "zigzag"))
-        share_sequence(model, decoder, OwnPositions(layout, mesh.cp, mesh.coordinates(workload.rank).cp))
+        layout, at = str(workload.inputs.get(CP_PLAN, "zigzag")), mesh.coordinates(workload.rank)
+        own = OwnPositions(layout, mesh.cp, at.cp, of_heads="" if decoder.latent else workload.attention)
+        share_sequence(model, decoder, own)
     if mesh.tp > 1 or mesh.ep > 1:
         plans, at = _plans(model, mesh, engine), mesh.coordinates(workload.rank)
         _copy_heads(model, plans[0], mesh.tp, at.tp)
@@ -429,6 +430,7 @@ def shard_for_export(model: nn.Module, workload: Workload, decoder: Decoder) -> 
             splits=splits_of(workload.inputs, workload.rank), multiple=multiple, sequence=sequence,
         )  # fmt: skip
         _fit_heads(model, plans[0], mesh.tp)
+    _fit_own_heads(model, workload)
     if mesh.pp > 1:
         keep_stage(model, mesh.pp, mesh.coordinates(workload.rank).pp)
     if mesh.fsdp > 1:
@@ -478,13 +480,15 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
     at, splits = mesh.coordinates(workload.rank), splits_of(workload.inputs, workload.rank)
     sequence = None
     if mesh.cp > 1:
-        sequence = SharedSequence(model, str(workload.inputs.get(CP_PLAN, "zigzag")), mesh.cp, at.cp)
+        layout = str(workload.inputs.get(CP_PLAN, "zigzag"))
+        sequence = SharedSequence(model, layout, mesh.cp, at.cp, attention=workload.attention)
     parts = partial(FullySharded, model, mesh.fsdp, workload.rank, stages=mesh.pp, replicas=mesh.dp)
     if mesh.tp == mesh.ep == 1:
         if mesh.fsdp > 1:
             return parts()
         if mesh.pp * mesh.cp == 1:
             return None
+        _fit_own_heads(model, workload)
         return Distributed(model, ({}, {}), 1, at.pp * mesh.cp + at.cp, mesh.pp, sequence=sequence)
     plans = _plans(model, mesh, engine)
     if not _splits_evenly(model, plans[0], mesh.tp):
@@ -505,6 +509,7 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
         place = at.ep if mesh.batches > 1 else (at.pp * mesh.cp + at.cp) * mesh.tp + at.tp
         found = Distributed(model, plans, mesh.tp, place, mesh.pp, mesh.batches, splits, sequence)
     _fit_heads(model, plans[0], mesh.tp)
+    _fit_own_heads(model, workload)
     return found
 
 
@@ -576,6 +581,13 @@ def _fit_heads(model: nn.Module, plan: Plan, ranks: int) -> None:
     """Write the key/value heads of a rank into the model's configuration, from which caches are made."""
     if any(style == "colwise" and name.endswith(".k_proj") for name, style in plan.items()):
         text_config(model).num_key_value_heads = max(1, kv_heads(model) // ranks)
+
+
+def _fit_own_heads(model: nn.Module, workload: Workload) -> None:
+    """Write the heads that a rank caches of all positions into the configuration, if ranks exchange them."""
+    text = text_config(model)
+    if workload.mesh.cp > 1 and workload.inputs.get(CP_PLAN) == "ulysses" and not hasattr(text, "kv_lora_rank"):
+        text.num_key_value_heads = kv_heads(model) // workload.mesh.cp
 
 
 def _copy_heads(model: nn.Module, plan: Plan, ranks: int, rank: int) -> None:

@@ -2,15 +2,17 @@
 
 A rank is given its own positions and attends their queries to the keys of all ranks, which come to it in a ring, or it
 exchanges heads for positions (Ulysses). In a decode step every rank has the query of the new token and attends it to
-the part of the cache that it keeps; the partial results are weighted and added. Linear layers and norms are not
-touched. The dynamic source has code of its own (``SharedSequence`` of :mod:`costproof.patches.sharding`). Importing
-this imports torch.
+the part of the cache that it keeps; the partial results are weighted and added, or, if that part is some heads,
+gathered. Linear layers and norms are not touched. The dynamic source has code of its own (``SharedSequence`` of
+:mod:`costproof.patches.sharding`). Importing this imports torch.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,6 +41,18 @@ class OwnPositions:
     ranks: int
     rank: int
     kernel: Kernel = fused
+    of_heads: str = ""
+    """Attention, ``sdpa`` or ``eager``, of Ulysses ranks that cache heads; empty if they cache positions."""
+
+    @property
+    def by_heads(self) -> bool:
+        """Return whether the rank attends some heads to all positions, and caches these heads."""
+        return self.layout == "ulysses" and self.of_heads != ""
+
+    def share(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return the part of this rank along a dimension."""
+        size = whole.shape[dim] // self.ranks
+        return whole.narrow(dim, self.rank * size, size)
 
     @property
     def group(self) -> str:
@@ -71,9 +85,11 @@ def _forward_of(base: Any) -> Callable[..., Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         cache = kwargs.get("past_key_values")
         in_step = cache is not None and cache.layers[self.layer_idx].is_initialized
-        if in_step and not self._own_positions.appends:
+        if cache is not None and self._own_positions.by_heads:
+            kwargs["past_key_values"] = _OfHeads(cache, self._own_positions, in_step)
+        elif in_step and not self._own_positions.appends:
             kwargs["past_key_values"] = _ReadOnly(cache)
-        return base.forward(self, *args, **kwargs, in_step=in_step)
+        return base.forward(self, *args, **kwargs, in_step=in_step, own=self._own_positions)
 
     return forward
 
@@ -82,11 +98,23 @@ class _ReadOnly:
     """Cache that returns what it holds and does not grow."""
 
     def __init__(self, cache: Any) -> None:
-        self.layers = cache.layers
+        self.layers, self.get_seq_length = cache.layers, cache.get_seq_length
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *more: Any, **kwargs: Any) -> Any:
         """Return the keys and values of a layer."""
         return self.layers[layer].keys, self.layers[layer].values
+
+
+class _OfHeads:
+    """Cache of own heads of all positions, which is given all heads of own positions, or of a new token."""
+
+    def __init__(self, cache: Any, own: OwnPositions, in_step: bool) -> None:
+        self.layers, self._cache, self._own, self._in_step = cache.layers, cache, own, in_step
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *more: Any, **kwargs: Any) -> Any:
+        """Return keys and values of own heads that a call attends to."""
+        own = [self._own.share(x, 1) if self._in_step else _of_own_heads(self._own, x) for x in (keys, values)]
+        return self._cache.update(*own, layer, *more, **kwargs)
 
 
 def attend_own(
@@ -95,11 +123,16 @@ def attend_own(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: Any,
+    *,
+    own: OwnPositions,
     scaling: float | None = None,
     in_step: bool = False,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    own: OwnPositions = module._own_positions
+    """Return the attention [B, n, H, D_v] of own positions, or of a new token, in place of a kernel's."""
+    if own.by_heads:
+        found = _with_own_heads(own, module, query, key, value, attention_mask, in_step, scaling=scaling, **kwargs)
+        return found, None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if in_step:
         found = _in_step(own, query, key, value, scale)
@@ -173,14 +206,44 @@ def _by_heads(
     own: OwnPositions, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """Exchange positions of all heads for all positions of some heads, attend, and exchange the results back."""
-
-    def of_own_heads(whole: torch.Tensor) -> torch.Tensor:
-        got = _traded(own, torch.cat(torch.split(whole, whole.shape[1] // own.ranks, 1)))
-        return torch.cat(torch.split(got, whole.shape[0]), 2)
-
-    result, _ = own.kernel(of_own_heads(query), of_own_heads(key), of_own_heads(value), True, scale)
+    of_heads, keys, values = (_of_own_heads(own, x) for x in (query, key, value))
+    result, _ = own.kernel(of_heads, keys, values, True, scale)
     got = _traded(own, torch.cat(torch.split(result, query.shape[2], 2)))
     return torch.cat(torch.split(got, query.shape[0]), 1)
+
+
+def _of_own_heads(own: OwnPositions, whole: torch.Tensor) -> torch.Tensor:
+    """Return own heads of all positions, given all heads of own positions [B, heads, n, width]."""
+    got = _traded(own, torch.cat(torch.split(whole, whole.shape[1] // own.ranks, 1)))
+    return torch.cat(torch.split(got, whole.shape[0]), 2)
+
+
+def _with_own_heads(
+    own: OwnPositions,
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Any,
+    in_step: bool,
+    **more: Any,
+) -> torch.Tensor:
+    """Attend own heads to all positions by the attention of transformers, and exchange or gather the results."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    attend = eager if own.of_heads == "eager" else ALL_ATTENTION_FUNCTIONS[own.of_heads]
+    part = SimpleNamespace(num_key_value_groups=module.num_key_value_groups, is_causal=True, training=False)
+    if hasattr(module, "sinks"):
+        part.sinks = own.share(module.sinks, 0)
+    query = own.share(query, 1) if in_step else _of_own_heads(own, query)
+    result, _ = attend(part, query, key, value, mask, **more)
+    if in_step:
+        ops = torch.ops._c10d_functional
+        got = ops.wait_tensor(ops.all_gather_into_tensor(result.contiguous(), own.ranks, own.group))
+    else:
+        got = _traded(own, torch.cat(torch.split(result, result.shape[1] // own.ranks, 1)))
+    return torch.cat(torch.split(got, query.shape[0]), 2)
 
 
 def _traded(own: OwnPositions, parts: torch.Tensor) -> torch.Tensor:

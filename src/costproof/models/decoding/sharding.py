@@ -20,7 +20,7 @@ from costproof.ledger.mesh import CP_PLAN, EP_BATCHES, PAIRS, PLAN, Mesh, shard,
 from costproof.ledger.metrics import KEPT_FLOPS, Metric
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.names import STAGES
-from costproof.models.decoding.plans import OWN, named_plan, routed_layers, split_parts
+from costproof.models.decoding.plans import OWN, by_heads, named_plan, routed_layers, split_parts
 from costproof.models.target import SEQUENCE_COPIES
 
 if TYPE_CHECKING:
@@ -198,6 +198,8 @@ class Shards:
     """(role, bytes by which the parts that ranks store of a module's parameters exceed these), if they store parts."""
     keeps: bool = True
     """Whether the rank caches the tokens of decode steps."""
+    by_heads: bool = False
+    """Whether ranks that share a sequence attend some heads each to all positions, and cache those heads."""
 
     @classmethod
     def of(
@@ -221,7 +223,7 @@ class Shards:
             stage=(stage := mesh.coordinates(workload.rank).pp), layers=stage_layers(config.layers, mesh.pp, stage),
             tied=config.tied and mesh.pp > 1,
             cp_plan=str(workload.inputs.get(CP_PLAN, "zigzag")) if mesh.cp > 1 else "",
-            keeps=workload.keeps_new_tokens,
+            keeps=workload.keeps_new_tokens or by_heads(config, workload), by_heads=by_heads(config, workload),
         )  # fmt: skip
 
     @property
@@ -287,8 +289,8 @@ class Shards:
         Branches: in a decode step another rank may keep the new token.
         """
         from costproof.analytic.attention import Attention
-        from costproof.analytic.collectives import AttentionOfParts, RingAttention, UlyssesAttention
-        from costproof.analytic.latent_attention import LatentAttention
+        from costproof.analytic.collectives import AttentionOfParts, RingAttention, StepOfHeads, UlyssesAttention
+        from costproof.analytic.latent_attention import AbsorbedAttention, LatentAttention
         from costproof.analytic.linear import Linear
         from costproof.analytic.norms import RmsNorm
 
@@ -306,25 +308,38 @@ class Shards:
                     own = sym("cp_tokens")
                     saved = sympy.expand(local.skippable).coeff(CONTEXT) * own
                     local = replace(local, rows=call.batch * own, skippable=saved, cached=True)
-        if not isinstance(local, Attention | LatentAttention):
+        if not isinstance(local, Attention | LatentAttention | AbsorbedAttention):
             return replace(part, layers=(local, *others))
         if isinstance(local, Attention):
             kv_heads, key_dim, value_dim = local.kv_heads, local.head_dim, local.value_dim or local.head_dim
+        elif isinstance(local, AbsorbedAttention):  # which adds latents, before their projection
+            kv_heads, key_dim, value_dim = 1, local.rank + local.rope, local.rank
         else:
             kv_heads, key_dim, value_dim = local.heads, local.nope + local.rope, local.value_dim
         batch, heads, b, ranks = local.batch, local.heads, local.item_bytes, sym("cp")
         sizes = (local, batch, local.queries, heads, kv_heads, key_dim, value_dim, ranks)
         shared: Layer
-        if call.past == CONTEXT:
+        if isinstance(local, Attention) and self.by_heads:
+            own = replace(
+                local,
+                queries=local.queries * (1 if call.past == CONTEXT else ranks),
+                heads=heads / ranks,
+                kv_heads=kv_heads / ranks,
+            )
+            if call.past == CONTEXT:
+                shared = StepOfHeads(own, batch, heads, kv_heads, key_dim, value_dim, ranks, b)
+            else:
+                shared = UlyssesAttention(own, *sizes[1:], b)
+        elif call.past == CONTEXT:
             elsewhere: Size = 0
-            if not self.keeps and isinstance(local, LatentAttention):
+            if not self.keeps and isinstance(local, LatentAttention | AbsorbedAttention):
                 local, elsewhere = replace(local, past=sym("cp_tokens"), elsewhere=True), batch * local.rope
             elif not self.keeps and isinstance(local, Attention):
                 local = replace(local, past=sym("cp_tokens"), new_keys=0, causal=False, cached=False)
                 elsewhere = batch * kv_heads * key_dim
             shared = AttentionOfParts(local, batch, heads, value_dim, ranks, b, elsewhere)
         elif self.cp_plan == "ulysses":
-            shared = UlyssesAttention(*sizes, b)
+            shared = UlyssesAttention(*sizes, b, of_latents=True)
         else:
             shared = RingAttention(*sizes, sym("cp_place") - 1, b, self.cp_plan == "zigzag")
         return replace(part, layers=(shared, *others))
@@ -388,13 +403,14 @@ class Shards:
         """Return the rows of the vocabulary that a rank holds in a part, ``embedding`` or ``head``."""
         return sym("text_vocab_rank") if self.mesh.tp > 1 and part in self.plan.split else sym("text_vocab")
 
-    def along_sequence(self, stage: str, role: str, metric: str, cost: int) -> tuple[int, str]:
+    def along_sequence(self, stage: str, role: str, kind: str, metric: str, cost: int) -> tuple[int, str]:
         """Return what all ranks that share a sequence do more than a rank with whole ones, and why; 0 for nothing.
 
-        Each processes the new token of a step. In a prompt they leave out parts of keys behind the own positions: of
-        P parts of n positions P (P - 1) / 2 parts of n x n pairs, or as many halves.
+        Each processes the new token of a step, absorbed projections (``matmul``) included. In a prompt they leave out
+        parts of keys behind the own positions: of P parts of n positions P (P - 1) / 2 parts of n x n pairs, or as many
+        halves.
         """
-        ranks, core = self.mesh.cp, role == "text.layer.attention"
+        ranks, core = self.mesh.cp, role == "text.layer.attention" and kind != "matmul"
         if ranks == 1 or core == (stage == STAGES[1]) or role.endswith(".kv_up"):  # of the own part of latents
             return 0, ""
         if not core:
@@ -404,7 +420,7 @@ class Shards:
 
     def dtypes(self, axis: str, kind: str, dtype: str) -> tuple[str, ...]:
         """Return the dtypes of tensors in a kind of collective in a group, in a run in ``dtype``."""
-        if axis == "cp" and kind == "all_gather":  # logarithms of sums
+        if axis == "cp" and kind == "all_gather" and not self.by_heads:  # logarithms of sums
             return ("float32",)
         if axis != EP_BATCHES:
             return (dtype,)
@@ -505,11 +521,11 @@ class Shards:
         Branches: a pipeline stage, a single row of logits, and columns that fill the rank's chunk.
 
         Raises:
-            Incomplete: ranks share the tokens of a prompt or of a sequence.
+            Incomplete: ranks share the tokens of a prompt, or of a sequence other than by heads.
         """
         from costproof.analytic.decoder_memory import RankSteps
 
-        if self.plan.sequence or self.cp_plan:
+        if self.plan.sequence or (self.cp_plan and not self.by_heads):
             raise Incomplete("no formula gives the live peak of ranks that share tokens", where=self.mesh.text)
         tp, split = self.mesh.tp, self.plan.split if self.mesh.tp > 1 else frozenset[Part]()
         gathered, padded = None, False
@@ -532,6 +548,7 @@ class Shards:
             layers=self.layers if self.mesh.pp > 1 else None,
             first=self.stage == 0,
             last=self.last,
+            sharing=sym("cp") if self.by_heads else None,
         )
 
     def _of_other_ranks(self, experts: Experts | ClampedExperts, call: StackCall) -> Iterator[Layer]:

@@ -37,7 +37,7 @@ from costproof.models.decoding.build import build
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
-from costproof.models.decoding.plans import MORE_AXES, given_plan, mesh_problems
+from costproof.models.decoding.plans import MORE_AXES, by_heads, given_plan, mesh_problems
 from costproof.models.decoding.rank_model import as_rank, distributed, refuse_values, shard_for_export
 from costproof.models.decoding.sharding import (
     SPLIT_ALL,
@@ -310,7 +310,11 @@ class CausalTarget(Native[C]):
         mine = workload.own
         if workload.mesh.cp > 1:
             mine = replace(mine, text_tokens=workload.own_tokens)
-        return tuple(replace(call, symbols={**call.symbols, **more}) for call in invocations(mine, self.config))
+        calls = invocations(mine, self.config)
+        found = [{**call.symbols, **more} for call in calls]
+        for symbols in found if by_heads(self.config, workload) else ():
+            symbols |= {"P": workload.context} if "P" in symbols else {}
+        return tuple(replace(call, symbols=symbols) for call, symbols in zip(calls, found, strict=True))
 
     @classmethod
     def drawn(cls, sizes: Mapping[str, int], rng: random.Random) -> Drawn | None:
@@ -398,13 +402,16 @@ class CausalTarget(Native[C]):
         """Return the export jobs of the prefill and of a decode step."""
         if PAIRS in workload.inputs:  # of one prompt, whose sizes they decide
             return (exports.prefill_of(model, workload.own, self.decoder),)
-        jobs = exports.export_jobs(model, _own(workload), self._of_stage(workload))
+        heads_apart = by_heads(self.config, workload)
+        jobs = exports.export_jobs(model, _own(workload, whole=heads_apart), self._of_stage(workload))
         if workload.mesh.coordinates(workload.rank).pp > 0:
             jobs = [exports.with_hidden_states(job, workload, self.config.hidden) for job in jobs]
         shared = {"S": workload.text_tokens} if self.plan is not None and self.plan_of(workload).sequence else {}
         if workload.mesh.cp > 1:
+            if heads_apart:
+                jobs[0] = exports.with_tokens_of(jobs[0], workload, self.decoder)
             jobs = [exports.with_positions(job) for job in jobs]
-            shared |= {} if workload.keeps_new_tokens else {"P": workload.own_tokens}
+            shared |= {} if heads_apart or workload.keeps_new_tokens else {"P": workload.own_tokens}
             if workload.inputs.get(CP_PLAN, "zigzag") == "zigzag":  # halves of a symbol are rounded
                 shared["S"] = workload.own_tokens
         of_one = workload.mesh.tp == workload.mesh.cp == 1
@@ -412,17 +419,23 @@ class CausalTarget(Native[C]):
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return jobs that run the prefill and some decode steps, each in isolation."""
-        return tuple(exports.stage_runs(model, own := _own(workload), self.decoder, own.text_tokens))
+        own, whole = (_own(workload, whole=whole) for whole in (False, by_heads(self.config, workload)))
+        prompt, *_ = exports.stage_runs(model, own, self.decoder, own.text_tokens)
+        return (prompt, *exports.stage_runs(model, whole, self.decoder, whole.text_tokens)[1:])
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """Return the runs of the prefill and of the decode steps after it."""
-        decoder, whole, workload = self._of_stage(workload), workload, _own(workload)
+        heads_apart = by_heads(self.config, workload)
+        decoder, whole, workload = self._of_stage(workload), workload, _own(workload, whole=heads_apart)
         if workload.rows:
             return self._row_runs(model, workload)
         prompt = runs.prompt_inputs(workload, decoder, workload.text_tokens)
         if next(model.parameters()).device.type == "meta":
             given = runs.behind_past(model, workload, decoder, prompt)
-            found = runs.shape_runs(model, workload, decoder, given, grows=whole.keeps_new_tokens)
+            found = runs.shape_runs(model, workload, decoder, given, grows=heads_apart or whole.keeps_new_tokens)
+            if heads_apart:
+                ids = given["input_ids"][:, : whole.own_tokens]
+                found = (replace(found[0], kwargs={**found[0].kwargs, "input_ids": ids}), *found[1:])
             if workload.mesh.cp > 1:
                 found = tuple(map(runs.with_positions, found))
             if workload.mesh.coordinates(workload.rank).pp > 0:
@@ -439,9 +452,13 @@ class CausalTarget(Native[C]):
         return runs.rows_runs(model, workload, self.decoder, ids)
 
 
-def _own(workload: Workload) -> Workload:
-    """Return the workload with the sequences that the counted rank runs; of a stage before the last, all positions."""
+def _own(workload: Workload, *, whole: bool = False) -> Workload:
+    """Return the workload with the sequences that the counted rank runs; of a stage before the last, all positions.
+
+    Args:
+        whole: whether the rank attends to all positions of a sequence that ranks share.
+    """
     mesh = workload.mesh
     last = mesh.coordinates(workload.rank).pp == mesh.pp - 1
-    own = replace(workload.own, text_tokens=workload.own_tokens)
+    own = workload.own if whole else replace(workload.own, text_tokens=workload.own_tokens)
     return own if last else replace(own, logits="all")
