@@ -60,7 +60,7 @@ MESH_SYMBOLS: Final = {
     "cp": SymbolDoc("c", "ranks that share a sequence"),
     "cp_place": SymbolDoc("r", "place of the rank among those that share a sequence, from 1"),
     "cp_tokens": SymbolDoc("n_c", "tokens of a prompt that each rank that shares it keeps"),
-    "fsdp": SymbolDoc("f", "ranks that share the batch and store parts of each parameter"),
+    "fsdp": SymbolDoc("f", "ranks that store parts of the same parameters"),
     "fsdp_rank": SymbolDoc("r_f", "number of the rank among those that store parts of each parameter, from 0"),
 }
 """Symbols of a rank in addition to those of its decoder."""

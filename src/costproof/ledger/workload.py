@@ -180,11 +180,13 @@ class Workload:
         mesh, at = self.mesh, self.mesh.coordinates(self.rank)
         if mesh.fsdp == 1:
             return self
-        return self.own.on_mesh(tp=mesh.tp, ep=mesh.ep, pp=mesh.pp, rank=at.pp * mesh.tp + at.tp)
+        place = (at.pp * mesh.cp + at.cp) * mesh.tp + at.tp
+        return self.own.on_mesh(tp=mesh.tp, ep=mesh.ep, pp=mesh.pp, cp=mesh.cp, rank=place)
 
     def on_mesh(self, *, rank: int = 0, **axes: int) -> Workload:
         """Return the workload on another mesh, by the same plan."""
-        kept = {name: value for name, value in self.inputs.items() if name == PLAN or not of_mesh(name)}
+        plans = (PLAN, CP_PLAN) if axes.get("cp", 1) > 1 else (PLAN,)
+        kept = {name: value for name, value in self.inputs.items() if name in plans or not of_mesh(name)}
         named = {axis: size for axis, size in axes.items() if size > 1} | ({RANK: rank} if rank else {})
         return replace(self, inputs={**kept, **named})
 

@@ -215,8 +215,8 @@ def _surplus(of: BlockedCache, run: Workload) -> dict[str, int]:
 
 def _gathered(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
     """Yield the most bytes of gathered parameters at once, each group being put together after the one before."""
-    ranks = run.mesh.fsdp
-    if ranks == 1 or found.unpacked_bytes is None:
+    ranks = run.mesh.fsdp * run.mesh.cp
+    if run.mesh.fsdp == 1 or found.unpacked_bytes is None:
         return
     sizes: Counter[str] = Counter()
     counted: Ledger = evaluate_formulas(model, run)

@@ -103,6 +103,12 @@ def _places(workload: Workload) -> Iterator[Recount]:
             if getattr(mesh, axis) > 1 and following:
                 partner = mesh.ranks_of("send", axis, rank)[1:]
                 yield Recount("", f"rank {rank} sends along {axis}", "ranks", _mask(partner), _mask(following))
+        if mesh.fsdp > 1:
+            together = [r for r, x in place.items() if {**x, "fsdp": 0, "cp": 0} == {**at, "fsdp": 0, "cp": 0}]
+            yield Recount("", f"rank {rank}", "part of parameters", mesh.stored_part(rank), together.index(rank))
+            yield Recount("", f"rank {rank}", "parts of parameters", mesh.stored_parts, len(together))
+            group = mesh.group("fsdp*cp" if mesh.cp > 1 else "fsdp", rank)
+            yield Recount("", f"rank {rank} stores parts with", "ranks", _mask(group), _mask(together))
         first = rank - rank % stage % mesh.ep
         shared = range(first, first + mesh.ep)
         yield Recount("", f"rank {rank}", "index along ep", of.ep, rank - first)
@@ -186,13 +192,16 @@ def _steps(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> I
 
 def _gathered_parts(found: Parallel, workload: Workload) -> Iterator[Recount]:
     """Yield the payloads of gathered parameters: each call brings every part that a rank stores once, of all ranks."""
-    parts = workload.mesh.fsdp
-    if parts == 1:
+    if workload.mesh.fsdp == 1:
         return
+    parts = workload.mesh.fsdp * workload.mesh.cp
     own = next(row.stages[""]["weight_bytes"] for row in found.ranks if workload.rank in row.ranks)
     for stage, calls in (("prefill", 1), ("decode", workload.new_tokens)):
-        gathered = sum(c.bytes for c in found.collectives if c.stage == stage and c.group == "fsdp")
-        yield Recount(stage, "gathered parameters", "comm_payload_bytes", gathered, calls * parts * own)
+        gathers = [c for c in found.collectives if c.stage == stage and c.group in ("fsdp", "fsdp*cp")]
+        brought = sum(c.bytes for c in gathers)
+        yield Recount(stage, "gathered parameters", "comm_payload_bytes", brought, calls * parts * own)
+        for c in gathers:
+            yield Recount(stage, f"gather before {c.module}", "ranks", len(c.ranks), parts)
 
 
 def _axis(c: Collectives, mesh: Mesh) -> str:

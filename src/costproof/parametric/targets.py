@@ -235,8 +235,9 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
                 copies[reason] += alike * further
             else:
                 once, again = times * cost + added + padding, sharing.copies_of_batches(role, metric) - 1
-                copies[SEQUENCE_COPIES] += alike * (workload.mesh.cp - 1) * once
-                copies[DATA_COPIES] += alike * again * workload.mesh.cp * once
+                along = sharing.copies_of_sequences(metric)
+                copies[SEQUENCE_COPIES] += alike * (along - 1) * once
+                copies[DATA_COPIES] += alike * again * along * once
         for why, amount in copies.items():
             if amount:
                 yield Duplicate(why, stage, metric, amount, amount if metric.endswith("_bytes") else 0)
@@ -315,7 +316,8 @@ def _sums_in_symbols(target: Sharded, workload: Workload) -> Iterator[tuple[str,
             if metric in node.exprs:
                 times, _ = sharing.held_by(node.role, metric)
                 more, _ = sharing.added(node.role) if metric in ("params", "weight_bytes") else (0, "")
-                groups = mesh.cp * sharing.copies_of_batches(node.role, metric) if not stage else 1
+                of_both = sharing.copies_of_sequences(metric) * sharing.copies_of_batches(node.role, metric)
+                groups = of_both if not stage else 1
                 pad, vocabulary = sharing.padding_of(node.role, metric, 0)[0], config["text_vocab"]
                 share = times + sympy.Rational(sharing.padding_of(node.role, metric, vocabulary)[0] - pad, vocabulary)
                 if stage:  # of a cost that all parts of a sequence divide

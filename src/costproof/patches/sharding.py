@@ -219,20 +219,25 @@ class FullySharded:
 
     def __init__(
         self, model: Any, ranks: int, rank: int, *, stages: int = 1, replicas: int = 1, tensor: int = 1,
-        plans: tuple[Plan, Plan] = ({}, {}),
+        plans: tuple[Plan, Plan] = ({}, {}), sequence: SharedSequence | None = None,
     ) -> None:  # fmt: skip
         """Shard every layer, and then the model; gathered parameters are freed behind each forward.
 
         Args:
-            ranks: that store parts of each parameter.
-            rank: of all; those along ``tensor`` are neighbours, then those of ``ranks``, ``replicas`` and ``stages``.
+            ranks: that share the batch and store parts of each parameter.
+            rank: of all; those along ``tensor`` are neighbours, then those of ``sequence``, ``ranks``, ``replicas`` and
+                ``stages``.
             stages: pipeline stages; see :func:`cut_to_stage`.
             replicas: groups of ranks that each store all parts: torch's hybrid sharding, if there are several.
             tensor: ranks among which transformers distributes the model first, by ``plans``.
+            sequence: how ranks share a sequence; parts are stored by these too, as torchtitan's mesh ``fsdp`` has
+                ``dp_shard * cp`` ranks.
         """
         import torch
         from torch.distributed.fsdp import fully_shard
 
+        self._sequence = sequence
+        ranks *= 1 if sequence is None else sequence.ranks
         self._sizes, self.rank = (stages, replicas, ranks, tensor), rank
         with self._group():
             every = self._mesh()
@@ -273,6 +278,16 @@ class FullySharded:
         names = tuple(f"{axis}_of_{self.rank}" for axis in ("pp", "dp", "fsdp", AXIS))
         return init_device_mesh("cpu", self._sizes, mesh_dim_names=names)
 
+    @contextmanager
+    def _attending(self, sequence: SharedSequence) -> Iterator[None]:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        sizes = (prod(self._sizes[:3]) // sequence.ranks, sequence.ranks, self._sizes[3])
+        names = tuple(f"{axis}_of_{self.rank}" for axis in ("rest", "cp", "each"))
+        sequence.group = init_device_mesh("cpu", sizes, mesh_dim_names=names)[names[1]].get_group()
+        with sequence.attending():
+            yield
+
     def _groups(self) -> Iterator[Any]:
         for module in self._modules:
             yield from module._get_fsdp_state()._fsdp_param_groups
@@ -290,7 +305,8 @@ class FullySharded:
                 one.mesh_info.shard_process_group = group
             self._swap(outside=False)
             try:
-                yield
+                with nullcontext() if self._sequence is None else self._attending(self._sequence):
+                    yield
             finally:
                 self._swap(outside=True)
 

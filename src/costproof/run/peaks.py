@@ -8,6 +8,7 @@ from typing import Any
 
 from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.mesh import FSDP_CP
 from costproof.ledger.peaks import CallPeaks, Peaks, by_stage
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
@@ -102,7 +103,8 @@ def gathered_bytes(target: Target | None, workload: Workload) -> int | None:
     if not isinstance(target, Sharded):
         return None
     nodes, axis_of = evaluate_formulas(target, workload).nodes, target.shares(workload).axis_of
-    gathers = [n for n in nodes if n.stage == "prefill" and n.cost("messages") and axis_of(n.role, n.kind) == "fsdp"]
+    along = ("fsdp", FSDP_CP)
+    gathers = [n for n in nodes if n.stage == "prefill" and n.cost("messages") and axis_of(n.role, n.kind) in along]
     root = sum(n.cost("comm_payload_bytes") or 0 for n in gathers if not n.module)  # a stage between has none
     layers = [n.cost("comm_payload_bytes") or 0 for n in gathers if n.module]
     return root + max(before + 2 * own for before, own in pairwise((root, *layers)))

@@ -446,9 +446,6 @@ def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInp
 def _stored_problems(workload: Workload, plan: ShardPlan) -> Iterator[BadInput]:
     """Yield an error for each reason why ranks cannot store parts of each parameter, or are not counted so."""
     mesh = workload.mesh
-    if mesh.cp > 1:
-        what = "ranks that gather the parameters of each layer have whole sequences"
-        yield BadInput(what, where="--fsdp, --cp", expected="--cp 1", got=mesh.cp)
     if mesh.batches > 1:
         what = "experts of several batches have groups of their own, along which no parts are stored"
         yield BadInput(what, where="--fsdp, --ep", expected=f"--ep of 1 or tp {mesh.tp}", got=mesh.ep)

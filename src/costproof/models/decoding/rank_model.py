@@ -432,7 +432,7 @@ def shard_for_export(model: nn.Module, workload: Workload, decoder: Decoder) -> 
     if mesh.pp > 1:
         keep_stage(model, mesh.pp, mesh.coordinates(workload.rank).pp)
     if mesh.fsdp > 1:
-        keep_parts(model, mesh.fsdp, mesh.coordinates(workload.rank).fsdp)
+        keep_parts(model, mesh.stored_parts, mesh.stored_part(workload.rank))
     return model
 
 
@@ -479,7 +479,7 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
     sequence = None
     if mesh.cp > 1:
         sequence = SharedSequence(model, str(workload.inputs.get(CP_PLAN, "zigzag")), mesh.cp, at.cp)
-    parts = partial(FullySharded, model, mesh.fsdp, workload.rank, stages=mesh.pp, replicas=mesh.dp)
+    parts = partial(FullySharded, model, mesh.fsdp, workload.rank, stages=mesh.pp, replicas=mesh.dp, sequence=sequence)
     if mesh.tp == mesh.ep == 1:
         if mesh.fsdp > 1:
             return parts()

@@ -16,7 +16,7 @@ from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import sym
 from costproof.estimate.routing import RoutedLayers
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
-from costproof.ledger.mesh import CP_PLAN, EP_BATCHES, PAIRS, PLAN, Mesh, shard, splits_of, stage_layers
+from costproof.ledger.mesh import CP_PLAN, EP_BATCHES, FSDP_CP, PAIRS, PLAN, Mesh, shard, splits_of, stage_layers
 from costproof.ledger.metrics import KEPT_FLOPS, Metric
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.names import STAGES
@@ -158,7 +158,8 @@ def mesh_symbols(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> 
     found = {"tp": mesh.tp, "ep": mesh.ep, "text_vocab_rank": stop - start}
     if mesh.cp > 1:
         found |= {"cp": mesh.cp, "cp_place": mesh.coordinates(workload.rank).cp + 1, "cp_tokens": workload.own_tokens}
-    found |= {"fsdp": mesh.fsdp, "fsdp_rank": mesh.coordinates(workload.rank).fsdp} if mesh.fsdp > 1 else {}
+    if mesh.fsdp > 1:
+        found |= {"fsdp": mesh.stored_parts, "fsdp_rank": mesh.stored_part(workload.rank)}
     splits = splits_of(workload.inputs, workload.rank)
     if splits is not None:
         (sent, got), own = splits, mesh.coordinates(workload.rank).ep
@@ -237,7 +238,7 @@ class Shards:
     def axis_of(self, role: str, kind: str) -> str:
         """Return the group of the mesh in which a module runs a kind of collective."""
         if self.mesh.fsdp > 1 and role in GATHERED_BEFORE:
-            return "fsdp"
+            return "fsdp" if self.mesh.cp == 1 else FSDP_CP
         if role in ("text", "text.layer.attention"):
             return "pp" if role == "text" else "cp"
         if role != "text.layer.experts" or self.mesh.ep == 1:
@@ -420,6 +421,10 @@ class Shards:
             return self.mesh.dp * self.mesh.fsdp
         shared = part_of(role) == "experts" and self.mesh.ep > 1
         return self.mesh.dp // self.mesh.batches if shared else self.mesh.dp
+
+    def copies_of_sequences(self, metric: Metric) -> int:
+        """Return how many of the ranks that share sequences have all of a module: all, but for parts of parameters."""
+        return self.mesh.cp if self.mesh.fsdp == 1 or metric == "buffer_bytes" else 1
 
     def _of_experts(self, metric: str) -> tuple[int, str]:
         """Return as :meth:`held_by` for experts, each of which one rank of a group has whole."""

@@ -155,7 +155,7 @@ class CausalTarget(Native[C]):
             one = workload.on_mesh(tp=mesh.tp, ep=mesh.ep, rank=rank)
             parts = decoder_parts(self.config, one, self.style(), self.plan_of(one))(prompt_call(past=False))
             sizes = {**self.config.symbols(), **mesh_symbols(self.config, one, self.plan_of(one))}
-            padding.update(padding_by_role(parts, sizes, mesh.fsdp, FLOAT_BYTES[workload.dtype]))
+            padding.update(padding_by_role(parts, sizes, mesh.stored_parts, FLOAT_BYTES[workload.dtype]))
         if found.tied:  # the table is on both ends
             padding["text.embedding"] *= 2
         return replace(found, padding=tuple(padding.items()))
