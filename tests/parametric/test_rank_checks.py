@@ -43,6 +43,13 @@ def test_a_ring_passes_one_chunk_less_than_it_has_ranks(ranks: int) -> None:
     assert {scattered(ranks, rank) for rank in range(ranks)} == {ranks - 1}
 
 
+def test_a_ring_passes_on_chunks_of_other_sizes() -> None:
+    """Of 3, 5, 1 and 4 rows a rank passes on all but those of the next one, and sums for all but its own."""
+    sizes = (3, 5, 1, 4)
+    assert [gathered(4, rank, sizes) for rank in range(4)] == [8, 12, 9, 10]
+    assert [scattered(4, rank, sizes) for rank in range(4)] == [10, 8, 12, 9]
+
+
 def test_copies_of_two_of_four_experts() -> None:
     # Two experts a rank, two ranks, two chosen of four: 6 equally likely pairs. Of the experts 2 and 3 of the other
     # rank 1 pair has two, 4 pairs have one, 1 pair has none: 6 copies by expert and 5 by rank in 6 pairs.

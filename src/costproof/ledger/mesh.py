@@ -38,6 +38,7 @@ FSDP_CP: Final = "fsdp*cp"
 """Group of ranks that store parts of the same parameters if ranks share sequences too (:meth:`Mesh.group`)."""
 ON_ONE_DEVICE: Final = {
     "tp": "1", "ep": "1", "text_vocab_rank": "text_vocab", "text_pairs_sent": "0", "text_pairs_got": "0",
+    "ep_sequences": "B", "ep_next": "B",
     "cp": "1", "cp_place": "1", "cp_tokens": "S", "fsdp": "1", "fsdp_rank": "0",
 }  # fmt: skip
 """Symbols of the formulas of a rank -> the formulas that they equal on one device."""

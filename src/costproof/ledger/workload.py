@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Final, Literal, cast
 
 from costproof.ledger.errors import BadInput
-from costproof.ledger.mesh import CP_PLAN, PLAN, RANK, Mesh, of_mesh, own_batch
+from costproof.ledger.mesh import CP_PLAN, EP_BATCHES, PLAN, RANK, Mesh, of_mesh, own_batch
 from costproof.ledger.metrics import Metric
 from costproof.ledger.plural import plural
 
@@ -153,6 +153,17 @@ class Workload:
     def own_batch(self) -> int:
         """Return the sequences of the batch that the counted rank runs."""
         return own_batch(self.batch, self.mesh, self.rank)
+
+    @property
+    def gathered_batches(self) -> tuple[int, ...]:
+        """Return the sequences of each rank whose tokens the experts of the counted rank get; empty if they are equal.
+
+        Ranks that store parts of parameters, or send each other pairs, have no unequal batches.
+        """
+        mesh = self.mesh
+        if mesh.batches == 1 or self.batch % mesh.dp == 0:
+            return ()
+        return tuple(own_batch(self.batch, mesh, rank) for rank in mesh.group(EP_BATCHES, self.rank))
 
     @property
     def own_tokens(self) -> int:

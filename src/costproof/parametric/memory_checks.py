@@ -279,13 +279,16 @@ def _limit(
         return
     if limit.outcome == "refused":
         with suppress(CostproofError):  # sizes that the model does not take may have no formulas
-            before = limit.at - (found.workload.sequence_parts if limit.setting == "text_tokens" else 1)
+            mesh, parts = found.workload.mesh, found.workload.sequence_parts
+            step = parts if limit.setting == "text_tokens" else mesh.dp if mesh.batches > 1 else 1
+            before = limit.at - step
             ends = [max(_held(model, held, found, limit, at), default=0) for at in (before, limit.at)]
             right = (before < own or ends[0] <= found.memory_bytes) and ends[1] > found.memory_bytes
             yield Recount("memory", where, f"stops to fit at {limit.at}", right, True)
         return
     between = (_with(found.workload, limit, at) for at in range(max(below + 1, limit.at - _MOST_REFUSED), limit.at))
-    taken = sum(run.own_batch > 0 and _is_accepted(model, run) for run in between)
+    equal = (run for run in between if run.own_batch > 0 and not run.gathered_batches)
+    taken = sum(_is_accepted(model, run) for run in equal)
     yield Recount("memory", where, f"values between {below} and {limit.at}", 0, taken)
 
 

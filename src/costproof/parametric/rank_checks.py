@@ -9,7 +9,7 @@ of its classes. A difference is a defect of costproof.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, product
@@ -177,7 +177,11 @@ def _steps(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> I
         if c.group == "cp" and c.kind == "all_gather":  # a number for each query and head, of all parts of its keys
             numbers = c.count * n * workload.own_batch * symbols["text_heads"] // workload.mesh.tp
             yield Recount(c.stage, where, "comm_payload_bytes", c.bytes, numbers * FLOAT_BYTES.get(dtypes[0], 0))
-        if c.kind in ("all_gather", "reduce_scatter", "all_reduce") and c.bytes % c.count == 0:
+        sizes = [_dealt(workload, rank) for rank in c.ranks] if axis == "ep/tp" else []
+        if len({*sizes}) > 1:  # parts as large as the batches
+            passed = gathered(n, at, sizes) if c.kind == "all_gather" else scattered(n, at, sizes)
+            yield Recount(c.stage, where, "comm_bytes", c.sent_bytes, Fraction(c.bytes * passed, sum(sizes)))
+        elif c.kind in ("all_gather", "reduce_scatter", "all_reduce") and c.bytes % c.count == 0:
             each, mixed = c.bytes // c.count, "," in c.dtype
             if c.kind == "all_gather":  # the full tensor has n equal chunks, with padding
                 if c.bytes % n == 0:
@@ -215,27 +219,45 @@ def _axis(c: Collectives, mesh: Mesh) -> str:
     return "tp"
 
 
-def gathered(ranks: int, rank: int) -> int:
-    """Return the chunks that a rank sends in a ring until all ranks have those of all; each begins with its own."""
+def _dealt(workload: Workload, rank: int) -> int:
+    """Return the sequences that a rank has if they are dealt one by one; parts of parameters have no such groups."""
+    mesh = workload.mesh
+    turn = rank // (mesh.tp * mesh.cp) % mesh.dp
+    return sum(1 for sequence in range(workload.batch) if sequence % mesh.dp == turn)
+
+
+def gathered(ranks: int, rank: int, sizes: Sequence[int] = ()) -> int:
+    """Return the chunks that a rank sends in a ring until all ranks have those of all; each begins with its own.
+
+    Args:
+        sizes: of the chunks; without them each is 1.
+    """
     has, sent = [{r} for r in range(ranks)], 0
     newest = list(range(ranks))
     while any(len(chunks) < ranks for chunks in has):
-        sent += 1
+        sent += sizes[newest[rank]] if sizes else 1
         newest = [newest[(r - 1) % ranks] for r in range(ranks)]  # each passes on what it got last
         for r in range(ranks):
             has[r].add(newest[r])
     return sent if rank in range(ranks) else 0
 
 
-def scattered(ranks: int, rank: int) -> int:
-    """Return the partial sums that a rank sends in a ring until one rank has the sum of each chunk."""
+def scattered(ranks: int, rank: int, sizes: Sequence[int] = ()) -> int:
+    """Return the partial sums that a rank sends in a ring until one rank has the sum of each chunk.
+
+    Rank r - 1 has the sum of chunk r at the end, and adds to it last.
+
+    Args:
+        sizes: of the sums that each rank has at the end; without them each is 1.
+    """
     parts = [[{r} for _ in range(ranks)] for r in range(ranks)]
     sent = step = 0
     while not all(any(len(parts[r][chunk]) == ranks for r in range(ranks)) for chunk in range(ranks)):
         moved = [(r, (r - step) % ranks, set(parts[r][(r - step) % ranks])) for r in range(ranks)]
         for r, chunk, terms in moved:
             parts[(r + 1) % ranks][chunk] |= terms
-        sent, step = sent + sum(r == rank for r, _, _ in moved), step + 1
+        sent += sum(sizes[chunk - 1] if sizes else 1 for r, chunk, _ in moved if r == rank)
+        step += 1
     return sent
 
 

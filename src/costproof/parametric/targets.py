@@ -203,7 +203,7 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
 def _dispatches(target: Sharded, workload: Workload, sharing: Sharing) -> Iterator[Dispatch]:
     """Yield the forms in which tokens may reach the experts of other ranks, if they have batches of their own."""
     mesh, routed = workload.mesh, sharing.routed
-    if mesh.batches == 1 or routed is None or PAIRS in workload.inputs:
+    if mesh.batches == 1 or routed is None or PAIRS in workload.inputs or workload.gathered_batches:
         return
     tokens = {}
     for call in target.invocations(workload):

@@ -122,6 +122,7 @@ class Distributed:
         batches: int = 1,
         splits: tuple[Sequence[int], Sequence[int]] | None = None,
         sequence: SharedSequence | None = None,
+        sequences: tuple[int, ...] = (),
     ) -> None:
         """Distribute a model.
 
@@ -133,11 +134,13 @@ class Distributed:
             batches: groups of ranks, each with a batch of its own, that share experts.
             splits: pairs of a token and an expert that the rank sends to each that shares experts, and gets.
             sequence: how ranks share a sequence; those of one layer are neighbours, then those of one stage.
+            sequences: of each of the ``batches``, if these are unequal.
         """
         self._sequence = sequence
         self._shared = 1 if sequence is None else sequence.ranks
         self.ranks, self.rank, self._stages, self._batches = ranks, rank, stages, batches
-        form = GatheringExperts if splits is None else partial(ExchangingExperts, splits)
+        gathers = partial(GatheringExperts, sequences=sequences)
+        form = gathers if splits is None else partial(ExchangingExperts, splits)
         with self._group():
             distributed = ranks * batches > 1
             self._held = tuple(_distribute(model, plans, self._meshes(), form)) if distributed else ()
@@ -439,10 +442,10 @@ class GatheringExperts:
     tokens, mask the rows of each other's experts, and add and scatter the results.
     """
 
-    def __init__(self, experts: Any, ep_mesh: Any, tp_mesh: Any) -> None:
+    def __init__(self, experts: Any, ep_mesh: Any, tp_mesh: Any, *, sequences: tuple[int, ...] = ()) -> None:
         import torch.distributed as dist
 
-        self.forward, self.held = experts.forward, int(experts.num_experts)
+        self.forward, self.held, self.sequences = experts.forward, int(experts.num_experts), sequences
         self.everyone, self.alike = ep_mesh, tp_mesh
         every = dist.get_process_group_ranks(ep_mesh.get_group())
         self.place = every.index(dist.get_rank())
@@ -456,17 +459,26 @@ class GatheringExperts:
         gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
         scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
         group = self.everyone._get_root_mesh()[BATCHES].get_group()
+        of_each = self.sequences or (1,) * self.batches
+        own_sequences = of_each[dist.get_rank(group)]
+        sizes = [len(hidden) * n // own_sequences for n in of_each]
         gathered = []
         for part in (hidden, chosen, weights):
-            joined = part.new_empty((self.batches * part.shape[0], *part.shape[1:]))
-            gather(joined, part.contiguous(), group=group)
+            joined = part.new_empty((sum(sizes), *part.shape[1:]))
+            if self.sequences:
+                dist.all_gather(list(joined.split(sizes)), part.contiguous(), group=group)
+            else:
+                gather(joined, part.contiguous(), group=group)
             gathered.append(joined)
         tokens, ids, scores = gathered
         first = self.place * self.held
         foreign = (ids < first) | (ids >= first + self.held)
         sums = self.forward(tokens, (ids - first).masked_fill(foreign, self.held), scores.masked_fill(foreign, 0.0))
         own = torch.empty_like(hidden)
-        scatter(own, sums.contiguous(), group=group)
+        if self.sequences:
+            dist.reduce_scatter(own, list(sums.split(sizes)), group=group)
+        else:
+            scatter(own, sums.contiguous(), group=group)
         if self.alike.size() > 1:
             dist.all_reduce(own, group=self.alike.get_group())
         return own

@@ -40,7 +40,7 @@ from costproof.models.target import Exportable, Sharded, Target, WithBlocks, Wit
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.memory_checks import memory_recounts
 from costproof.parametric.rank_checks import check_recounts
-from costproof.parametric.run_family import SettingCurve, Threshold
+from costproof.parametric.run_family import EQUAL_BATCHES, SettingCurve, Threshold
 from costproof.parametric.targets import count_ranks, evaluate_formulas, live_peaks
 from costproof.run.count_lock import count_lock
 from costproof.run.graph_limits import CACHE, GraphRun, block_limits, memory_limits, report_order
@@ -244,7 +244,8 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         reserve_bytes=kept_free,
         limits=limits,
         notes=(
-            *side.notes, *unknown, *why, *_cache_notes(side.workload, live), *([] if blocked is None else [BLOCKS]),
+            *side.notes, *unknown, *why, *((EQUAL_BATCHES,) if side.workload.mesh.batches > 1 else ()),
+            *_cache_notes(side.workload, live), *([] if blocked is None else [BLOCKS]),
             *(() if quantised is None else _stored_notes(quantised)),
         ),
         rank=None if side.workload.mesh.one else side.workload.rank,

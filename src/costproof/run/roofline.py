@@ -54,7 +54,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.target import Sharded, sharded
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.rank_checks import check_recounts
-from costproof.parametric.run_family import SettingCurve
+from costproof.parametric.run_family import EQUAL_BATCHES, SettingCurve
 from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.parametric.time_checks import (
     clock_recounts,
@@ -135,6 +135,8 @@ def roofline(
         folded, notes = _mean_counts(folded, shared), (*notes, _MEAN)
     if mesh.fsdp > 1:
         notes = (*notes, _GATHERED)
+    if mesh.batches > 1:
+        notes = (*notes, EQUAL_BATCHES)
     if microbatches is not None or schedule is not None:
         notes = (*notes, _bubble(side.workload, schedule or "1f1b", 1 if microbatches is None else microbatches))
     of = roof(device, dtype)

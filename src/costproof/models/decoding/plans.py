@@ -400,9 +400,6 @@ def mesh_problems(
         what = "experts of several batches are counted without stages and shared sequences"
         found.append(BadInput(what, where="--ep", expected=f"ep {mesh.tp}, or --pp 1 and --cp 1", got=mesh.text))
     found += _pair_problems(config, workload)
-    if mesh.batches > 1 and workload.batch % mesh.dp:
-        what = "ranks that gather each other's tokens need equal batches"
-        found.append(BadInput(what, where="--batch", expected=f"a multiple of dp {mesh.dp}", got=workload.batch))
     if mesh.ep > 1:
         experts = getattr(config, "experts", 0)
         if not experts or experts % mesh.ep:

@@ -160,6 +160,9 @@ def mesh_symbols(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> 
         found |= {"cp": mesh.cp, "cp_place": mesh.coordinates(workload.rank).cp + 1, "cp_tokens": workload.own_tokens}
     if mesh.fsdp > 1:
         found |= {"fsdp": mesh.stored_parts, "fsdp_rank": mesh.stored_part(workload.rank)}
+    if batches := workload.gathered_batches:
+        at = mesh.group(EP_BATCHES, workload.rank).index(workload.rank)
+        found |= {"ep_sequences": sum(batches), "ep_next": batches[(at + 1) % len(batches)]}
     splits = splits_of(workload.inputs, workload.rank)
     if splits is not None:
         (sent, got), own = splits, mesh.coordinates(workload.rank).ep
@@ -199,6 +202,8 @@ class Shards:
     """(role, bytes by which the parts that ranks store of a module's parameters exceed these), if they store parts."""
     keeps: bool = True
     """Whether the rank caches the tokens of decode steps."""
+    uneven: bool = False
+    """Whether ranks that gather each other's tokens have unequal batches."""
 
     @classmethod
     def of(
@@ -222,13 +227,23 @@ class Shards:
             stage=(stage := mesh.coordinates(workload.rank).pp), layers=stage_layers(config.layers, mesh.pp, stage),
             tied=config.tied and mesh.pp > 1,
             cp_plan=str(workload.inputs.get(CP_PLAN, "zigzag")) if mesh.cp > 1 else "",
-            keeps=workload.keeps_new_tokens,
+            keeps=workload.keeps_new_tokens, uneven=bool(workload.gathered_batches),
         )  # fmt: skip
 
     @property
     def gathers(self) -> bool:
         """Return whether ranks gather the tokens of several batches for their experts."""
         return self.mesh.batches > 1 and not self.exchanges
+
+    @property
+    def batches(self) -> Size:
+        """Return the tokens that the experts of the rank get, in units of its own ones.
+
+        Branches: ranks have equal batches, or not.
+        """
+        if not self.gathers:
+            return 1
+        return sym("ep_sequences") / sym("B") if self.uneven else sym("ep") / sym("tp")
 
     @property
     def origin(self) -> str:
@@ -552,7 +567,8 @@ class Shards:
             pairs = sym("text_pairs_sent"), sym("text_pairs_got")
             yield ExchangedPairs(*sizes, *pairs, b, 4 if self.wide_weights else b)
         elif self.gathers:
-            yield GatheredTokens(call.rows, width, experts.top_k, sym("ep") / sym("tp"), b, item)
+            following = call.rows * (sym("ep_next") / sym("B") if self.uneven else 1)
+            yield GatheredTokens(call.rows, call.rows * self.batches, following, width, experts.top_k, b, item)
 
 
 _BEFORE_SPLIT: Final = frozenset({"text.layer.norm1", "text.layer.norm2", "text.norm"})

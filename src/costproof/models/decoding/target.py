@@ -407,8 +407,10 @@ class CausalTarget(Native[C]):
             shared |= {} if workload.keeps_new_tokens else {"P": workload.own_tokens}
             if workload.inputs.get(CP_PLAN, "zigzag") == "zigzag":  # halves of a symbol are rounded
                 shared["S"] = workload.own_tokens
+        if workload.gathered_batches:  # whose ratio to the own batch is a number
+            shared |= {"B": workload.own_batch, "S": workload.text_tokens}
         of_one = workload.mesh.tp == workload.mesh.cp == 1
-        return tuple(jobs) if of_one else exports.of_rank(jobs, workload, shared)
+        return tuple(jobs) if of_one and not shared else exports.of_rank(jobs, workload, shared)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return jobs that run the prefill and some decode steps, each in isolation."""
