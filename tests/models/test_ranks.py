@@ -469,7 +469,7 @@ def test_plans_are_those_of_transformers() -> None:
         ("llama", {"tp": 2, "rank": 2}, "--rank"),
         ("llama", {"dp": 2}, "--batch"),
         ("llama", {"tp": 2, "ep": 2}, "--ep"),
-        ("mixtral", {"dp": 2, "ep": 2, "batch": 3}, "--batch"),
+        ("mixtral", {"dp": 2, "ep": 2, "batch": 3, "dispatch": "all-to-all", "pairs": "1,1;1,1"}, "--pairs"),
         ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all"}, "--dispatch, --pairs"),
         ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "pairs": "1,1;1,1"}, "--dispatch, --pairs"),
         ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": "1,2;1,1"}, "--pairs"),

@@ -18,7 +18,18 @@ from typing import Final, NamedTuple
 
 from costproof.estimate.routing import RoutedLayers
 from costproof.ledger.errors import Bug
-from costproof.ledger.mesh import PAIRS, PLAN, RANK, Collectives, Mesh, Parallel, splits_of
+from costproof.ledger.mesh import (
+    PAIRS,
+    PLAN,
+    RANK,
+    Collectives,
+    Mesh,
+    Parallel,
+    own_batch,
+    shard,
+    splits_of,
+    stage_layers,
+)
 from costproof.ledger.metrics import FLOOR, UNFUSED
 from costproof.ledger.node import Ledger, total
 from costproof.ledger.workload import FLOAT_BYTES, Workload
@@ -69,7 +80,6 @@ def recounts(
         symbols: numbers of the configuration.
         routed: mixtures of experts that ranks share.
     """
-    yield from _places(workload)
     yield from _sums(found, workload)
     yield from _steps(found, workload, symbols)
     yield from _gathered_parts(found, workload)
@@ -82,25 +92,32 @@ def recounts(
 # --- Places of ranks, and their parts of the batch -------------------------------------------------------------------
 
 
-def _places(workload: Workload) -> Iterator[Recount]:
-    """Yield the coordinates, groups and batches of all ranks, placed one after another."""
+def places(workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:
+    """Yield the coordinates, groups and shares of all ranks, placed one after another.
+
+    Everything else that is counted of a rank depends on these, so they are compared first. Shares are those of the
+    run's own batch, vocabulary and layers and of the sizes above, one for each remainder.
+
+    Args:
+        symbols: numbers of the configuration.
+    """
     mesh, axes = workload.mesh, ("pp", "dp", "fsdp", "cp", "tp")
     place = {
         rank: dict(zip(axes, at, strict=True))
         for rank, at in enumerate(product(*(range(getattr(mesh, axis)) for axis in axes)))
     }
     yield Recount("", "ranks", "number", mesh.world, len(place))
-    dealt = Counter(sequence % (mesh.dp * mesh.fsdp) for sequence in range(workload.batch))
+    yield from _shares(workload, symbols, place)
     stage = len(place) // mesh.pp
     for rank, at in place.items():
-        of, turn = mesh.coordinates(rank), at["dp"] * mesh.fsdp + at["fsdp"]
+        of = mesh.coordinates(rank)
         for axis, index in at.items():
             yield Recount("", f"rank {rank}", f"index along {axis}", int(getattr(of, axis)), index)
             alike = tuple(r for r, x in place.items() if {**x, axis: 0} == {**at, axis: 0})
             yield Recount("", f"rank {rank}, group along {axis}", "ranks", _mask(mesh.group(axis, rank)), _mask(alike))
         for axis, ahead in (("pp", at["pp"] + 1), ("cp", (at["cp"] + 1) % mesh.cp)):
             following = [r for r, x in place.items() if x == {**at, axis: ahead}]
-            if getattr(mesh, axis) > 1 and following:
+            if getattr(mesh, axis) > 1 and following and rank in mesh.group(axis, rank):
                 partner = mesh.ranks_of("send", axis, rank)[1:]
                 yield Recount("", f"rank {rank} sends along {axis}", "ranks", _mask(partner), _mask(following))
         if mesh.fsdp > 1:
@@ -119,19 +136,55 @@ def _places(workload: Workload) -> Iterator[Recount]:
                 "", f"rank {rank}, group along ep/tp", "ranks", _mask(mesh.group("ep/tp", rank)), _mask(apart)
             )
             yield Recount("", "experts of a rank", "batches", mesh.batches, len(apart))
-        yield Recount("", f"rank {rank}", "sequences", _of_rank(workload, rank).own_batch, dealt[turn])
-        for i, other in enumerate(shared if PAIRS in workload.inputs else ()):
+        known = mesh.group("ep", rank) == (*shared,) and of.ep == rank - first
+        for i, other in enumerate(shared if PAIRS in workload.inputs and known else ()):
             (sent, _), (_, got) = (splits_of(workload.inputs, r) or ((), ()) for r in (rank, other))
             yield Recount("", f"rank {rank} to {other}", "pairs", sent[i], got[rank - first])
 
 
-def _of_rank(workload: Workload, rank: int) -> Workload:
-    return replace(workload, inputs={**workload.inputs, RANK: rank})
+def _shares(
+    workload: Workload, symbols: Mapping[str, int], place: Mapping[int, Mapping[str, int]]
+) -> Iterator[Recount]:
+    """Yield the sequences, entries of the vocabulary and layers of each rank, dealt or laid out one by one."""
+    mesh = workload.mesh
+    sharing = mesh.dp * mesh.fsdp
+    for batch in range(workload.batch, workload.batch + min(sharing, _MOST_REMAINDERS)):
+        dealt = Counter(sequence % sharing for sequence in range(batch))
+        for rank, at in place.items():
+            if batch == workload.batch:
+                found = replace(workload, inputs={**workload.inputs, RANK: rank}).own_batch
+            elif at["tp"] or at["cp"] or at["pp"]:  # which share the same sequences
+                continue
+            else:
+                found = own_batch(batch, mesh, rank)
+            again = dealt[at["dp"] * mesh.fsdp + at["fsdp"]]
+            yield Recount("", f"rank {rank}, batch {batch}", "sequences", found, again)
+    vocabulary, layers = symbols.get("text_vocab", 0), symbols.get("text_layers", 0)
+    for size in range(vocabulary, vocabulary + mesh.tp) if mesh.tp > 1 and vocabulary else ():
+        chunk, start = ceil(Fraction(size, mesh.tp)), 0
+        for rank in range(mesh.tp):
+            stop = start + min(chunk, size - start)
+            where = f"rank {rank} along tp, {size} entries"
+            yield Recount("", where, "entries", _mask(shard(size, mesh.tp, rank)), _mask((start, stop)))
+            start = stop
+    for depth in range(layers, layers + mesh.pp) if mesh.pp > 1 and layers else ():
+        counts, stage = [depth // mesh.pp] * mesh.pp, mesh.pp - 1
+        for _ in range(depth % mesh.pp):  # to the stage before the last, then to the ones before it
+            stage -= 1
+            counts[stage] += 1
+        for stage in range(mesh.pp):
+            first = sum(counts[:stage])
+            held = stage_layers(depth, mesh.pp, stage)
+            where = f"stage {stage}, {depth} layers"
+            yield Recount("", where, "layers", _mask(held), _mask(range(first, first + counts[stage])))
+
+
+_MOST_REMAINDERS: Final = 64
 
 
 def _mask(ranks: Iterable[int]) -> int:
-    """Return a number that stands for a set of ranks."""
-    return sum(1 << rank for rank in ranks)
+    """Return a number that stands for some ranks in their order, or for other numbers below a billion."""
+    return sum(rank * 10 ** (9 * i) for i, rank in enumerate(ranks))
 
 
 # --- Sums of the report ----------------------------------------------------------------------------------------------
@@ -167,6 +220,9 @@ def _steps(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> I
     for c in found.collectives:
         where = f"{c.kind} of {c.module}"
         n = len(c.ranks)
+        if workload.rank not in c.ranks:
+            yield Recount(c.stage, where, f"groups that hold rank {workload.rank}", 0, 1)
+            continue
         at = c.ranks.index(workload.rank)
         axis, dtypes = _axis(c, workload.mesh), c.dtype.split(", ")
         among = c.ranks if not axis else workload.mesh.group(axis, workload.rank)

@@ -38,7 +38,7 @@ from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, TargetInfo, Workload, folded_path
 from costproof.models.native import GivesFormulas, stored_formulas
 from costproof.models.target import SEQUENCE_COPIES, Sharded, Sharing, WithKeys, WithMemory
-from costproof.parametric.rank_checks import Recount, check_recounts, recounts
+from costproof.parametric.rank_checks import Recount, check_recounts, places, recounts
 
 
 class HasFormulas(GivesFormulas, Protocol):
@@ -112,6 +112,7 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
     Raises:
         Bug: the ranks do not sum to one device and the named copies, or something that is counted again differs.
     """
+    check_recounts(places(workload, target.info().symbols))
     found, again = _count_ranks(target, workload, counted)
     for problem in found.problems():
         raise Bug(problem.what, where=problem.where, expected=problem.expected, got=problem.got)
@@ -249,11 +250,16 @@ def compare_ranks(target: Sharded, workload: Workload, *, symbolic: bool) -> Ans
     Args:
         symbolic: whether the sums over ranks are compared in symbols; then equal numbers are claims.
     """
+    placed = [*places(workload, target.info().symbols)]
+    if misplaced := [one for one in placed if one.found != one.again]:  # nothing else can be counted then
+        stage = target.invocations(workload)[0].stage
+        sides = ((x, (str(x.found), str(x.again), str(x.found - x.again))) for x in misplaced)
+        return Answer({stage: len(placed)}, (), tuple(_differs(stage, x.where, x.metric, s) for x, s in sides))
     found, again = _count_ranks(target, workload, evaluate_formulas(target, workload))
     stage = next(s for s in found.one_device if s)
     counts: dict[tuple[str, str], list[Recount]] = {}
     wrong = []
-    for one in (*_as_recounts(found), *again):
+    for one in (*placed, *_as_recounts(found), *again):
         counts.setdefault((one.stage or stage, one.metric), []).append(one)
         if one.found != one.again:
             sides = str(one.found), str(one.again), str(one.found - one.again)
