@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from costproof.algebra.evaluation import evaluate
 from costproof.estimate.memory import Fits, MemoryLimit
-from costproof.ledger.errors import CostproofError
+from costproof.ledger.errors import CostproofError, Recount
 from costproof.ledger.mesh import RANK
 from costproof.ledger.metrics import UNPACKED
 from costproof.ledger.node import Ledger, bearing
@@ -23,7 +23,6 @@ from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, BatchRow, Workload
 from costproof.models.cache_dtype import BlockedCache
 from costproof.models.native import stored_formulas
 from costproof.models.target import WithBlocks, WithFormulas, WithMemory
-from costproof.parametric.rank_checks import Recount
 from costproof.parametric.targets import evaluate_formulas, live_peaks
 
 _LIVE: Final = "weights and live peak"
@@ -43,13 +42,41 @@ def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], f
         of = _of_rank(found.workload, ranks[0])
         yield from _parts(answer)
         yield from _cached(model, of, answer)
-        yield from _gathered(model, of, answer)
+        yield from gathered_recounts(model, of, answer.unpacked_bytes)
     yield from _quantised(model, found)
     yield from _ranks(held, found)
+    limits = {(limit.setting, limit.held) for answer in held.values() for limit in answer.limits}
+    yield Recount("memory", "limits of any rank", "number", len(found.limits), len(limits))
     for limit in found.limits:
         yield from _bounds(limit, found)
         if limit.held in ("weights and cache", _LIVE):
             yield from _limit(model, held, found, limit)
+
+
+def room_recounts(found: Fits, whole: int, reserve: int | str | None) -> Iterator[Recount]:
+    """Yield the memory that is compared, its reserve, and the meshes that were tried to find the smallest.
+
+    Args:
+        whole: bytes of a device.
+        reserve: as the caller gave it.
+    """
+    yield Recount(
+        "memory", "what is compared and the reserve", "bytes", found.memory_bytes + found.reserve_bytes, whole
+    )
+    before, _, digits = reserve.partition(".") if isinstance(reserve, str) else ("", "", "")
+    if digits.isdecimal():  # a fraction
+        again = whole * int(before + digits) // 10 ** len(digits)
+        yield Recount("memory", f"the reserve of {reserve}", "bytes", found.reserve_bytes, again)
+    ranks = range(1, (found.count or 0) + 1)
+    every = sorted({(tp, ep) for tp in ranks for others in ranks if tp * others == found.count for ep in (1, tp)})
+    last = len(found.tried) if found.verdict == "fits" else len(every)
+    for i, (tp, ep) in enumerate(every[:last] if found.tried else ()):
+        same = i < len(found.tried) and (found.tried[i].tp, found.tried[i].ep) == (tp, ep)
+        yield Recount("memory", f"tp {tp}, ep {ep}", "is tried", same, True)
+    for tried in found.tried[:-1]:
+        yield Recount(
+            "memory", f"tp {tried.tp}, ep {tried.ep}", "fits, and is not taken", tried.verdict == "fits", False
+        )
 
 
 def _of_rank(workload: Workload, rank: int) -> Workload:
@@ -213,10 +240,10 @@ def _surplus(of: BlockedCache, run: Workload) -> dict[str, int]:
 # --- Weights ---------------------------------------------------------------------------------------------------------
 
 
-def _gathered(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
+def gathered_recounts(model: WithFormulas, run: Workload, found: int | None) -> Iterator[Recount]:
     """Yield the most bytes of gathered parameters at once, each group being put together after the one before."""
     ranks = run.mesh.fsdp * run.mesh.cp
-    if run.mesh.fsdp == 1 or found.unpacked_bytes is None:
+    if run.mesh.fsdp == 1 or found is None:
         return
     sizes: Counter[str] = Counter()
     counted: Ledger = evaluate_formulas(model, run)
@@ -230,7 +257,7 @@ def _gathered(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recou
         memory |= {"parameters of a layer": size, "next buffer": size}
         most = max(most, sum(memory.values()))
         memory = {"parameters of the root": root, "buffer": memory["next buffer"]}
-    yield Recount("memory", "gathered parameters", "bytes", found.unpacked_bytes, most)
+    yield Recount("memory", "gathered parameters", "bytes", found, most)
 
 
 def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:

@@ -17,7 +17,7 @@ from costproof.compare.proof.certificate import Claim, Counterexample
 from costproof.compare.proof.judge import Answer
 from costproof.estimate.routing import dispatch_rows
 from costproof.ledger.baseline import Baseline
-from costproof.ledger.errors import BadInput, Bug
+from costproof.ledger.errors import BadInput, Bug, Recount, check_recounts
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.mesh import (
     AXES,
@@ -38,7 +38,7 @@ from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, TargetInfo, Workload, folded_path
 from costproof.models.native import GivesFormulas, stored_formulas
 from costproof.models.target import SEQUENCE_COPIES, Sharded, Sharing, WithKeys, WithMemory
-from costproof.parametric.rank_checks import Recount, check_recounts, places, recounts
+from costproof.parametric.rank_checks import places, recounts
 
 
 class HasFormulas(GivesFormulas, Protocol):

@@ -46,6 +46,7 @@ from costproof.estimate.roofline import (
 )
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
 from costproof.ledger.baseline import Folded, fold_ledger
+from costproof.ledger.errors import check_recounts
 from costproof.ledger.mesh import PAIRS, RANK, RankCosts, Schedule
 from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED
 from costproof.ledger.node import CostNode, Ledger
@@ -53,7 +54,6 @@ from costproof.ledger.plural import plural
 from costproof.ledger.workload import Workload
 from costproof.models.target import Sharded, sharded
 from costproof.opgraph.rules.files import Files
-from costproof.parametric.rank_checks import check_recounts
 from costproof.parametric.run_family import EQUAL_BATCHES, SettingCurve
 from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.parametric.time_checks import (
