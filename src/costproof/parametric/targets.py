@@ -253,8 +253,7 @@ def compare_ranks(target: Sharded, workload: Workload, *, symbolic: bool) -> Ans
     placed = [*places(workload, target.info().symbols)]
     if misplaced := [one for one in placed if one.found != one.again]:  # nothing else can be counted then
         stage = target.invocations(workload)[0].stage
-        sides = ((x, (str(x.found), str(x.again), str(x.found - x.again))) for x in misplaced)
-        return Answer({stage: len(placed)}, (), tuple(_differs(stage, x.where, x.metric, s) for x, s in sides))
+        return Answer({stage: len(placed)}, (), tuple(_refuted(stage, one) for one in misplaced))
     found, again = _count_ranks(target, workload, evaluate_formulas(target, workload))
     stage = next(s for s in found.one_device if s)
     counts: dict[tuple[str, str], list[Recount]] = {}
@@ -262,8 +261,7 @@ def compare_ranks(target: Sharded, workload: Workload, *, symbolic: bool) -> Ans
     for one in (*placed, *_as_recounts(found), *again):
         counts.setdefault((one.stage or stage, one.metric), []).append(one)
         if one.found != one.again:
-            sides = str(one.found), str(one.again), str(one.found - one.again)
-            wrong.append(_differs(one.stage or stage, one.where, one.metric, sides))
+            wrong.append(_refuted(one.stage or stage, one))
     claims = []
     for (of, metric), same in counts.items():
         total = str(sum(one.again for one in same))
@@ -286,6 +284,10 @@ def compare_ranks(target: Sharded, workload: Workload, *, symbolic: bool) -> Ans
 def _as_recounts(found: Parallel) -> Iterator[Recount]:
     """Yield the problems of the result for all ranks."""
     yield Recount("", "$.parallel", "problems", len(found.problems()), 0)
+
+
+def _refuted(stage: str, one: Recount) -> Counterexample:
+    return _differs(stage, one.where, one.metric, (str(one.found), str(one.again), str(one.found - one.again)))
 
 
 def _differs(stage: str, module: str, metric: str, sides: tuple[str, str, str]) -> Counterexample:

@@ -437,10 +437,11 @@ def _shape_of_parts(rows: Any, local: torch.Tensor, parts: list[int], place: int
 
 
 def _gather_parts(local: torch.Tensor, parts: list[int], place: int, group_name: str) -> torch.Tensor:
+    import torch
     import torch.distributed as dist
 
     group, joined = _group_named(group_name), local.new_empty((sum(parts), *local.shape[1:]))
-    for i, part in enumerate(joined.split(parts)):
+    for i, part in enumerate(torch.split(joined, parts)):
         if i == place:
             part.copy_(local)
         dist.broadcast(part, group_src=i, group=group)
@@ -448,9 +449,10 @@ def _gather_parts(local: torch.Tensor, parts: list[int], place: int, group_name:
 
 
 def _scatter_sums(local: torch.Tensor, parts: list[int], place: int, group_name: str) -> torch.Tensor:
+    import torch
     import torch.distributed as dist
 
-    group, summed = _group_named(group_name), list(local.clone().split(parts))
+    group, summed = _group_named(group_name), torch.split(local.clone(), parts)
     for i, part in enumerate(summed):
         dist.reduce(part, group_dst=i, group=group)
     return summed[place].clone()
