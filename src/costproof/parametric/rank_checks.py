@@ -113,12 +113,12 @@ def places(workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:
         known = mesh.group("ep", rank) == (*shared,) and of.ep == rank - first
         for i, other in enumerate(shared if PAIRS in workload.inputs and known else ()):
             (sent, _), (_, got) = (splits_of(workload.inputs, r) or ((), ()) for r in (rank, other))
+            every = workload.batch // mesh.dp * workload.text_tokens * symbols["text_topk"]
+            yield Recount("", f"rank {rank} to all", "pairs", sum(sent), every)
             yield Recount("", f"rank {rank} to {other}", "pairs", sent[i], got[rank - first])
 
 
-def _shares(
-    workload: Workload, symbols: Mapping[str, int], place: Mapping[int, Mapping[str, int]]
-) -> Iterator[Recount]:
+def _shares(workload: Workload, symbols: Mapping[str, int], place: Mapping[int, dict[str, int]]) -> Iterator[Recount]:
     """Yield the sequences, entries of the vocabulary and layers of each rank, dealt or laid out one by one."""
     mesh = workload.mesh
     sharing = mesh.dp * mesh.fsdp
