@@ -291,7 +291,7 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
     ),
     (
         "tokens of 4 ranks with 3 each",
-        GatheredTokens(tokens=3, hidden=4, top_k=2, ranks=4, item_bytes=2, weight_item=4),
+        GatheredTokens(tokens=3, every=12, following=3, hidden=4, top_k=2, item_bytes=2, weight_item=4),
         # experts count 4 * (24 + 24) bytes in and 4 * 24 out, of which a rank has a quarter
         Expected(incoming=-3 * (24 + 24), outgoing=-3 * 24),
     ),
@@ -342,13 +342,27 @@ def test_tokens_of_four_ranks_by_hand() -> None:
     24 + 24 enter, 4 x 48 are written and read by the experts, 4 x 24 written by them and read, 24 returned; what
     enters and leaves the experts is counted there.
     """
-    costs = GatheredTokens(tokens=3, hidden=4, top_k=2, ranks=4, item_bytes=2, weight_item=4).costs()
+    costs = GatheredTokens(tokens=3, every=12, following=3, hidden=4, top_k=2, item_bytes=2, weight_item=4).costs()
     gather, scatter = (costs.exchanges[kind] for kind in ("all_gather", "reduce_scatter"))
     assert (gather.payload_bytes, gather.sent_bytes, gather.messages) == (4 * 96, 3 * 96, 3)
     assert (scatter.payload_bytes, scatter.sent_bytes, scatter.messages) == (4 * 24, 3 * 24, 1)
     experts = 4 * (24 + 24) + 4 * 24
     assert costs.unfused_bytes is not None
     assert experts + costs.unfused_bytes == 24 + 24 + 2 * 4 * 48 + 2 * 4 * 24 + 24
+
+
+def test_tokens_of_uneven_ranks_by_hand() -> None:
+    """Of batches of 3, 5, 1 and 4 tokens of 8 + 16 + 8 bytes the first rank passes on all but the 5 of the next one.
+
+    Of 13 sums of 8 bytes it passes on all but its own 3. 32 + 16 bytes of 10 tokens more are written and read by the
+    experts than enter, and 8 bytes for each of 10 results more leave them than return.
+    """
+    one = GatheredTokens(tokens=3, every=13, following=5, hidden=4, top_k=2, item_bytes=2, weight_item=4)
+    gather, scatter = (one.costs().exchanges[kind] for kind in ("all_gather", "reduce_scatter"))
+    assert (gather.payload_bytes, gather.sent_bytes) == (13 * 32, 8 * 32)
+    assert (scatter.payload_bytes, scatter.sent_bytes) == (13 * 8, 10 * 8)
+    assert (one.costs().input_bytes, one.costs().output_bytes) == (-10 * 16, -10 * 8)
+    assert one.costs().intermediate_bytes == 2 * 13 * 16 + 2 * 13 * 8
 
 
 def test_pairs_of_four_ranks_by_hand() -> None:

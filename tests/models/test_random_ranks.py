@@ -36,7 +36,7 @@ POOLS: Final[dict[str, tuple[dict[str, Any], ...]]] = {
         {"cp": cp, "tp": tp, "dp": dp, "cp_plan": plan}
         for cp, tp, dp, plan in product((2, 3, 4, 6), (1, 2), (1, 2), ("ring", "zigzag", "ulysses"))
     ),
-    "parts of parameters": tuple({"fsdp": fsdp} for fsdp in (2, 3, 4)),
+    "parts of parameters": tuple({"fsdp": fsdp, "cp": cp} for fsdp, cp in product((2, 3, 4), (1, 2))),
     "batches of experts": tuple(
         {"tp": tp, "dp": dp, "ep": tp * dp, **({"dispatch": "all-to-all"} if pairs else {})}
         for tp, dp, pairs in ((1, 2, False), (1, 3, False), (2, 2, False), (1, 2, True), (1, 3, True), (1, 4, True))
@@ -85,7 +85,8 @@ def on_mesh(model: Any, mesh: dict[str, Any], rng: random.Random) -> Workload:
         Problems: the model does not fit the mesh.
     """
     dp, shared = mesh.get("dp", 1), mesh.get("ep", 1) > mesh.get("tp", 1)
-    batch: int = dp * rng.randint(1, 2) if shared else rng.randint(dp * mesh.get("fsdp", 1), 4)
+    equal = shared and "dispatch" in mesh
+    batch: int = dp * rng.randint(1, 2) if equal else rng.randint(parts := dp * mesh.get("fsdp", 1), max(parts, 4))
     run: dict[str, Any] = {"text_tokens": 12, "new_tokens": rng.randint(0, 2), "batch": batch, **mesh}
     if "cp" in mesh and getattr(model.config, "kv_rank", 0) > 0:
         run["decoding"] = rng.choice(("expanded", "absorbed"))

@@ -153,6 +153,24 @@ def test_data_parallel_ranks_share_the_batch() -> None:
     assert data == 2 * (one + norms)
 
 
+@pytest.mark.parametrize(("rank", "own", "following"), [(0, 20, 10), (1, 10, 20)])
+def test_experts_over_uneven_batches_by_hand(rank: int, own: int, following: int) -> None:
+    """Of three sequences of 10 tokens the ranks have two and one; each of 48 layers gathers 2 x 2048 + 8 x (8 + 2) B.
+
+    Experts get all 30 tokens: 30 x 8 pairs of 3 x 2 x 2048 x 768 FLOPs, on both ranks, where one device has as many.
+    """
+    model = target("qwen3-30b-a3b")
+    found = ranks(model, dp=2, ep=2, batch=3, text_tokens=10, rank=rank)
+    sent = {c.kind: (c.sent_bytes, c.bytes, c.count) for c in found.collectives}
+    assert sent == {
+        "all_gather": (48 * (30 - following) * 4176, 48 * 30 * 4176, 3 * 48),
+        "reduce_scatter": (48 * (30 - own) * 4096, 48 * 30 * 4096, 48),
+    }
+    experts = {d.amount for d in found.duplicates if d.what.startswith("rows of experts") and d.metric == "flops"}
+    assert experts == {48 * 30 * 8 * 3 * 2 * 2048 * 768}
+    assert found.dispatches == ()  # of equal batches only
+
+
 def test_experts_over_batches_by_hand() -> None:
     """DeepSeek-V3 on 8 ranks with a prompt of one token each: attention is whole, of 256 experts a rank has 32.
 
@@ -493,7 +511,7 @@ def test_plans_are_those_of_transformers() -> None:
         ("llama", {"tp": 2, "rank": 2}, "--rank"),
         ("llama", {"dp": 2}, "--batch"),
         ("llama", {"tp": 2, "ep": 2}, "--ep"),
-        ("mixtral", {"dp": 2, "ep": 2, "batch": 3}, "--batch"),
+        ("mixtral", {"dp": 2, "ep": 2, "batch": 3, "dispatch": "all-to-all", "pairs": "1,1;1,1"}, "--pairs"),
         ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all"}, "--dispatch, --pairs"),
         ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "pairs": "1,1;1,1"}, "--dispatch, --pairs"),
         ("mixtral", {"dp": 2, "ep": 2, "batch": 2, "dispatch": "all-to-all", "pairs": "1,2;1,1"}, "--pairs"),

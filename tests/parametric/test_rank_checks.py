@@ -15,7 +15,7 @@ from costproof.estimate.links import devices_in
 from costproof.estimate.routing import RoutedLayers
 from costproof.ledger import workload as workloads
 from costproof.ledger.errors import Bug
-from costproof.ledger.mesh import Mesh, Parallel, pairs_of
+from costproof.ledger.mesh import Coordinates, Mesh, Parallel, pairs_of
 from costproof.models.decoding import plans, sharding
 from costproof.models.registry import load_target
 from costproof.parametric import rank_checks, targets
@@ -41,6 +41,13 @@ def counted(target: Any, given: dict[str, Any]) -> Parallel:
 def test_a_ring_passes_one_chunk_less_than_it_has_ranks(ranks: int) -> None:
     assert {gathered(ranks, rank) for rank in range(ranks)} == {ranks - 1}
     assert {scattered(ranks, rank) for rank in range(ranks)} == {ranks - 1}
+
+
+def test_a_ring_passes_on_chunks_of_other_sizes() -> None:
+    """Of 3, 5, 1 and 4 rows a rank passes on all but those of the next one, and sums for all but its own."""
+    sizes = (3, 5, 1, 4)
+    assert [gathered(4, rank, sizes) for rank in range(4)] == [8, 12, 9, 10]
+    assert [scattered(4, rank, sizes) for rank in range(4)] == [10, 8, 12, 9]
 
 
 def test_copies_of_two_of_four_experts() -> None:
@@ -86,6 +93,13 @@ def _all_to_the_first(batch: int, mesh: Mesh, rank: int) -> int:
     return batch - (mesh.dp - 1) if mesh.coordinates(rank).dp == 0 else 1
 
 
+def _in_other_order(mesh: Mesh, rank: int) -> Coordinates:
+    """Return coordinates with ``cp`` fastest: then a group may begin below 0."""
+    rest, cp = divmod(rank, mesh.cp)
+    rest, tp = divmod(rest, mesh.tp)
+    return Coordinates(tp, 0, rest // mesh.dp, rest % mesh.dp, cp, 0)
+
+
 PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, Any]]] = {
     "vLLM pads to 128": (_engine("vllm", multiple=128), "llama-3.1-8b", {"tp": 2, "plan": "vllm", "config": 192}),
     "vLLM adds experts apart": (_engine("vllm", joint=False), "deepseek-v3", {"tp": 2, "plan": "vllm"}),
@@ -93,6 +107,19 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
     "Megatron pads once": (_engine("megatron", of_each=False), "llama-3.1-8b", {"tp": 4, "plan": "megatron"}),
     "Megatron shares no tokens": (_engine("megatron", sequence=False), "llama-3.1-8b", {"tp": 4, "plan": "megatron"}),
     "uneven batches": (_replaced(workloads, "own_batch", _all_to_the_first), "llama-3.1-8b", {"dp": 3, "batch": 7}),
+    "batches rounded up, at one that is even": (
+        _replaced(rank_checks, "own_batch", lambda batch, mesh, rank: -(-batch // mesh.dp)),
+        "llama-3.1-8b", {"dp": 2, "batch": 4},
+    ),
+    "chunks rounded down": (
+        _replaced(rank_checks, "shard", lambda n, ranks, i: (n // ranks * i, n // ranks * (i + 1))),
+        "llama-3.1-8b", {"tp": 2},
+    ),
+    "layers that are left over at the end": (
+        _replaced(rank_checks, "stage_layers", lambda n, p, i: range(n // p * i, n // p * (i + 1))),
+        "llama-3.1-8b", {"pp": 2},
+    ),
+    "axes in another order": (_replaced(Mesh, "coordinates", _in_other_order), "llama-3.1-8b", {"tp": 2, "cp": 3}),
     "a group of neighbours": (
         _replaced(Mesh, "group", lambda self, axis, rank: tuple(range(getattr(self, axis, self.batches)))),
         "llama-3.1-8b", {"tp": 2, "dp": 2, "batch": 2},
@@ -123,6 +150,18 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
                           "pairs": "5+3;4+4"},
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["batches rounded up, at one that is even", "axes in another order"])
+def test_a_proof_refutes_misplaced_ranks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a counterexample, not an error, whatever cannot be counted of these ranks."""
+    plant, model, given = PLANTED[name]
+    target: Any = load_target(model)
+    workload = target.workload(**{"text_tokens": 48, "new_tokens": 2, **given})
+    plant(monkeypatch)
+    found = targets.compare_ranks(target, workload, symbolic=True)
+    assert not found.claims
+    assert found.counterexamples
 
 
 @pytest.mark.parametrize("name", PLANTED)

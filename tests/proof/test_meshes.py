@@ -81,7 +81,7 @@ SHARED: Final = {
     "ring": ("llama", {"cp": 2, "cp_plan": "ring"}, collectives.RingAttention),
     "zigzag": ("llama", {"cp": 2, "tp": 2}, collectives.RingAttention),
     "ulysses": ("llama", {"cp": 2, "cp_plan": "ulysses"}, collectives.UlyssesAttention),
-    "gathers": ("llama", {"fsdp": 3}, collectives.GatheredParameters),
+    "gathers": ("llama", {"fsdp": 2, "cp": 2}, collectives.GatheredParameters),
     "pairs": ("qwen3-moe", {"ep": 2, "dp": 2, "dispatch": "all-to-all"}, collectives.ExchangedPairs),
 }
 
@@ -118,6 +118,7 @@ def test_exchanges_are_claimed_and_a_wrong_one_is_refuted(
         ({"cp": 2}, "along_sequence", (0, ""), "flops"),
         ({"fsdp": 3}, "padding_of", (0, ""), "weight_bytes"),
         ({"fsdp": 2}, "copies_of_batches", 1, "buffer_bytes"),
+        ({"fsdp": 2, "cp": 2}, "copies_of_sequences", 2, "weight_bytes"),
     ],
 )
 def test_a_wrong_copy_of_shared_sequences_or_parameters_is_refuted_in_symbols(

@@ -144,46 +144,50 @@ class GatheredParameters:
 
 @layer
 class GatheredTokens:
-    """Gathers the tokens that n ranks route, each its own, to the experts of all, and returns to each its sums.
+    """Gathers the tokens that ranks route, each its own, to the experts of all, and returns to each its sums.
 
     Every rank sends its hidden states [tokens, hidden], the numbers of the chosen experts [tokens, top_k] in 8 bytes,
-    and their weights to the n - 1 others, whatever the routing is. Its experts run on the tokens of all n ranks. A
-    reduce-scatter adds the results [n tokens, hidden] of all ranks; of each chunk n - 1 partial sums are sent:
+    and their weights to all others, whatever the routing is. Its experts run on ``every`` token of all ranks. A
+    reduce-scatter adds the results [every, hidden] of all ranks. Ranks may have unequal numbers of tokens: parts have
+    sizes of their own, without padding (all-gather-v, reduce-scatter-v). In a ring a rank passes on all parts but that
+    of the next rank, which has ``following`` tokens, and partial sums for all tokens but its own. Of n equal parts that
+    are n - 1 of each:
 
-        own = tokens hidden item_bytes
-        all_gather: comm_payload_bytes = n (own + tokens top_k (8 + weight_item)), of which a rank sends n - 1 parts
-        reduce_scatter: comm_payload_bytes = n own, comm_bytes = (n - 1) own
+        part = hidden item_bytes + top_k (8 + weight_item)
+        all_gather: comm_payload_bytes = every part, comm_bytes = (every - following) part
+        reduce_scatter: comm_payload_bytes = every hidden item_bytes, comm_bytes = (every - tokens) hidden item_bytes
 
-    The module is given, and returns, what one rank has. Unfused, the gather writes n parts, which the experts read, and
-    these write n parts, which the reduce-scatter reads; in the same way n parts of the weights are written and read.
-    Numbers of experts are integers, which do not count there.
+    The module is given, and returns, what one rank has. Unfused, the gather writes all parts, which the experts read,
+    and these write as much, which the reduce-scatter reads; in the same way all weights are written and read. Numbers
+    of experts are integers, which do not count there.
     """
 
     name: ClassVar[str] = "gathered_tokens"
     title: ClassVar[str] = "Exchange of tokens between ranks that share experts"
     source: ClassVar[str] = (
-        "vLLM distributed.device_communicators.all2all (AgRsAll2AllManager, its default): all-gather, reduce-scatter"
+        "vLLM distributed.device_communicators.all2all (AgRsAll2AllManager, its default: all_gatherv, reduce_scatterv "
+        "with the sizes of all ranks; where it captures graphs, it pads batches to the largest beforehand)"
     )
 
     tokens: Size
+    every: Size
+    following: Size
     hidden: Size
     top_k: Size
-    ranks: Size
     item_bytes: Size
     weight_item: Size
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
-        own = self.tokens * self.hidden * self.item_bytes
-        weights = self.tokens * self.top_k * self.weight_item
-        part = own + weights + 8 * self.tokens * self.top_k
+        state, weights, others = self.hidden * self.item_bytes, self.top_k * self.weight_item, self.every - self.tokens
+        part = state + weights + 8 * self.top_k
         return LayerCosts(
-            input_bytes=(1 - self.ranks) * (own + weights),
-            output_bytes=(1 - self.ranks) * own,
-            intermediate_bytes=self.ranks * (4 * own + 2 * weights),
+            input_bytes=-others * (state + weights),
+            output_bytes=-others * state,
+            intermediate_bytes=self.every * (4 * state + 2 * weights),
             exchanges={
-                "all_gather": Exchange(self.ranks * part, (self.ranks - 1) * part, 3),
-                "reduce_scatter": Exchange(self.ranks * own, (self.ranks - 1) * own),
+                "all_gather": Exchange(self.every * part, (self.every - self.following) * part, 3),
+                "reduce_scatter": Exchange(self.every * state, others * state),
             },
         )
 

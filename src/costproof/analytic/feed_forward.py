@@ -68,7 +68,7 @@ class ExpertMixture:
     held: Size | None = None
     """Number of experts that this device holds (default: all)."""
     batches: Size = 1
-    """Number of ranks whose tokens these experts get; each rank routes its own."""
+    """Tokens that these experts get, in units of the rank's own, which it routes."""
     exchanged: tuple[Size, Size] | None = None
     """Pairs of a token and an expert that the rank sends to others, and gets from them, if it does not get tokens."""
     looped: bool = False

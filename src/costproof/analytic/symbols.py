@@ -57,10 +57,12 @@ MESH_SYMBOLS: Final = {
     "text_vocab_rank": SymbolDoc("v_r", "rows of the vocabulary that the rank holds"),
     "text_pairs_sent": SymbolDoc("n_s", "pairs of a token and an expert that the rank sends to others in a call"),
     "text_pairs_got": SymbolDoc("n_g", "pairs of a token and an expert that the rank gets from others in a call"),
+    "ep_sequences": SymbolDoc("B_e", "sequences of all ranks whose tokens the experts of the rank get"),
+    "ep_next": SymbolDoc("B_n", "sequences of the next of these ranks"),
     "cp": SymbolDoc("c", "ranks that share a sequence"),
     "cp_place": SymbolDoc("r", "place of the rank among those that share a sequence, from 1"),
     "cp_tokens": SymbolDoc("n_c", "tokens of a prompt that each rank that shares it keeps"),
-    "fsdp": SymbolDoc("f", "ranks that share the batch and store parts of each parameter"),
+    "fsdp": SymbolDoc("f", "ranks that store parts of the same parameters"),
     "fsdp_rank": SymbolDoc("r_f", "number of the rank among those that store parts of each parameter, from 0"),
 }
 """Symbols of a rank in addition to those of its decoder."""

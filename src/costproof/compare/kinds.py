@@ -46,15 +46,15 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "pool": ("adaptive_avg_pool2d",),
     "grid_sample": ("grid_sample", "grid_sampler", "grid_sampler_2d"),
     "all_reduce": ("all_reduce", "allreduce"),
-    "all_gather": ("all_gather", "all_gather_into_tensor", "allgather", "allgather_base"),
-    "reduce_scatter": ("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_base"),
+    "all_gather": ("all_gather", "all_gather_v", "all_gather_into_tensor", "allgather", "allgather_base"),
+    "reduce_scatter": ("reduce_scatter", "reduce_scatter_v", "reduce_scatter_tensor", "reduce_scatter_base"),
     "all_to_all": ("all_to_all", "all_to_all_single", "alltoall", "alltoall_base", "shard_dim_alltoall"),
     GENERIC: ("matmul", "bmm", "baddbmm", "addbmm", "dot", "vdot", "inner", "tensordot", "chain_matmul", "mul_mat"),
 }  # fmt: skip
 
 _CANONICAL: Final[dict[str, str]] = {name: kind for kind, names in _NAMES.items() for name in names}
 
-_SPACES: Final = ("aten", "torch", "transformers", "F", "Tensor", "c10d", "_c10d_functional", "_dtensor")
+_SPACES: Final = ("aten", "torch", "transformers", "F", "Tensor", "c10d", "_c10d_functional", "_dtensor", "costproof")
 """Namespaces in which the name identifies an operator without its namespace."""
 
 CARRIED_OUT_BY_MATMUL: Final[frozenset[str]] = frozenset({"attention", "einsum", "expert_gemm", "linear"})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Final
+from fractions import Fraction
+from typing import Final, NamedTuple
 
 from costproof.ledger.plural import plural
 
@@ -106,6 +107,31 @@ class Bug(CostproofError):
     """Raised for a broken invariant of costproof itself; exit code 70."""
 
     exit_code = EXIT_BUG
+
+
+class Recount(NamedTuple):
+    """One number that is counted twice."""
+
+    stage: str
+    where: str
+    metric: str
+    found: int | Fraction
+    """What costproof reports."""
+    again: int | Fraction
+    """The same by separate code."""
+
+
+def check_recounts(counted: Iterable[Recount]) -> None:
+    """Check that both numbers are equal.
+
+    Raises:
+        Bug: some are not.
+    """
+    for one in counted:
+        if one.found != one.again:
+            what = "a number is not what its definition gives, counted in another way"
+            where = f"{one.stage or 'the mesh'}, {one.where}: {one.metric}"
+            raise Bug(what, where=where, expected=str(one.again), got=str(one.found))
 
 
 def first_problem(error: CostproofError) -> str:

@@ -34,8 +34,11 @@ PAIRS: Final = "pairs"
 """Input of a workload: pairs of a token and an expert that ranks send each other, as :func:`pairs_of` reads them."""
 EP_BATCHES: Final = "ep/tp"
 """Group of ranks that share experts and have batches of their own (:meth:`Mesh.group`)."""
+FSDP_CP: Final = "fsdp*cp"
+"""Group of ranks that store parts of the same parameters if ranks share sequences too (:meth:`Mesh.group`)."""
 ON_ONE_DEVICE: Final = {
     "tp": "1", "ep": "1", "text_vocab_rank": "text_vocab", "text_pairs_sent": "0", "text_pairs_got": "0",
+    "ep_sequences": "B", "ep_next": "B",
     "cp": "1", "cp_place": "1", "cp_tokens": "S", "fsdp": "1", "fsdp_rank": "0",
 }  # fmt: skip
 """Symbols of the formulas of a rank -> the formulas that they equal on one device."""
@@ -72,7 +75,11 @@ class Mesh:
     cp: int = 1
     """Ranks that share the tokens of a sequence: context parallelism."""
     fsdp: int = 1
-    """Ranks that share the batch and store parts of each parameter, which they gather to run a layer."""
+    """Ranks that share the batch and store parts of each parameter, which they gather to run a layer.
+
+    Ranks along ``cp`` then store parts too: parameters are cut over both axes, flattened, as torchtitan does
+    (``parallel_dims``, mesh ``fsdp`` of ``dp_shard * cp`` ranks).
+    """
 
     @classmethod
     def of(cls, inputs: Mapping[str, object]) -> Self:
@@ -95,6 +102,16 @@ class Mesh:
         return ", ".join(f"{axis} {n}" for axis in AXES if (n := getattr(self, axis)) > 1)
 
     @property
+    def stored_parts(self) -> int:
+        """Return how many ranks store parts of the same parameters: 1 if each rank has whole ones."""
+        return self.fsdp * self.cp if self.fsdp > 1 else 1
+
+    def stored_part(self, rank: int) -> int:
+        """Return the place of a rank among those that store parts of the same parameters."""
+        at = self.coordinates(rank)
+        return at.fsdp * self.cp + at.cp if self.fsdp > 1 else 0
+
+    @property
     def batches(self) -> int:
         """Return how many batches the experts of a group along ``ep`` serve: 1 if its ranks are those of ``tp``."""
         return max(1, self.ep // self.tp)
@@ -111,8 +128,12 @@ class Mesh:
         """Return the ranks that a rank shares a group with along an axis, itself included, in ascending order.
 
         Args:
-            axis: of the mesh, or ``ep/tp``: ranks along ``ep`` with equal indices along ``tp``, one for each batch.
+            axis: of the mesh; ``ep/tp``: ranks along ``ep`` with equal indices along ``tp``, one for each batch; or
+                ``fsdp*cp``: ranks along both, which store parts of the same parameters.
         """
+        if axis == FSDP_CP:
+            first = rank - self.tp * self.stored_part(rank)
+            return tuple(first + self.tp * i for i in range(self.stored_parts))
         if axis in ("ep", EP_BATCHES):
             first = rank - self.coordinates(rank).ep
             every = tuple(range(first, first + self.ep))
@@ -312,7 +333,7 @@ class Collectives:
     kind: str
     """One of ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all`` and ``send``."""
     group: str
-    """Axis of the mesh, or ``ep/tp`` (:meth:`Mesh.group`)."""
+    """Axis of the mesh, ``ep/tp`` or ``fsdp*cp`` (:meth:`Mesh.group`)."""
     ranks: tuple[int, ...]
     """Ranks of the group, the counted one included."""
     dtype: str
@@ -427,6 +448,7 @@ class Parallel:
             return False
         if axis in ("ep", EP_BATCHES):  # which lie across tp, cp and dp
             return len({self.mesh.coordinates(rank).ep for rank in ranks}) == len(ranks)
-        if axis not in AXES:
+        axes = ("fsdp", "cp") if axis == FSDP_CP else (axis,)
+        if not {*axes} <= {*AXES}:
             return False
-        return len({replace(self.mesh.coordinates(rank), **{axis: 0}, ep=0) for rank in ranks}) == 1
+        return len({replace(self.mesh.coordinates(r), **dict.fromkeys(axes, 0), ep=0) for r in ranks}) == 1

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Final, Literal, cast
 
 from costproof.ledger.errors import BadInput
-from costproof.ledger.mesh import CP_PLAN, PLAN, RANK, Mesh, of_mesh, own_batch
+from costproof.ledger.mesh import CP_PLAN, EP_BATCHES, PLAN, RANK, Mesh, of_mesh, own_batch
 from costproof.ledger.metrics import Metric
 from costproof.ledger.plural import plural
 
@@ -161,6 +161,17 @@ class Workload:
         return own_batch(self.batch, self.mesh, self.rank)
 
     @property
+    def gathered_batches(self) -> tuple[int, ...]:
+        """Return the sequences of each rank whose tokens the experts of the counted rank get; empty if they are equal.
+
+        Ranks that store parts of parameters, or send each other pairs, have no unequal batches.
+        """
+        mesh = self.mesh
+        if mesh.batches == 1 or self.batch % mesh.dp == 0:
+            return ()
+        return tuple(own_batch(self.batch, mesh, rank) for rank in mesh.group(EP_BATCHES, self.rank))
+
+    @property
     def own_tokens(self) -> int:
         """Return the tokens of each prompt that the counted rank processes."""
         return self.text_tokens // self.mesh.cp
@@ -186,11 +197,13 @@ class Workload:
         mesh, at = self.mesh, self.mesh.coordinates(self.rank)
         if mesh.fsdp == 1:
             return self
-        return self.own.on_mesh(tp=mesh.tp, ep=mesh.ep, pp=mesh.pp, rank=at.pp * mesh.tp + at.tp)
+        place = (at.pp * mesh.cp + at.cp) * mesh.tp + at.tp
+        return self.own.on_mesh(tp=mesh.tp, ep=mesh.ep, pp=mesh.pp, cp=mesh.cp, rank=place)
 
     def on_mesh(self, *, rank: int = 0, **axes: int) -> Workload:
         """Return the workload on another mesh, by the same plan."""
-        kept = {name: value for name, value in self.inputs.items() if name == PLAN or not of_mesh(name)}
+        plans = (PLAN, CP_PLAN) if axes.get("cp", 1) > 1 else (PLAN,)
+        kept = {name: value for name, value in self.inputs.items() if name in plans or not of_mesh(name)}
         named = {axis: size for axis, size in axes.items() if size > 1} | ({RANK: rank} if rank else {})
         return replace(self, inputs={**kept, **named})
 

@@ -132,6 +132,9 @@ class Sharing(Protocol):
     def copies_of_batches(self, role: str, metric: Metric) -> int:
         """Return how many groups of ranks, each with all that a module has of a metric, share the batch."""
 
+    def copies_of_sequences(self, metric: Metric) -> int:
+        """Return how many of the ranks that share sequences have all that a module has of a metric."""
+
     def along_sequence(self, stage: str, role: str, kind: str, metric: str, cost: int) -> tuple[int, str]:
         """Return what all ranks that share a sequence do more in a stage than one with whole sequences, and why."""
 

@@ -62,7 +62,7 @@ def active_elements(costed: CostedGraph) -> dict[str, int | None]:
     partial = bool(exchanged)
     # Experts of several ranks run on the tokens of all of them, which a collective gathers.
     roots = costed.roots
-    gathered = {roots.get((x := op.tensors[-1]).id, x).id: op.outputs[0] for op in exchanged if op.outputs}
+    gathered = {roots.get((x := op.tensors[-1]).id, x).id: _joined(op.outputs) for op in exchanged if op.outputs}
     # Or they run on pairs of a token and an expert that other ranks send.
     arrived: dict[Region, Value] = {}
     for op, cost in zip(costed.graph.ops, costed.costs, strict=True):
@@ -83,6 +83,12 @@ def active_elements(costed: CostedGraph) -> dict[str, int | None]:
         if (share := shares.get((module, call, table.shape[0]))) is not None:
             found[name] = _share(numel(table), *share, table.shape[0], partial=partial)
     return found
+
+
+def _joined(parts: tuple[Value, ...]) -> Value:
+    """Return a value with the rows of all parts that a collective returns."""
+    first, *others = parts
+    return replace(first, shape=(total(part.shape[0] for part in parts), *first.shape[1:])) if others else first
 
 
 def _activations(op: OpCall) -> bool:

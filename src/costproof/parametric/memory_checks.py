@@ -11,12 +11,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any, Final
 
 from costproof.algebra.evaluation import evaluate
 from costproof.estimate.memory import Fits, MemoryLimit
-from costproof.ledger.errors import CostproofError
+from costproof.ledger.errors import CostproofError, Recount
 from costproof.ledger.mesh import RANK
 from costproof.ledger.metrics import UNPACKED
 from costproof.ledger.node import Ledger, bearing
@@ -24,7 +23,6 @@ from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, BatchRow,
 from costproof.models.cache_dtype import BlockedCache
 from costproof.models.native import stored_formulas
 from costproof.models.target import WithBlocks, WithFormulas, WithMemory, WithStorage
-from costproof.parametric.rank_checks import Recount
 from costproof.parametric.targets import evaluate_formulas, live_peaks
 
 _LIVE: Final = "weights and live peak"
@@ -45,13 +43,43 @@ def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], f
         yield from _parts(answer)
         yield from _lasting(model, of, answer)
         yield from _cached(model, of, answer)
-        yield from _gathered(model, of, answer)
+        yield from gathered_recounts(model, of, answer.unpacked_bytes)
     yield from _quantised(model, found)
     yield from _ranks(held, found)
+    limits = {(limit.setting, limit.held) for answer in held.values() for limit in answer.limits}
+    yield Recount("memory", "limits of any rank", "number", len(found.limits), len(limits))
     for limit in found.limits:
         yield from _bounds(limit, found)
         if limit.held in ("weights and cache", _LIVE):
             yield from _limit(model, held, found, limit)
+
+
+def room_recounts(found: Fits, whole: int, reserve: int | str | None) -> Iterator[Recount]:
+    """Yield the memory that is compared, its reserve, and the meshes that were tried to find the smallest.
+
+    Args:
+        whole: bytes of a device.
+        reserve: as the caller gave it.
+    """
+    yield Recount(
+        "memory", "what is compared and the reserve", "bytes", found.memory_bytes + found.reserve_bytes, whole
+    )
+    before, _, digits = reserve.partition(".") if isinstance(reserve, str) else ("", "", "")
+    if digits.isdecimal():  # a fraction
+        again = whole * int(before + digits) // 10 ** len(digits)
+        yield Recount("memory", f"the reserve of {reserve}", "bytes", found.reserve_bytes, again)
+    elif not isinstance(reserve, str):
+        yield Recount("memory", "the reserve", "bytes", found.reserve_bytes, reserve or 0)
+    ranks = range(1, (found.count or 0) + 1)
+    every = sorted({(tp, ep) for tp in ranks for others in ranks if tp * others == found.count for ep in (1, tp)})
+    last = len(found.tried) if found.verdict == "fits" else len(every)
+    for i, (tp, ep) in enumerate(every[:last] if found.tried else ()):
+        same = i < len(found.tried) and (found.tried[i].tp, found.tried[i].ep) == (tp, ep)
+        yield Recount("memory", f"tp {tp}, ep {ep}", "is tried", same, True)
+    for tried in found.tried[:-1]:
+        yield Recount(
+            "memory", f"tp {tried.tp}, ep {tried.ep}", "fits, and is not taken", tried.verdict == "fits", False
+        )
 
 
 def _of_rank(workload: Workload, rank: int) -> Workload:
@@ -89,23 +117,6 @@ def _lasting(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recoun
     if found.stored_bytes is not None and not run.mesh.one and run.mesh.fsdp == 1:
         stored = sizes["resident_bytes"] - sizes["buffer_bytes"]
         yield Recount("memory", f"rank {run.rank}", "stored_bytes", found.stored_bytes, stored)
-
-
-def reserve_recounts(found: Fits, whole: int, reserve: int | str | None) -> Iterator[Recount]:
-    """Yield whether the memory is all but the reserve, and the reserve no less than was asked for.
-
-    Args:
-        found: the answer.
-        whole: bytes of the device.
-        reserve: bytes, a size in words, or a fraction of the device.
-    """
-    yield Recount("memory", "what is left and the reserve", "bytes", found.memory_bytes + found.reserve_bytes, whole)
-    if isinstance(reserve, str) and reserve.startswith(("0.", ".")):
-        share = Fraction(reserve) * whole
-        kept = found.reserve_bytes <= share < found.reserve_bytes + 1
-        yield Recount("memory", f"a share of {reserve}", "is kept free", kept, True)
-    elif not isinstance(reserve, str):
-        yield Recount("memory", "the reserve", "bytes", found.reserve_bytes, reserve or 0)
 
 
 def format_recounts(model: object, found: Fits) -> Iterator[Recount]:
@@ -283,10 +294,10 @@ def _surplus(of: BlockedCache, run: Workload) -> dict[str, int]:
 # --- Weights ---------------------------------------------------------------------------------------------------------
 
 
-def _gathered(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
+def gathered_recounts(model: WithFormulas, run: Workload, found: int | None) -> Iterator[Recount]:
     """Yield the most bytes of gathered parameters at once, each group being put together after the one before."""
-    ranks = run.mesh.fsdp
-    if ranks == 1 or found.unpacked_bytes is None:
+    ranks = run.mesh.fsdp * run.mesh.cp
+    if run.mesh.fsdp == 1 or found is None:
         return
     sizes: Counter[str] = Counter()
     counted: Ledger = evaluate_formulas(model, run)
@@ -300,7 +311,7 @@ def _gathered(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recou
         memory |= {"parameters of a layer": size, "next buffer": size}
         most = max(most, sum(memory.values()))
         memory = {"parameters of the root": root, "buffer": memory["next buffer"]}
-    yield Recount("memory", "gathered parameters", "bytes", found.unpacked_bytes, most)
+    yield Recount("memory", "gathered parameters", "bytes", found, most)
 
 
 def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
@@ -349,13 +360,16 @@ def _limit(
         return
     if limit.outcome == "refused":
         with suppress(CostproofError):  # sizes that the model does not take may have no formulas
-            before = limit.at - (found.workload.sequence_parts if limit.setting == "text_tokens" else 1)
+            mesh, parts = found.workload.mesh, found.workload.sequence_parts
+            step = parts if limit.setting == "text_tokens" else mesh.dp if mesh.batches > 1 else 1
+            before = limit.at - step
             ends = [max(_held(model, held, found, limit, at), default=0) for at in (before, limit.at)]
             right = (before < own or ends[0] <= found.memory_bytes) and ends[1] > found.memory_bytes
             yield Recount("memory", where, f"stops to fit at {limit.at}", right, True)
         return
     between = (_with(found.workload, limit, at) for at in range(max(below + 1, limit.at - _MOST_REFUSED), limit.at))
-    taken = sum(run.own_batch > 0 and _is_accepted(model, run) for run in between)
+    equal = (run for run in between if run.own_batch > 0 and not run.gathered_batches)
+    taken = sum(_is_accepted(model, run) for run in equal)
     yield Recount("memory", where, f"values between {below} and {limit.at}", 0, taken)
 
 

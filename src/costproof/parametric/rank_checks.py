@@ -9,46 +9,34 @@ of its classes. A difference is a defect of costproof.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, product
 from math import ceil, comb
-from typing import Final, NamedTuple
+from typing import Final
 
 from costproof.estimate.routing import RoutedLayers
-from costproof.ledger.errors import Bug
-from costproof.ledger.mesh import CP_PLAN, PAIRS, PLAN, RANK, Collectives, Mesh, Parallel, splits_of
+from costproof.ledger.errors import Recount
+from costproof.ledger.mesh import (
+    CP_PLAN,
+    PAIRS,
+    PLAN,
+    RANK,
+    Collectives,
+    Mesh,
+    Parallel,
+    own_batch,
+    shard,
+    splits_of,
+    stage_layers,
+)
 from costproof.ledger.metrics import FLOOR, UNFUSED
 from costproof.ledger.node import Ledger, total
 from costproof.ledger.workload import FLOAT_BYTES, Workload
 
+_MOST_REMAINDERS: Final = 64
 EXCHANGED: Final = ("messages", "comm_payload_bytes", "comm_bytes")
-
-
-class Recount(NamedTuple):
-    """One number that is counted twice."""
-
-    stage: str
-    where: str
-    metric: str
-    found: int | Fraction
-    """What costproof reports."""
-    again: int | Fraction
-    """The same by the code of this module."""
-
-
-def check_recounts(counted: Iterable[Recount]) -> None:
-    """Check that both numbers are equal.
-
-    Raises:
-        Bug: some are not.
-    """
-    for one in counted:
-        if one.found != one.again:
-            what = "a number is not what its definition gives, counted in another way"
-            where = f"{one.stage or 'the mesh'}, {one.where}: {one.metric}"
-            raise Bug(what, where=where, expected=str(one.again), got=str(one.found))
 
 
 def recounts(
@@ -69,7 +57,6 @@ def recounts(
         symbols: numbers of the configuration.
         routed: mixtures of experts that ranks share.
     """
-    yield from _places(workload)
     yield from _sums(found, workload)
     yield from _steps(found, workload, symbols)
     yield from _gathered_parts(found, workload)
@@ -82,50 +69,88 @@ def recounts(
 # --- Places of ranks, and their parts of the batch -------------------------------------------------------------------
 
 
-def _places(workload: Workload) -> Iterator[Recount]:
-    """Yield the coordinates, groups and batches of all ranks, placed one after another."""
+def places(workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:
+    """Yield the coordinates, groups and shares of all ranks, placed one after another.
+
+    Everything else that is counted of a rank depends on these, so they are compared first. Shares are those of the
+    run's own batch, vocabulary and layers and of the sizes above, one for each remainder.
+
+    Args:
+        symbols: numbers of the configuration.
+    """
     mesh, axes = workload.mesh, ("pp", "dp", "fsdp", "cp", "tp")
     place = {
         rank: dict(zip(axes, at, strict=True))
         for rank, at in enumerate(product(*(range(getattr(mesh, axis)) for axis in axes)))
     }
     yield Recount("", "ranks", "number", mesh.world, len(place))
-    dealt = Counter(sequence % (mesh.dp * mesh.fsdp) for sequence in range(workload.batch))
+    yield from _shares(workload, symbols, place)
     stage = len(place) // mesh.pp
     for rank, at in place.items():
-        of, turn = mesh.coordinates(rank), at["dp"] * mesh.fsdp + at["fsdp"]
+        of = mesh.coordinates(rank)
         for axis, index in at.items():
             yield Recount("", f"rank {rank}", f"index along {axis}", int(getattr(of, axis)), index)
             alike = tuple(r for r, x in place.items() if {**x, axis: 0} == {**at, axis: 0})
             yield Recount("", f"rank {rank}, group along {axis}", "ranks", _mask(mesh.group(axis, rank)), _mask(alike))
         for axis, ahead in (("pp", at["pp"] + 1), ("cp", (at["cp"] + 1) % mesh.cp)):
             following = [r for r, x in place.items() if x == {**at, axis: ahead}]
-            if getattr(mesh, axis) > 1 and following:
+            if getattr(mesh, axis) > 1 and following and rank in mesh.group(axis, rank):
                 partner = mesh.ranks_of("send", axis, rank)[1:]
                 yield Recount("", f"rank {rank} sends along {axis}", "ranks", _mask(partner), _mask(following))
+        if mesh.fsdp > 1:
+            alike = tuple(r for r, x in place.items() if {**x, "fsdp": 0, "cp": 0} == {**at, "fsdp": 0, "cp": 0})
+            found = mesh.stored_part(rank), mesh.stored_parts, *mesh.group("fsdp*cp", rank)
+            again = alike.index(rank), len(alike), *alike
+            yield Recount("", f"rank {rank}, its part of parameters", "ranks", _mask(found), _mask(again))
         first = rank - rank % stage % mesh.ep
         shared = range(first, first + mesh.ep)
         yield Recount("", f"rank {rank}", "index along ep", of.ep, rank - first)
         yield Recount("", f"rank {rank}, group along ep", "ranks", _mask(mesh.group("ep", rank)), _mask(shared))
         apart = [r for r in shared if place[r]["tp"] == at["tp"]]
         if mesh.ep > 1:
-            yield Recount(
-                "", f"rank {rank}, group along ep/tp", "ranks", _mask(mesh.group("ep/tp", rank)), _mask(apart)
-            )
+            among = _mask(mesh.group("ep/tp", rank)), _mask(apart)
+            yield Recount("", f"rank {rank}, group along ep/tp", "ranks", *among)
             yield Recount("", "experts of a rank", "batches", mesh.batches, len(apart))
-        yield Recount("", f"rank {rank}", "sequences", _of_rank(workload, rank).own_batch, dealt[turn])
-        for i, other in enumerate(shared if PAIRS in workload.inputs else ()):
+        known = mesh.group("ep", rank) == (*shared,) and of.ep == rank - first
+        for i, other in enumerate(shared if PAIRS in workload.inputs and known else ()):
             (sent, _), (_, got) = (splits_of(workload.inputs, r) or ((), ()) for r in (rank, other))
+            every = workload.batch // mesh.dp * workload.text_tokens * symbols["text_topk"]
+            yield Recount("", f"rank {rank} to all", "pairs", sum(sent), every)
             yield Recount("", f"rank {rank} to {other}", "pairs", sent[i], got[rank - first])
 
 
-def _of_rank(workload: Workload, rank: int) -> Workload:
-    return replace(workload, inputs={**workload.inputs, RANK: rank})
+def _shares(workload: Workload, symbols: Mapping[str, int], place: Mapping[int, dict[str, int]]) -> Iterator[Recount]:
+    """Yield the sequences, entries of the vocabulary and layers of each rank, dealt or laid out one by one."""
+    mesh = workload.mesh
+    sharing = mesh.dp * mesh.fsdp
+    for batch in range(workload.batch, workload.batch + min(sharing, _MOST_REMAINDERS)):
+        dealt = Counter(sequence % sharing for sequence in range(batch))
+        for rank, at in place.items():
+            if batch > workload.batch and (at["tp"] or at["cp"] or at["pp"]):  # which share the same sequences
+                continue
+            found, again = own_batch(batch, mesh, rank), dealt[at["dp"] * mesh.fsdp + at["fsdp"]]
+            if batch == workload.batch:
+                again -= replace(workload, inputs={**workload.inputs, RANK: rank}).own_batch - found
+            yield Recount("", f"rank {rank}, batch {batch}", "sequences", found, again)
+    vocabulary, layers = symbols.get("text_vocab", 0), symbols.get("text_layers", 0)
+    for size in range(vocabulary, vocabulary + mesh.tp) if mesh.tp > 1 and vocabulary else ():
+        chunk = ceil(Fraction(size, mesh.tp))
+        for rank in range(mesh.tp):
+            held, own = shard(size, mesh.tp, rank), (min(chunk * rank, size), min(chunk * rank + chunk, size))
+            yield Recount("", f"rank {rank} of {size} entries", "entries", _mask(held), _mask(own))
+    for depth in range(layers, layers + mesh.pp) if mesh.pp > 1 and layers else ():
+        counts, stage = [depth // mesh.pp] * mesh.pp, mesh.pp - 1
+        for _ in range(depth % mesh.pp):  # to the stage before the last, then to the ones before it
+            stage -= 1
+            counts[stage] += 1
+        for stage in range(mesh.pp):
+            own, of = (sum(counts[:stage]), sum(counts[: stage + 1])), stage_layers(depth, mesh.pp, stage)
+            yield Recount("", f"stage {stage} of {depth} layers", "layers", _mask((of.start, of.stop)), _mask(own))
 
 
 def _mask(ranks: Iterable[int]) -> int:
-    """Return a number that stands for a set of ranks."""
-    return sum(1 << rank for rank in ranks)
+    """Return a number that stands for some ranks in their order, or for other numbers below a billion."""
+    return sum(rank * 10 ** (9 * i) for i, rank in enumerate(ranks))
 
 
 # --- Sums of the report ----------------------------------------------------------------------------------------------
@@ -138,6 +163,12 @@ def _sums(found: Parallel, workload: Workload) -> Iterator[Recount]:
         yield Recount("", "$.parallel", axis, getattr(found.mesh, axis), getattr(mesh, axis))
     costs = {rank: row.stages for row in found.ranks for rank in row.ranks}
     own = costs[workload.rank]
+    for stage, metric in ((stage, metric) for stage, of in own.items() for metric in of):
+        known = {rank: of[stage][metric] for rank, of in costs.items() if metric in of.get(stage, {})}
+        for (cost, who), most in zip(found.extremes(stage, metric), (False, True), strict=True):
+            first = sorted(known.values())[-most]
+            yield Recount(stage, f"the {'largest' if most else 'smallest'} of all ranks", metric, cost, first)
+            yield Recount(stage, f"{metric} of {first}", "ranks", len(who), sum(n == first for n in known.values()))
     for stage in own:
         here = [c for c in found.collectives if c.stage == stage]
         if stage and own[stage].get("messages") is not None:
@@ -161,6 +192,9 @@ def _steps(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> I
     for c in found.collectives:
         where = f"{c.kind} of {c.module}"
         n = len(c.ranks)
+        if workload.rank not in c.ranks:
+            yield Recount(c.stage, where, f"groups that hold rank {workload.rank}", 0, 1)
+            continue
         at = c.ranks.index(workload.rank)
         axis, dtypes = _axis(c, workload.mesh), c.dtype.split(", ")
         among = c.ranks if not axis else workload.mesh.group(axis, workload.rank)
@@ -175,7 +209,11 @@ def _steps(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> I
             if workload.inputs.get(CP_PLAN) == "ulysses" and "text_kv_rank" not in symbols:  # or results of own heads
                 numbers = numbers * symbols["text_head_dim"] // n
             yield Recount(c.stage, where, "comm_payload_bytes", c.bytes, numbers * FLOAT_BYTES.get(dtypes[0], 0))
-        if c.kind in ("all_gather", "reduce_scatter", "all_reduce") and c.bytes % c.count == 0:
+        sizes = [own_batch(workload.batch, workload.mesh, r) for r in c.ranks] if axis == "ep/tp" else []
+        if len({*sizes}) > 1:  # parts as large as the batches
+            passed = gathered(n, at, sizes) if c.kind == "all_gather" else scattered(n, at, sizes)
+            yield Recount(c.stage, where, "comm_bytes", c.sent_bytes, Fraction(c.bytes * passed, sum(sizes)))
+        elif c.kind in ("all_gather", "reduce_scatter", "all_reduce") and c.bytes % c.count == 0:
             each, mixed = c.bytes // c.count, "," in c.dtype
             if c.kind == "all_gather":  # the full tensor has n equal chunks, with padding
                 if c.bytes % n == 0:
@@ -190,13 +228,16 @@ def _steps(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> I
 
 def _gathered_parts(found: Parallel, workload: Workload) -> Iterator[Recount]:
     """Yield the payloads of gathered parameters: each call brings every part that a rank stores once, of all ranks."""
-    parts = workload.mesh.fsdp
-    if parts == 1:
+    if workload.mesh.fsdp == 1:
         return
+    parts = workload.mesh.fsdp * workload.mesh.cp
     own = next(row.stages[""]["weight_bytes"] for row in found.ranks if workload.rank in row.ranks)
     for stage, calls in (("prefill", 1), ("decode", workload.new_tokens)):
-        gathered = sum(c.bytes for c in found.collectives if c.stage == stage and c.group == "fsdp")
-        yield Recount(stage, "gathered parameters", "comm_payload_bytes", gathered, calls * parts * own)
+        gathers = [c for c in found.collectives if c.stage == stage and c.group in ("fsdp", "fsdp*cp")]
+        brought = sum(c.bytes for c in gathers)
+        yield Recount(stage, "gathered parameters", "comm_payload_bytes", brought, calls * parts * own)
+        for c in gathers:
+            yield Recount(stage, f"gather before {c.module}", "ranks", len(c.ranks), parts)
 
 
 def _axis(c: Collectives, mesh: Mesh) -> str:
@@ -210,27 +251,38 @@ def _axis(c: Collectives, mesh: Mesh) -> str:
     return "tp"
 
 
-def gathered(ranks: int, rank: int) -> int:
-    """Return the chunks that a rank sends in a ring until all ranks have those of all; each begins with its own."""
+def gathered(ranks: int, rank: int, sizes: Sequence[int] = ()) -> int:
+    """Return the chunks that a rank sends in a ring until all ranks have those of all; each begins with its own.
+
+    Args:
+        sizes: of the chunks; without them each is 1.
+    """
     has, sent = [{r} for r in range(ranks)], 0
     newest = list(range(ranks))
     while any(len(chunks) < ranks for chunks in has):
-        sent += 1
+        sent += sizes[newest[rank]] if sizes else 1
         newest = [newest[(r - 1) % ranks] for r in range(ranks)]  # each passes on what it got last
         for r in range(ranks):
             has[r].add(newest[r])
     return sent if rank in range(ranks) else 0
 
 
-def scattered(ranks: int, rank: int) -> int:
-    """Return the partial sums that a rank sends in a ring until one rank has the sum of each chunk."""
+def scattered(ranks: int, rank: int, sizes: Sequence[int] = ()) -> int:
+    """Return the partial sums that a rank sends in a ring until one rank has the sum of each chunk.
+
+    Rank r - 1 has the sum of chunk r at the end, and adds to it last.
+
+    Args:
+        sizes: of the sums that each rank has at the end; without them each is 1.
+    """
     parts = [[{r} for _ in range(ranks)] for r in range(ranks)]
     sent = step = 0
     while not all(any(len(parts[r][chunk]) == ranks for r in range(ranks)) for chunk in range(ranks)):
         moved = [(r, (r - step) % ranks, set(parts[r][(r - step) % ranks])) for r in range(ranks)]
         for r, chunk, terms in moved:
             parts[(r + 1) % ranks][chunk] |= terms
-        sent, step = sent + sum(r == rank for r, _, _ in moved), step + 1
+        sent += sum(sizes[chunk - 1] if sizes else 1 for r, chunk, _ in moved if r == rank)
+        step += 1
     return sent
 
 

@@ -94,6 +94,10 @@ class RegimeRange:
     """``None``: the model refuses these values."""
 
 
+EQUAL_BATCHES: Final = "limits of the batch are among those of which all ranks have equal parts"
+"""Note on limits of ranks that run experts on each other's tokens."""
+
+
 class SettingCurve(_RunFamily):
     """The formulas of a run as functions of one setting.
 
@@ -114,6 +118,8 @@ class SettingCurve(_RunFamily):
         if setting == "batch":
             self._parts = self._alike = mesh.dp * mesh.fsdp
             self._index = place.dp * mesh.fsdp + place.fsdp
+            if mesh.batches > 1:  # what a rank does depends on the batches of others, so all are equal
+                self._index, self._alike = self._parts - 1, 1
         elif setting == "text_tokens":  # of which all parts are equal
             self._parts = side.workload.sequence_parts
             self._index = self._parts - 1

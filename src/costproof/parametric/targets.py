@@ -17,7 +17,7 @@ from costproof.compare.proof.certificate import Claim, Counterexample
 from costproof.compare.proof.judge import Answer
 from costproof.estimate.routing import dispatch_rows
 from costproof.ledger.baseline import Baseline
-from costproof.ledger.errors import BadInput, Bug
+from costproof.ledger.errors import BadInput, Bug, Recount, check_recounts
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.mesh import (
     AXES,
@@ -38,7 +38,7 @@ from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, SettingValue, TargetInfo, Workload, folded_path
 from costproof.models.native import GivesFormulas, stored_formulas
 from costproof.models.target import SEQUENCE_COPIES, Sharded, Sharing, WithKeys, WithMemory
-from costproof.parametric.rank_checks import Recount, check_recounts, recounts
+from costproof.parametric.rank_checks import places, recounts
 
 
 class HasFormulas(GivesFormulas, Protocol):
@@ -112,6 +112,7 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
     Raises:
         Bug: the ranks do not sum to one device and the named copies, or something that is counted again differs.
     """
+    check_recounts(places(workload, target.info().symbols))
     found, again = _count_ranks(target, workload, counted)
     for problem in found.problems():
         raise Bug(problem.what, where=problem.where, expected=problem.expected, got=problem.got)
@@ -203,7 +204,7 @@ def _collectives(ledger: Ledger, workload: Workload, sharing: Sharing) -> Iterat
 def _dispatches(target: Sharded, workload: Workload, sharing: Sharing) -> Iterator[Dispatch]:
     """Yield each way to dispatch tokens to the experts of other ranks; nothing if all ranks share one batch."""
     mesh, routed = workload.mesh, sharing.routed
-    if mesh.batches == 1 or routed is None or PAIRS in workload.inputs:
+    if mesh.batches == 1 or routed is None or PAIRS in workload.inputs or workload.gathered_batches:
         return
     tokens = {}
     for call in target.invocations(workload):
@@ -235,8 +236,9 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
                 copies[reason] += alike * further
             else:
                 once, again = times * cost + added + padding, sharing.copies_of_batches(role, metric) - 1
-                copies[SEQUENCE_COPIES] += alike * (workload.mesh.cp - 1) * once
-                copies[DATA_COPIES] += alike * again * workload.mesh.cp * once
+                along = sharing.copies_of_sequences(metric)
+                copies[SEQUENCE_COPIES] += alike * (along - 1) * once
+                copies[DATA_COPIES] += alike * again * along * once
         for why, amount in copies.items():
             if amount:
                 yield Duplicate(why, stage, metric, amount, amount if metric.endswith("_bytes") else 0)
@@ -248,15 +250,18 @@ def compare_ranks(target: Sharded, workload: Workload, *, symbolic: bool) -> Ans
     Args:
         symbolic: whether the sums over ranks are compared in symbols; then equal numbers are claims.
     """
+    placed = [*places(workload, target.info().symbols)]
+    if misplaced := [one for one in placed if one.found != one.again]:  # nothing else can be counted then
+        stage = target.invocations(workload)[0].stage
+        return Answer({stage: len(placed)}, (), tuple(_refuted(stage, one) for one in misplaced))
     found, again = _count_ranks(target, workload, evaluate_formulas(target, workload))
     stage = next(s for s in found.one_device if s)
     counts: dict[tuple[str, str], list[Recount]] = {}
     wrong = []
-    for one in (*_as_recounts(found), *again):
+    for one in (*placed, *_as_recounts(found), *again):
         counts.setdefault((one.stage or stage, one.metric), []).append(one)
         if one.found != one.again:
-            sides = str(one.found), str(one.again), str(one.found - one.again)
-            wrong.append(_differs(one.stage or stage, one.where, one.metric, sides))
+            wrong.append(_refuted(one.stage or stage, one))
     claims = []
     for (of, metric), same in counts.items():
         total = str(sum(one.again for one in same))
@@ -279,6 +284,10 @@ def compare_ranks(target: Sharded, workload: Workload, *, symbolic: bool) -> Ans
 def _as_recounts(found: Parallel) -> Iterator[Recount]:
     """Yield the problems of the result for all ranks."""
     yield Recount("", "$.parallel", "problems", len(found.problems()), 0)
+
+
+def _refuted(stage: str, one: Recount) -> Counterexample:
+    return _differs(stage, one.where, one.metric, (str(one.found), str(one.again), str(one.found - one.again)))
 
 
 def _differs(stage: str, module: str, metric: str, sides: tuple[str, str, str]) -> Counterexample:
@@ -316,7 +325,8 @@ def _sums_in_symbols(target: Sharded, workload: Workload) -> Iterator[tuple[str,
             if metric in node.exprs:
                 times, _ = sharing.held_by(node.role, metric)
                 more, _ = sharing.added(node.role) if metric in ("params", "weight_bytes") else (0, "")
-                groups = mesh.cp * sharing.copies_of_batches(node.role, metric) if not stage else 1
+                of_both = sharing.copies_of_sequences(metric) * sharing.copies_of_batches(node.role, metric)
+                groups = of_both if not stage else 1
                 pad, vocabulary = sharing.padding_of(node.role, metric, 0)[0], config["text_vocab"]
                 share = times + sympy.Rational(sharing.padding_of(node.role, metric, vocabulary)[0] - pad, vocabulary)
                 if stage:  # of a cost that all parts of a sequence divide

@@ -15,11 +15,11 @@ from typing import Final
 from costproof.estimate.links import CollectiveBound, Devices, LinkBounds, StageLinks
 from costproof.estimate.roofline import PartBound, Roof, StageBound, WorkBound
 from costproof.ledger.baseline import Folded
-from costproof.ledger.errors import Bug
+from costproof.ledger.errors import Bug, Recount
 from costproof.ledger.mesh import PAIRS, Collectives, Mesh, Schedule
 from costproof.ledger.metrics import STORAGE, UNFUSED
 from costproof.ledger.workload import Workload
-from costproof.parametric.rank_checks import EXCHANGED, Recount
+from costproof.parametric.rank_checks import EXCHANGED
 
 # --- Parts of the model one after another ---------------------------------------------------------------------------
 

@@ -122,6 +122,7 @@ class Distributed:
         batches: int = 1,
         splits: tuple[Sequence[int], Sequence[int]] | None = None,
         sequence: SharedSequence | None = None,
+        sequences: tuple[int, ...] = (),
     ) -> None:
         """Distribute a model.
 
@@ -133,11 +134,13 @@ class Distributed:
             batches: groups of ranks, each with a batch of its own, that share experts.
             splits: pairs of a token and an expert that the rank sends to each that shares experts, and gets.
             sequence: how ranks share a sequence; those of one layer are neighbours, then those of one stage.
+            sequences: of each of the ``batches``, if these are unequal.
         """
         self._sequence = sequence
         self._shared = 1 if sequence is None else sequence.ranks
         self.ranks, self.rank, self._stages, self._batches = ranks, rank, stages, batches
-        form = GatheringExperts if splits is None else partial(ExchangingExperts, splits)
+        gathers = partial(GatheringExperts, sequences=sequences)
+        form = gathers if splits is None else partial(ExchangingExperts, splits)
         with self._group():
             distributed = ranks * batches > 1
             self._held = tuple(_distribute(model, plans, self._meshes(), form)) if distributed else ()
@@ -219,20 +222,25 @@ class FullySharded:
 
     def __init__(
         self, model: Any, ranks: int, rank: int, *, stages: int = 1, replicas: int = 1, tensor: int = 1,
-        plans: tuple[Plan, Plan] = ({}, {}),
+        plans: tuple[Plan, Plan] = ({}, {}), sequence: SharedSequence | None = None,
     ) -> None:  # fmt: skip
         """Shard every layer, and then the model; gathered parameters are freed behind each forward.
 
         Args:
-            ranks: that store parts of each parameter.
-            rank: of all; those along ``tensor`` are neighbours, then those of ``ranks``, ``replicas`` and ``stages``.
+            ranks: that share the batch and store parts of each parameter.
+            rank: of all; those along ``tensor`` are neighbours, then those of ``sequence``, ``ranks``, ``replicas`` and
+                ``stages``.
             stages: pipeline stages; see :func:`cut_to_stage`.
             replicas: groups of ranks that each store all parts: torch's hybrid sharding, if there are several.
             tensor: ranks among which transformers distributes the model first, by ``plans``.
+            sequence: how ranks share a sequence; parts are stored by these too, as torchtitan's mesh ``fsdp`` has
+                ``dp_shard * cp`` ranks.
         """
         import torch
         from torch.distributed.fsdp import fully_shard
 
+        self._sequence = sequence
+        ranks *= 1 if sequence is None else sequence.ranks
         self._sizes, self.rank = (stages, replicas, ranks, tensor), rank
         with self._group():
             every = self._mesh()
@@ -273,6 +281,16 @@ class FullySharded:
         names = tuple(f"{axis}_of_{self.rank}" for axis in ("pp", "dp", "fsdp", AXIS))
         return init_device_mesh("cpu", self._sizes, mesh_dim_names=names)
 
+    @contextmanager
+    def _attending(self, sequence: SharedSequence) -> Iterator[None]:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        sizes = (prod(self._sizes[:3]) // sequence.ranks, sequence.ranks, self._sizes[3])
+        names = tuple(f"{axis}_of_{self.rank}" for axis in ("rest", "cp", "each"))
+        sequence.group = init_device_mesh("cpu", sizes, mesh_dim_names=names)[names[1]].get_group()
+        with sequence.attending():
+            yield
+
     def _groups(self) -> Iterator[Any]:
         for module in self._modules:
             yield from module._get_fsdp_state()._fsdp_param_groups
@@ -290,7 +308,8 @@ class FullySharded:
                 one.mesh_info.shard_process_group = group
             self._swap(outside=False)
             try:
-                yield
+                with nullcontext() if self._sequence is None else self._attending(self._sequence):
+                    yield
             finally:
                 self._swap(outside=True)
 
@@ -469,10 +488,10 @@ class GatheringExperts:
     tokens, mask the rows of each other's experts, and add and scatter the results.
     """
 
-    def __init__(self, experts: Any, ep_mesh: Any, tp_mesh: Any) -> None:
+    def __init__(self, experts: Any, ep_mesh: Any, tp_mesh: Any, *, sequences: tuple[int, ...] = ()) -> None:
         import torch.distributed as dist
 
-        self.forward, self.held = experts.forward, int(experts.num_experts)
+        self.forward, self.held, self.sequences = experts.forward, int(experts.num_experts), sequences
         self.everyone, self.alike = ep_mesh, tp_mesh
         every = dist.get_process_group_ranks(ep_mesh.get_group())
         self.place = every.index(dist.get_rank())
@@ -486,17 +505,26 @@ class GatheringExperts:
         gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
         scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
         group = self.everyone._get_root_mesh()[BATCHES].get_group()
+        of_each = self.sequences or (1,) * self.batches
+        own_sequences = of_each[dist.get_rank(group)]
+        sizes = [len(hidden) * n // own_sequences for n in of_each]
         gathered = []
         for part in (hidden, chosen, weights):
-            joined = part.new_empty((self.batches * part.shape[0], *part.shape[1:]))
-            gather(joined, part.contiguous(), group=group)
+            joined = part.new_empty((sum(sizes), *part.shape[1:]))
+            if self.sequences:
+                dist.all_gather(list(joined.split(sizes)), part.contiguous(), group=group)
+            else:
+                gather(joined, part.contiguous(), group=group)
             gathered.append(joined)
         tokens, ids, scores = gathered
         first = self.place * self.held
         foreign = (ids < first) | (ids >= first + self.held)
         sums = self.forward(tokens, (ids - first).masked_fill(foreign, self.held), scores.masked_fill(foreign, 0.0))
         own = torch.empty_like(hidden)
-        scatter(own, sums.contiguous(), group=group)
+        if self.sequences:
+            dist.reduce_scatter(own, list(sums.split(sizes)), group=group)
+        else:
+            scatter(own, sums.contiguous(), group=group)
         if self.alike.size() > 1:
             dist.all_reduce(own, group=self.alike.get_group())
         return own

@@ -30,7 +30,7 @@ from costproof.estimate.roofline import choose_source
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.capture import Padding
 from costproof.ledger.environment import require
-from costproof.ledger.errors import BadInput, Incomplete, first_problem
+from costproof.ledger.errors import BadInput, Incomplete, Recount, check_recounts, first_problem
 from costproof.ledger.mesh import RANK
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
@@ -38,9 +38,8 @@ from costproof.ledger.workload import ATTRIBUTES, FLOAT_BYTES, KV_BLOCK, KV_DTYP
 from costproof.models.cache_dtype import BlockedCache
 from costproof.models.target import Exportable, Sharded, Target, WithBlocks, WithMemory, sharded
 from costproof.opgraph.rules.files import Files
-from costproof.parametric.memory_checks import format_recounts, memory_recounts, reserve_recounts
-from costproof.parametric.rank_checks import check_recounts
-from costproof.parametric.run_family import SettingCurve, Threshold
+from costproof.parametric.memory_checks import format_recounts, memory_recounts, room_recounts
+from costproof.parametric.run_family import EQUAL_BATCHES, SettingCurve, Threshold
 from costproof.parametric.targets import count_ranks, evaluate_formulas, live_peaks
 from costproof.run.count_lock import count_lock
 from costproof.run.graph_limits import CACHE, GraphRun, block_limits, memory_limits, report_order
@@ -102,14 +101,14 @@ def fits(
     room = _Room(device, whole - kept_free, kept_free)
     found = read(target)
     mesh = found.baseline.workload.mesh
-    count = 1 if devices is None else devices.count or 1
-    if count > 1 and mesh.one and isinstance(target, str) and sharded(found.target) is not None:
-        answer = _smallest_mesh(target, count, read, room)
+    several = devices is not None and (devices.count or 1) > 1
+    if devices is not None and several and mesh.one and isinstance(target, str) and sharded(found.target) is not None:
+        answer = _smallest_mesh(target, devices.count or 1, read, room)
     else:
-        if devices is not None and count > 1:
+        if devices is not None and several:
             devices.check(mesh)
         answer = _of_all_ranks(target, found, room)
-    check_recounts(reserve_recounts(answer, whole, reserve))
+    check_recounts(room_recounts(answer, whole, reserve))
     if found.counted and isinstance(target, str) and not _CACHE_NAMED.search(target):
         check_recounts(format_recounts(found.target, answer))
     return answer
@@ -143,6 +142,8 @@ def _smallest_mesh(target: str, count: int, read: Callable[[str], Operand], room
                 continue
             held = _formula_weights(side.baseline)
             found = None if held is not None and held > room.room else _of_all_ranks(spread, side, room)
+            if found is None:
+                check_recounts([Recount("memory", spread, "weights fit", (held or 0) <= room.room, False)])
             tried.append(MeshTried(tp, ep, "does not fit" if found is None else found.verdict, held))
             if found is not None and found.verdict == "fits":
                 return replace(found, count=count, tried=tuple(tried))
@@ -253,7 +254,8 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         reserve_bytes=kept_free,
         limits=limits,
         notes=(
-            *side.notes, *unknown, *why, *_cache_notes(side.workload, live), *([] if blocked is None else [BLOCKS]),
+            *side.notes, *unknown, *why, *((EQUAL_BATCHES,) if side.workload.mesh.batches > 1 else ()),
+            *_cache_notes(side.workload, live), *([] if blocked is None else [BLOCKS]),
             *(() if quantised is None else _stored_notes(quantised)),
         ),
         rank=None if side.workload.mesh.one else side.workload.rank,

@@ -7,12 +7,14 @@ from itertools import pairwise
 from typing import Any
 
 from costproof.ledger.environment import environment, require
-from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.errors import BadInput, Incomplete, check_recounts
+from costproof.ledger.mesh import FSDP_CP
 from costproof.ledger.peaks import CallPeaks, Peaks, by_stage
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.target import Exportable, Sharded, Target, WithMemory, lacking, options_of
 from costproof.opgraph.rules.files import versions_in_force
+from costproof.parametric.memory_checks import gathered_recounts
 from costproof.parametric.targets import evaluate_formulas, live_peaks
 from costproof.run.count_lock import count_lock
 from costproof.run.prepare import prepare
@@ -102,7 +104,10 @@ def gathered_bytes(target: Target | None, workload: Workload) -> int | None:
     if not isinstance(target, Sharded):
         return None
     nodes, axis_of = evaluate_formulas(target, workload).nodes, target.shares(workload).axis_of
-    gathers = [n for n in nodes if n.stage == "prefill" and n.cost("messages") and axis_of(n.role, n.kind) == "fsdp"]
+    along = ("fsdp", FSDP_CP)
+    gathers = [n for n in nodes if n.stage == "prefill" and n.cost("messages") and axis_of(n.role, n.kind) in along]
     root = sum(n.cost("comm_payload_bytes") or 0 for n in gathers if not n.module)  # a stage between has none
     layers = [n.cost("comm_payload_bytes") or 0 for n in gathers if n.module]
-    return root + max(before + 2 * own for before, own in pairwise((root, *layers)))
+    found = root + max(before + 2 * own for before, own in pairwise((root, *layers)))
+    check_recounts(gathered_recounts(target, workload, found))
+    return found

@@ -47,6 +47,7 @@ from costproof.estimate.roofline import (
 )
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
 from costproof.ledger.baseline import Folded, fold_ledger
+from costproof.ledger.errors import check_recounts
 from costproof.ledger.mesh import PAIRS, RANK, RankCosts, Schedule
 from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED, UNPACKING
 from costproof.ledger.node import CostNode, Ledger
@@ -54,8 +55,7 @@ from costproof.ledger.plural import plural
 from costproof.ledger.workload import Workload
 from costproof.models.target import Sharded, sharded
 from costproof.opgraph.rules.files import Files
-from costproof.parametric.rank_checks import check_recounts
-from costproof.parametric.run_family import SettingCurve
+from costproof.parametric.run_family import EQUAL_BATCHES, SettingCurve
 from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.parametric.time_checks import (
     clock_recounts,
@@ -136,6 +136,8 @@ def roofline(
         folded, notes = _mean_counts(folded, shared), (*notes, _MEAN)
     if mesh.fsdp > 1:
         notes = (*notes, _GATHERED)
+    if mesh.batches > 1:
+        notes = (*notes, EQUAL_BATCHES)
     if microbatches is not None or schedule is not None:
         notes = (*notes, _bubble(side.workload, schedule or "1f1b", 1 if microbatches is None else microbatches))
     of = roof(device, dtype)

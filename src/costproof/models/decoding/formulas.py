@@ -316,7 +316,7 @@ def _mixtures(
         width=sym("text_hidden"),
         inner=shards.of_part(sym("text_moe"), "experts"),
         held=sym("text_experts") / sym("ep") if workload.mesh.ep > 1 else None,
-        batches=sym("ep") / sym("tp") if shards.gathers else 1,
+        batches=shards.batches,
         exchanged=(sym("text_pairs_sent"), sym("text_pairs_got")) if shards.exchanges else None,
         experts=sym("text_experts"),
         top_k=sym("text_topk"),

@@ -400,9 +400,6 @@ def mesh_problems(
         what = "experts of several batches are counted without stages and shared sequences"
         found.append(BadInput(what, where="--ep", expected=f"ep {mesh.tp}, or --pp 1 and --cp 1", got=mesh.text))
     found += _pair_problems(config, workload)
-    if mesh.batches > 1 and workload.batch % mesh.dp:
-        what = "ranks that gather each other's tokens need equal batches"
-        found.append(BadInput(what, where="--batch", expected=f"a multiple of dp {mesh.dp}", got=workload.batch))
     if mesh.ep > 1:
         experts = getattr(config, "experts", 0)
         if not experts or experts % mesh.ep:
@@ -450,9 +447,6 @@ def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInp
 def _stored_problems(workload: Workload, plan: ShardPlan) -> Iterator[BadInput]:
     """Yield an error for each reason why ranks cannot store parts of each parameter, or are not counted so."""
     mesh = workload.mesh
-    if mesh.cp > 1:
-        what = "ranks that gather the parameters of each layer have whole sequences"
-        yield BadInput(what, where="--fsdp, --cp", expected="--cp 1", got=mesh.cp)
     if mesh.batches > 1:
         what = "experts of several batches have groups of their own, along which no parts are stored"
         yield BadInput(what, where="--fsdp, --ep", expected=f"--ep of 1 or tp {mesh.tp}", got=mesh.ep)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
@@ -55,6 +55,8 @@ class Share:
     """Ranks that have tokens of their own among those that share experts."""
     splits: Splits | None = None
     """What ranks send each other if they do not gather tokens."""
+    sequences: tuple[int, ...] = ()
+    """Sequences of each of the ranks that gather tokens; empty if they have equally many."""
     multiple: int = 1
     """The size is padded to a multiple of this number before it is split."""
     tokens: Tokens | None = None
@@ -97,6 +99,7 @@ def shard(
     *,
     batches: int = 1,
     splits: Splits | None = None,
+    sequences: tuple[int, ...] = (),
     multiple: int = 1,
     sequence: bool = False,
 ) -> None:
@@ -107,7 +110,7 @@ def shard(
         ranks: of a group along ``tp``.
         rank: among those that share experts.
         batches: groups along ``tp``, each with a batch of its own, that share experts.
-        splits: as in :class:`Share`.
+        splits, sequences: as in :class:`Share`.
         multiple: number to a multiple of which the vocabulary is padded.
         sequence: whether ranks share the tokens of a prompt between the split modules.
 
@@ -118,7 +121,7 @@ def shard(
     made: dict[int, nn.Parameter] = {}
     tokens = Tokens() if sequence else None
     tensor = Share("", ranks, rank % ranks, tokens=tokens)
-    expert = replace(tensor, ranks=ranks * batches, rank=rank, batches=batches, splits=splits)
+    expert = replace(tensor, ranks=ranks * batches, rank=rank, batches=batches, splits=splits, sequences=sequences)
     for name, style in {**plans[0], **plans[1]}.items():
         owner, _, leaf = name.rpartition(".")
         share = expert if name in plans[1] else tensor
@@ -340,16 +343,19 @@ def _dispatched(
     if share.splits is not None:
         return _exchanged(share, module, inner, value, chosen, weights)
     if share.batches > 1:
-        value, chosen, weights = (_all_gather_first(x, share.batches) for x in (value, chosen, weights))
+        value, chosen, weights = (_all_gather_first(x, share) for x in (value, chosen, weights))
     elsewhere = (chosen // own) != share.rank
     here = torch.where(elsewhere, own, chosen % own)
     result: torch.Tensor = inner(module, value, here, weights.masked_fill(elsewhere, 0.0))
     if share.style == "ep_local_experts":
         return result
     if share.batches > 1:
-        ops = torch.ops._c10d_functional
-        group = f"{BATCHES}:{share.batches}"
-        result = ops.wait_tensor(ops.reduce_scatter_tensor(result, "sum", share.batches, group))
+        ops, group = torch.ops._c10d_functional, f"{BATCHES}:{share.batches}"
+        if share.sequences:
+            parts = _parts_of(result.shape[0], sum(share.sequences), share)
+            result = uneven("reduce_scatter_v")(result, parts, _place(share), group)
+        else:
+            result = ops.wait_tensor(ops.reduce_scatter_tensor(result, "sum", share.batches, group))
     alike = replace(share, ranks=share.ranks // share.batches)
     return (_all_reduce(result, alike) if alike.ranks > 1 else result).to(value.dtype)
 
@@ -380,13 +386,83 @@ def _exchanged(
     return (placed.view(*weights.shape, -1) * weights[..., None]).sum(1).to(value.dtype)
 
 
-def _all_gather_first(value: torch.Tensor, batches: int) -> torch.Tensor:
-    """Return the parts of all ranks [rows, ..] one behind the other [batches rows, ..]."""
+def _all_gather_first(value: torch.Tensor, share: Share) -> torch.Tensor:
+    """Return the parts of all ranks [rows, ..], which may be uneven, one behind the other."""
     import torch
 
-    ops = torch.ops._c10d_functional
-    every: torch.Tensor = ops.wait_tensor(ops.all_gather_into_tensor(value, batches, f"{BATCHES}:{batches}"))
+    every: torch.Tensor
+    batches, ops = share.batches, torch.ops._c10d_functional
+    if share.sequences:
+        parts = _parts_of(value.shape[0], share.sequences[_place(share)], share)
+        every = uneven("all_gather_v")(value, parts, _place(share), f"{BATCHES}:{batches}")
+    else:
+        every = ops.wait_tensor(ops.all_gather_into_tensor(value, batches, f"{BATCHES}:{batches}"))
     return every
+
+
+def _place(share: Share) -> int:
+    """Return the place of a rank among those that have batches of their own."""
+    return share.rank * share.batches // share.ranks
+
+
+def _parts_of(rows: int, sequences: int, share: Share) -> list[int]:
+    """Return the rows of each rank, if ``sequences`` of them have ``rows``."""
+    return [rows // sequences * own for own in share.sequences]
+
+
+@cache
+def uneven(name: str) -> Any:
+    """Return the operator that gathers, or adds and scatters, uneven parts: torch has none for an export.
+
+    As vLLM's ``all_gatherv`` and ``reduce_scatterv`` (PyNccl) do, one rank after another broadcasts its part, or gets
+    the sum for it.
+    """
+    import torch
+
+    if not _LIBRARY:
+        library: Any = torch.library.Library("costproof", "FRAGMENT")  # type: ignore[no-untyped-call]
+        _LIBRARY.append(library)  # which unregisters its operators when it is deleted
+        for of, run, rows in (("all_gather_v", _gather_parts, sum), ("reduce_scatter_v", _scatter_sums, None)):
+            library.define(f"{of}(Tensor local, int[] parts, int place, str group_name) -> Tensor")
+            library.impl(of, run, "CompositeExplicitAutograd")
+            library.impl(of, partial(_shape_of_parts, rows), "Meta")
+    return getattr(torch.ops.costproof, name)
+
+
+_LIBRARY: Final[list[Any]] = []
+
+
+def _shape_of_parts(rows: Any, local: torch.Tensor, parts: list[int], place: int, group_name: str) -> torch.Tensor:
+    return local.new_empty((parts[place] if rows is None else sum(parts), *local.shape[1:]))
+
+
+def _gather_parts(local: torch.Tensor, parts: list[int], place: int, group_name: str) -> torch.Tensor:
+    import torch
+    import torch.distributed as dist
+
+    group, joined = _group_named(group_name), local.new_empty((sum(parts), *local.shape[1:]))
+    for i, part in enumerate(torch.split(joined, parts)):
+        if i == place:
+            part.copy_(local)
+        dist.broadcast(part, group_src=i, group=group)
+    return joined
+
+
+def _scatter_sums(local: torch.Tensor, parts: list[int], place: int, group_name: str) -> torch.Tensor:
+    import torch
+    import torch.distributed as dist
+
+    group, summed = _group_named(group_name), torch.split(local.clone(), parts)
+    for i, part in enumerate(summed):
+        dist.reduce(part, group_dst=i, group=group)
+    return summed[place].clone()
+
+
+def _group_named(name: str) -> Any:
+    from torch.distributed import distributed_c10d
+
+    resolve: Any = vars(distributed_c10d)["_resolve_process_group"]
+    return resolve(name)
 
 
 _FORWARDS: Final[Mapping[str, Callable[..., Any]]] = {
@@ -427,14 +503,15 @@ def shard_for_export(model: nn.Module, workload: Workload, decoder: Decoder) -> 
         multiple, sequence = (1, False) if engine is None else (engine.padding(mesh.tp), engine.sequence)
         shard(
             model, plans, mesh.tp, at.ep if mesh.batches > 1 else at.tp, batches=mesh.batches,
-            splits=splits_of(workload.inputs, workload.rank), multiple=multiple, sequence=sequence,
+            splits=splits_of(workload.inputs, workload.rank), sequences=workload.gathered_batches, multiple=multiple,
+            sequence=sequence,
         )  # fmt: skip
         _fit_heads(model, plans[0], mesh.tp)
     _fit_own_heads(model, workload)
     if mesh.pp > 1:
         keep_stage(model, mesh.pp, mesh.coordinates(workload.rank).pp)
     if mesh.fsdp > 1:
-        keep_parts(model, mesh.fsdp, mesh.coordinates(workload.rank).fsdp)
+        keep_parts(model, mesh.stored_parts, mesh.stored_part(workload.rank))
     return model
 
 
@@ -482,7 +559,7 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
     if mesh.cp > 1:
         layout = str(workload.inputs.get(CP_PLAN, "zigzag"))
         sequence = SharedSequence(model, layout, mesh.cp, at.cp, attention=workload.attention)
-    parts = partial(FullySharded, model, mesh.fsdp, workload.rank, stages=mesh.pp, replicas=mesh.dp)
+    parts = partial(FullySharded, model, mesh.fsdp, workload.rank, stages=mesh.pp, replicas=mesh.dp, sequence=sequence)
     if mesh.tp == mesh.ep == 1:
         if mesh.fsdp > 1:
             return parts()
@@ -507,7 +584,9 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
         found = parts(tensor=mesh.tp, plans=plans)
     else:
         place = at.ep if mesh.batches > 1 else (at.pp * mesh.cp + at.cp) * mesh.tp + at.tp
-        found = Distributed(model, plans, mesh.tp, place, mesh.pp, mesh.batches, splits, sequence)
+        found = Distributed(
+            model, plans, mesh.tp, place, mesh.pp, mesh.batches, splits, sequence, workload.gathered_batches
+        )
     _fit_heads(model, plans[0], mesh.tp)
     _fit_own_heads(model, workload)
     return found

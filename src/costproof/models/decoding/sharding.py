@@ -16,7 +16,7 @@ from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import sym
 from costproof.estimate.routing import RoutedLayers
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
-from costproof.ledger.mesh import CP_PLAN, EP_BATCHES, PAIRS, PLAN, Mesh, shard, splits_of, stage_layers
+from costproof.ledger.mesh import CP_PLAN, EP_BATCHES, FSDP_CP, PAIRS, PLAN, Mesh, shard, splits_of, stage_layers
 from costproof.ledger.metrics import KEPT_FLOPS, Metric
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.names import STAGES
@@ -158,7 +158,11 @@ def mesh_symbols(config: DecoderConfig, workload: Workload, plan: ShardPlan) -> 
     found = {"tp": mesh.tp, "ep": mesh.ep, "text_vocab_rank": stop - start}
     if mesh.cp > 1:
         found |= {"cp": mesh.cp, "cp_place": mesh.coordinates(workload.rank).cp + 1, "cp_tokens": workload.own_tokens}
-    found |= {"fsdp": mesh.fsdp, "fsdp_rank": mesh.coordinates(workload.rank).fsdp} if mesh.fsdp > 1 else {}
+    if mesh.fsdp > 1:
+        found |= {"fsdp": mesh.stored_parts, "fsdp_rank": mesh.stored_part(workload.rank)}
+    if batches := workload.gathered_batches:
+        at = mesh.group(EP_BATCHES, workload.rank).index(workload.rank)
+        found |= {"ep_sequences": sum(batches), "ep_next": batches[(at + 1) % len(batches)]}
     splits = splits_of(workload.inputs, workload.rank)
     if splits is not None:
         (sent, got), own = splits, mesh.coordinates(workload.rank).ep
@@ -200,6 +204,8 @@ class Shards:
     """Whether the rank caches the tokens of decode steps."""
     by_heads: bool = False
     """Whether ranks that share a sequence attend some heads each to all positions, and cache those heads."""
+    uneven: bool = False
+    """Whether ranks that gather each other's tokens have unequal batches."""
 
     @classmethod
     def of(
@@ -224,12 +230,23 @@ class Shards:
             tied=config.tied and mesh.pp > 1,
             cp_plan=str(workload.inputs.get(CP_PLAN, "zigzag")) if mesh.cp > 1 else "",
             keeps=workload.keeps_new_tokens or by_heads(config, workload), by_heads=by_heads(config, workload),
+            uneven=bool(workload.gathered_batches),
         )  # fmt: skip
 
     @property
     def gathers(self) -> bool:
         """Return whether ranks gather the tokens of several batches for their experts."""
         return self.mesh.batches > 1 and not self.exchanges
+
+    @property
+    def batches(self) -> Size:
+        """Return the tokens that the experts of the rank get, in units of its own ones.
+
+        Branches: ranks have equal batches, or not.
+        """
+        if not self.gathers:
+            return 1
+        return sym("ep_sequences") / sym("B") if self.uneven else sym("ep") / sym("tp")
 
     @property
     def origin(self) -> str:
@@ -239,7 +256,7 @@ class Shards:
     def axis_of(self, role: str, kind: str) -> str:
         """Return the group of the mesh in which a module runs a kind of collective."""
         if self.mesh.fsdp > 1 and role in GATHERED_BEFORE:
-            return "fsdp"
+            return "fsdp" if self.mesh.cp == 1 else FSDP_CP
         if role in ("text", "text.layer.attention"):
             return "pp" if role == "text" else "cp"
         if role != "text.layer.experts" or self.mesh.ep == 1:
@@ -437,6 +454,10 @@ class Shards:
         shared = part_of(role) == "experts" and self.mesh.ep > 1
         return self.mesh.dp // self.mesh.batches if shared else self.mesh.dp
 
+    def copies_of_sequences(self, metric: Metric) -> int:
+        """Return how many of the ranks that share sequences have all of a module: all, but for parts of parameters."""
+        return self.mesh.cp if self.mesh.fsdp == 1 or metric == "buffer_bytes" else 1
+
     def _of_experts(self, metric: str) -> tuple[int, str]:
         """Return as :meth:`held_by` for experts, each of which one rank of a group has whole."""
         if metric in ("flops", KEPT_FLOPS) and not self.exchanges:
@@ -564,7 +585,8 @@ class Shards:
             pairs = sym("text_pairs_sent"), sym("text_pairs_got")
             yield ExchangedPairs(*sizes, *pairs, b, 4 if self.wide_weights else b)
         elif self.gathers:
-            yield GatheredTokens(call.rows, width, experts.top_k, sym("ep") / sym("tp"), b, item)
+            following = call.rows * (sym("ep_next") / sym("B") if self.uneven else 1)
+            yield GatheredTokens(call.rows, call.rows * self.batches, following, width, experts.top_k, b, item)
 
 
 _BEFORE_SPLIT: Final = frozenset({"text.layer.norm1", "text.layer.norm2", "text.norm"})

@@ -155,7 +155,7 @@ class CausalTarget(Native[C]):
             one = workload.on_mesh(tp=mesh.tp, ep=mesh.ep, rank=rank)
             parts = decoder_parts(self.config, one, self.style(), self.plan_of(one))(prompt_call(past=False))
             sizes = {**self.config.symbols(), **mesh_symbols(self.config, one, self.plan_of(one))}
-            padding.update(padding_by_role(parts, sizes, mesh.fsdp, FLOAT_BYTES[workload.dtype]))
+            padding.update(padding_by_role(parts, sizes, mesh.stored_parts, FLOAT_BYTES[workload.dtype]))
         if found.tied:  # the table is on both ends
             padding["text.embedding"] *= 2
         return replace(found, padding=tuple(padding.items()))
@@ -414,8 +414,10 @@ class CausalTarget(Native[C]):
             shared |= {} if heads_apart or workload.keeps_new_tokens else {"P": workload.own_tokens}
             if workload.inputs.get(CP_PLAN, "zigzag") == "zigzag":  # halves of a symbol are rounded
                 shared["S"] = workload.own_tokens
+        if workload.gathered_batches:  # whose ratio to the own batch is a number
+            shared |= {"B": workload.own_batch, "S": workload.text_tokens}
         of_one = workload.mesh.tp == workload.mesh.cp == 1
-        return tuple(jobs) if of_one else exports.of_rank(jobs, workload, shared)
+        return tuple(jobs) if of_one and not shared else exports.of_rank(jobs, workload, shared)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return jobs that run the prefill and some decode steps, each in isolation."""

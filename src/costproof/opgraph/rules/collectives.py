@@ -6,6 +6,7 @@ gloo's large messages). A tensor that n ranks do not divide is cut into n equal 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -16,7 +17,7 @@ from costproof.opgraph.graph import Graph, OpCall, Size, Value
 from costproof.opgraph.rules.cost import OpCost, Uncountable, attr
 from costproof.opgraph.rules.names import canonical
 from costproof.opgraph.rules.registry import operator_rule
-from costproof.opgraph.rules.sizes import nbytes, numel, prod
+from costproof.opgraph.rules.sizes import nbytes, numel, prod, total
 
 GROUP_SIZE: Final = "group_size"
 """Key in ``OpCall.attrs`` with the number of ranks in the group, if the source knows the group itself."""
@@ -136,6 +137,37 @@ def all_gather(op: OpCall) -> OpCost:
     n = ranks_of(op)
     local = op.names.get("input") or op.names.get("self") or op.tensors[-1]
     return _collective(local, "all_gather", prod((n, nbytes(local))), prod((n - 1, nbytes(local))), n)
+
+
+@operator_rule("costproof.all_gather_v", "c10d.allgather_")
+def all_gather_v(op: OpCall) -> OpCost:
+    """Count 0 FLOPs; of parts of any sizes a ring passes on all but that of the next rank."""
+    *parts, local = op.tensors if attr(op, "parts") is None else (*_parts(op), op.tensors[0])
+    return _of_parts(op, "all_gather", local, parts, behind=1)
+
+
+@operator_rule("costproof.reduce_scatter_v", "c10d.reduce_scatter_")
+def reduce_scatter_v(op: OpCall) -> OpCost:
+    """Count 0 FLOPs; a ring passes on the sums of all parts, of any sizes, but the own one."""
+    parts = _parts(op) if attr(op, "parts") is not None else op.tensors[1:]
+    return _of_parts(op, "reduce_scatter", op.tensors[0] if attr(op, "parts") is not None else None, parts, behind=0)
+
+
+def _parts(op: OpCall) -> list[Value]:
+    """Return the parts of all ranks, of which an operator has the number of rows."""
+    local = op.tensors[0]
+    return [replace(local, shape=(rows, *local.shape[1:])) for rows in attr(op, "parts")]
+
+
+def _of_parts(op: OpCall, kind: str, local: Value | None, parts: Sequence[Value], *, behind: int) -> OpCost:
+    """Return the cost of a collective of which a rank does not send the part of the rank ``behind`` it."""
+    place = attr(op, "place", GROUP_RANK)
+    if not isinstance(place, int) or len(parts) != ranks_of(op):
+        raise Uncountable("the place in the group, or the part of each rank, is not known")
+    sizes = [nbytes(part) for part in parts]
+    sent = total(size for i, size in enumerate(sizes) if i != (place + behind) % len(parts))
+    reads = tuple(parts) if local is None else (local,)
+    return OpCost(role="move", reads=reads, comm=(kind, total(sizes), sent))
 
 
 @operator_rule("fsdp.all_gather_copy_in")
