@@ -23,6 +23,7 @@ from costproof.ledger.errors import (
 from costproof.ledger.files import MAX_BYTES, first_bytes
 from costproof.ledger.mesh import ALL_GATHER, AXES, DISPATCH, PAIRS, PLAN, RANK, no_such_setting
 from costproof.ledger.mesh import CP_PLAN as SHARED_INPUT
+from costproof.ledger.plural import plural
 from costproof.ledger.run import RunOptions, parse_integer
 from costproof.ledger.workload import KV_BLOCK as BLOCK_INPUT
 from costproof.ledger.workload import PAD_TO as PAD_INPUT
@@ -211,6 +212,23 @@ def row_problems(workload: Workload, most: int) -> list[CostproofError]:
             where = f"--{ROWS_INPUT}, {option(name)}"
             found.append(BadInput("the rows of a batch say this", where=where, expected=said, got=value))
     return found
+
+
+def room_problems(workload: Workload, count: int, tokens: int, behind: int = 0) -> list[CostproofError]:
+    """Return an error if the new tokens of the rows have no room for all images, each whole in one sequence.
+
+    Args:
+        count: images in all rows.
+        tokens: of an image.
+        behind: text tokens that each image needs behind it.
+    """
+    room = sum(row.count * (row.new // (tokens + behind)) for row in workload.rows) if count else 0
+    if count <= room:
+        return []
+    text = f" and {plural(behind, 'text token')} behind them" if behind else ""
+    what = f"the rows have no room for the images, of {tokens} new tokens each{text}"
+    expected = f"at most {room}, each whole in one sequence"
+    return [BadInput(what, where=f"--images, --{ROWS_INPUT}", expected=expected, got=count)]
 
 
 def device_problems(workload: Workload, options: RunOptions) -> list[CostproofError]:

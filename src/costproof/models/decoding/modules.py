@@ -8,7 +8,7 @@ own cache. Importing this module imports torch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
@@ -154,6 +154,17 @@ class RowsCache:
         """Return, for each layer, the tensors of all rows."""
         each = [self.decoder.cache_tensors(cache) for cache in self.caches]
         return [tuple(t for tensors in same for t in tensors) for same in zip(*each, strict=True)]
+
+
+def with_row_masks(builder: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a mask builder of transformers that returns the caller's masks of a batch of rows."""
+
+    def build(*args: Any, attention_mask: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+        if isinstance(past_key_values, RowsCache):
+            return attention_mask
+        return builder(*args, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs)
+
+    return build
 
 
 def _rows_of(packed: torch.Tensor, count: int) -> tuple[int, ...]:
