@@ -132,9 +132,7 @@ class RemoteCodeOcr(Configured[OcrConfig]):
         wrong = _unlike({k: v for k in _FIXED if (v := given.pop(k, None)) is not None})
         if given.get(ROWS) is not None:
             what = "the vendor's code runs one page with its text, not the rows of a batch"
-            fix = (
-                "count the configuration: costproof report deepseek-ocr --config FOLDER/config.json --rows …"
-            )
+            fix = "count the configuration: costproof report deepseek-ocr --config FOLDER/config.json --rows …"
             wrong.append(BadInput(what, where=f"--{ROWS}", got=str(given[ROWS])[:80], fix=fix))
         if wrong:
             raise Problems("the workload cannot be run", wrong)
