@@ -145,14 +145,17 @@ def problems(workload: Workload, head_dim: int, *, least_text: int = 1) -> list[
     ):
         if value < least:
             found.append(BadInput(what, where=option, expected=f"at least {least}", got=value))
-    found += batch_problems(workload)
-    if workload.attention == flash_attention.FLASH:
-        found += flash_attention.problems(workload.dtype, head_dim)
-    return found
+    return found + batch_problems(workload, head_dim)
 
 
-def batch_problems(workload: Workload) -> list[CostproofError]:
-    """Return an error if the batch size is out of range."""
+def batch_problems(workload: Workload, head_dim: int = 0) -> list[CostproofError]:
+    """Return an error if the batch is out of range, or for each reason why FlashAttention has no kernel for a run.
+
+    Args:
+        head_dim: width of a head; 0 for a class that does not support FlashAttention.
+    """
+    if workload.attention == flash_attention.FLASH and head_dim:
+        return batch_problems(workload) + flash_attention.problems(workload.dtype, head_dim)
     if 1 <= workload.batch <= MAX_BATCH:
         return []
     return [BadInput("the batch is out of range", where="--batch", expected=f"1 to {MAX_BATCH}", got=workload.batch)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Final, Protocol, cast
 
@@ -33,12 +33,10 @@ from costproof.models.decoding.formulas import (
 )
 from costproof.models.decoding.names import WithRows, row_kinds
 from costproof.models.decoding.sharding import Shards
+from costproof.patches.flash_attention import FLASH, WHOLE_HEADS
 
-FLASH: Final = "flash_attention_2"
 _WIDEST_SHARED: Final = 256
 """Widest head for which transformers leaves it to sdpa to share keys and values."""
-_WHOLE_HEADS: Final = 8
-"""Number of which flash-attn pads heads to a multiple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +316,7 @@ def _branches(config: DecoderSizes, workload: Workload, call: StackCall, shards:
         one_key=one_token and call.past == 0,
         wide_heads=config.head_dim > _WIDEST_SHARED,
         flash=workload.attention == FLASH,
-        padded_heads=config.head_dim % _WHOLE_HEADS != 0,
+        padded_heads=config.head_dim % WHOLE_HEADS != 0,
     )
 
 
@@ -353,7 +351,8 @@ def row_tapes(
             for windowed, (keys, size) in _given_masks(config, one, whole).items()
         }
         own = StackCall(row.count, row.new, item, past=row.past)
-        each.append(TapeRow(own, _branches(config, one, whole), kinds[row], masks))
+        branches = replace(_branches(config, one, whole), joined=len(workload.rows) > 1)
+        each.append(TapeRow(own, branches, kinds[row], masks))
     logits = sum(row.count * row.logits for row in workload.rows)
     packed = StackCall(1, workload.text_tokens, item)
     branches = _branches(config, workload, packed)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from costproof.ledger.workload import BatchRow, Workload
-from costproof.models.decoding.decoder import PACKED, Decoder, Masks, Past, text_config
+from costproof.models.decoding.decoder import PACKED, ROW_ATTENTION, Decoder, Masks, Past, text_config
 
 CacheTensors = list[tuple[torch.Tensor, ...]]
 
@@ -205,13 +205,15 @@ def attend_rows(
     found = []
     for i, parts in enumerate(zip(cache.split(query), *split, strict=True)):
         mask = None if attention_mask is None else attention_mask.get(row_name(i))
-        result, _ = attend(module, *parts, mask, **kwargs)
+        with unpacked(module, cache.attention):  # FlashAttention reads the name
+            result, _ = attend(module, *parts, mask, **kwargs)
         found.append(result.reshape(1, -1, *result.shape[2:]))
     return found[0] if len(found) == 1 else torch.cat(found, dim=1), None
 
 
 def pack(model: nn.Module, decoder: Decoder) -> None:
-    """Make the attention of a decoder run row by row (:func:`attend_rows`)."""
+    """Make the attention of a decoder run row by row (:func:`attend_rows`), by the implementation that it had."""
+    setattr(model, ROW_ATTENTION, text_config(model)._attn_implementation)
     for path in decoder.attention_paths(model):
         part: Any = model.get_submodule(path)
         part.config._attn_implementation = PACKED
