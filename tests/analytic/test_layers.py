@@ -377,12 +377,12 @@ CASES: list[tuple[str, Layer, Expected]] = [
     ("joined features", FeatureConcat(3, 4, 5, 2), Expected(incoming=54, outgoing=54)),
     (
         "image tokens",
-        ImageTokens(batch=2, prompt=70, hidden=4, item_bytes=2, grid=2, columns=3, rows=2, crop_grid=3),
+        ImageTokens(prompt_rows=140, hidden=4, item_bytes=2, pages=2, grid=2, columns=3, rows=2, crop_grid=3),
         # features 4 + 6*9 = 58; tokens 2*3 + 1 + 6*10 = 67; per element 2*4*2 = 16 bytes
         # in 16 * (58 + 70), out 16 * (70 + 67)
         Expected(params=8, read=16, incoming=2048, outgoing=2192),
     ),
-    ("no image", ImageTokens(batch=2, prompt=70, hidden=4, item_bytes=2, grid=0), Expected(params=8)),
+    ("no image", ImageTokens(prompt_rows=140, hidden=4, item_bytes=2, pages=2, grid=0), Expected(params=8)),
 ]
 
 

@@ -163,10 +163,10 @@ def test_layers_of_its_own_by_hand() -> None:
     mask = costs_of(WrittenMask(2, 7, 4))
     assert (mask.output_bytes, mask.unfused_bytes) == (2 * 49 * 4, 2 * 49 * 4 + 8)
     # Two pages of 6 tokens and a separator in prompts of 9: joined, joined again, and written over.
-    page = costs_of(ViewsInPrompt(2, 9, 3, 2, 6))
+    page = costs_of(ViewsInPrompt(18, 3, 2, 6, pages=2))
     assert (page.input_bytes, page.output_bytes) == (2 * (6 + 9) * 3 * 2, 2 * (9 + 7) * 3 * 2)
     assert (page.params, page.weight_read_bytes) == (3, 6)
-    assert costs_of(ViewsInPrompt(2, 9, 3, 2)).unfused_bytes == 0
+    assert costs_of(ViewsInPrompt(18, 3, 2)).unfused_bytes == 0
 
 
 @pytest.mark.slow

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import torch
 from transformers import modeling_flash_attention_utils as loading
 
+import costproof
+from costproof.compare.compare import compare
 from costproof.ledger.errors import Incomplete, Problems
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.decoder import config_of
 from costproof.models.decoding.runs import step_inputs
 from costproof.models.families.deepseek_ocr import native
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
+from costproof.models.registry import load_target
+from costproof.opgraph.liveness import timeline
+from costproof.parametric.targets import live_peaks
 from costproof.patches import flash_attention
+from costproof.tracers.peaks.calls import calls
+from costproof.tracers.peaks.program import exported_memory, on_fake_cpu
+from tests.models.test_families import GPT2
+from tests.models.test_latents import V2, V3
+from tests.models.test_past import LLAMA, MISTRAL, ONE
+from tests.support.variants import with_variants
 from tests.tracers.realistic import quiet, small_ocr
 from tests.tracers.small import CONFIG, PAGE
 
@@ -181,3 +194,117 @@ def test_numbers_need_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_attention, "compiled", lambda: False)
     with pytest.raises(Incomplete, match="no numbers without its compiled kernels"):
         flash_attention.require_kernels()
+
+
+VIT: Final = {
+    "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 8, "image_size": 32,
+    "patch_size": 8,
+}  # fmt: skip
+BERT: Final = {
+    "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 8, "vocab_size": 64,
+}  # fmt: skip
+LATENT: Final = {**V3, **ONE, "moe_intermediate_size": 8, "intermediate_size": 8}
+"""Heads of 13 elements, padded to 16, with values of 9, padded to 13 and then to 16."""
+WITH_FLASH: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
+    "vit": ("vit", {"model_type": "vit", **VIT}, {"batch": 2}),
+    "vit, one head": ("vit", {"model_type": "vit", **VIT, "num_attention_heads": 1, "hidden_size": 12}, {}),
+    "clip-vision": ("clip-vision", {"model_type": "clip_vision_model", **VIT}, {}),
+    "siglip-vision": ("siglip-vision", {"model_type": "siglip_vision_model", **VIT}, {"batch": 2}),
+    "dinov2": ("dinov2", {"model_type": "dinov2", **VIT, "mlp_ratio": 1}, {"batch": 2}),
+    "bert": ("bert", {"model_type": "bert", **BERT}, {"seq_len": 40, "batch": 2}),
+    "latent": ("deepseek-v3", LATENT, {"text_tokens": 40, "new_tokens": 1, "batch": 2}),
+    "latent, chunk": ("deepseek-v3", LATENT, {"text_tokens": 20, "past": 30, "new_tokens": 1}),
+    "latent, rows": ("deepseek-v3", LATENT, {"rows": "40, 3x1+50, 9+30"}),
+    "latent of v2": ("deepseek-v2", {**V2, **ONE}, {"text_tokens": 40, "new_tokens": 1}),
+    "equal widths": ("deepseek-v3", {**LATENT, "v_head_dim": 13}, {"text_tokens": 40, "new_tokens": 1}),
+    "llama, rows": ("llama", {**LLAMA, "intermediate_size": 8}, {"rows": "40, 3x1+50, 2x9+30"}),
+    "gpt2": ("gpt2", {**GPT2, "n_layer": 1}, {"text_tokens": 9, "past": 5, "new_tokens": 2}),
+    "mistral": ("mistral", MISTRAL, {"text_tokens": 4, "new_tokens": 2}),
+}
+
+
+def flash_target(case: str, folder: Path) -> tuple[Any, Path]:
+    name, file, _ = WITH_FLASH[case]
+    path = folder / "config.json"
+    path.write_text(json.dumps(file), encoding="utf-8")
+    return load_target(name, path), path
+
+
+@needs_flash
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("case", with_variants(WITH_FLASH, ("vit", "latent, chunk", "llama, rows")))
+def test_three_sources_agree(case: str, tmp_path: Path) -> None:
+    name, _, run = WITH_FLASH[case]
+    _, path = flash_target(case, tmp_path)
+    compared = compare(costproof.capture(name, config=path, attention="flash_attention_2", **run))
+    assert (compared.verdict, [f for f in compared.findings if f.status != "exact"]) == ("exact", [])
+    assert {len(f.values) for f in compared.findings} == {3}
+
+
+@needs_flash
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("case", with_variants(WITH_FLASH, ("vit", "bert", "latent", "latent, rows")))
+def test_the_live_peak_is_that_of_the_graph(case: str, tmp_path: Path) -> None:
+    """With inputs that are held to the end, and with inputs that are released after their last reader."""
+    target, _ = flash_target(case, tmp_path)
+    work = target.workload(attention="flash_attention_2", **WITH_FLASH[case][2])
+    for invocation, job in calls(target, work):
+        program = exported_memory(on_fake_cpu(job)).program
+        for held in (True, False):
+            graph = max(timeline(program, inputs_held=held).held())
+            assert live_peaks(target, work, inputs_held=held)[job.stage, invocation, job.id] == graph, (job.id, held)
+
+
+def test_the_live_peak_of_an_image_encoder_is_that_by_hand(tmp_path: Path) -> None:
+    """Attention decides: 2 images of 17 tokens, 4 heads of 12 elements that are padded to 16.
+
+    Held are the pixels, hidden states, padded queries, keys and values, the result, and the sum of each query and head
+    in float32. The projections were released when they were padded.
+    """
+    target, _ = flash_target("vit", tmp_path)
+    work = target.workload(attention="flash_attention_2", batch=2)
+    rows = 2 * 17
+    held = 2 * 3 * 32 * 32 * 2 + rows * 48 * 2 + 4 * rows * 4 * 16 * 2 + 4 * rows * 4 + 16
+    assert live_peaks(target, work)["forward", "forward", "forward"] == held
+
+
+def test_the_live_peak_of_latent_attention_is_that_by_hand(tmp_path: Path) -> None:
+    """A prompt of 40 of 2 sequences: 4 heads of 13 elements padded to 16, of which values have 9.
+
+    Held are token ids, hidden states, the cache of 16 elements a token, padded queries, keys and values, the result, and
+    the sums of each query and head. Cosines, sines and what was padded were released.
+    """
+    target, _ = flash_target("latent", tmp_path)
+    work = target.workload(attention="flash_attention_2", text_tokens=40, new_tokens=1, batch=2)
+    rows = 2 * 40
+    hidden = LATENT["hidden_size"]
+    held = 8 * rows + rows * hidden * 2 + rows * 16 * 2 + 4 * rows * 4 * 16 * 2 + 4 * rows * 4 + 16
+    assert live_peaks(target, work)["prefill", "prompt", "prefill"] == held
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "where"),
+    [
+        ("vit", {"dtype": "float32"}, "--attention flash_attention_2"),
+        ("deepseek-v3", {"decoding": "absorbed"}, "--attention flash_attention_2"),
+        ("mistral", {"text_tokens": 4095}, "--attention flash_attention_2"),
+        ("mistral", {"rows": "9, 1+4094"}, "--attention flash_attention_2"),
+        ("llama", {"tp": 2}, "--attention flash_attention_2"),
+        ("t5", {}, "--attention"),
+        ("gpt-oss", {}, "--attention"),
+        ("qwen3-vl-vision", {}, "--attention"),
+    ],
+)
+def test_a_run_that_no_kernel_computes_is_refused(name: str, run: dict[str, Any], where: str) -> None:
+    with pytest.raises(Problems) as caught:
+        load_target(name).workload(attention="flash_attention_2", **run)
+    assert [problem.where for problem in caught.value.problems] == [where]
+
+
+def test_values_wider_than_queries_are_refused(tmp_path: Path) -> None:
+    target, _ = flash_target("latent", tmp_path)
+    wide = replace(target, config=replace(target.config, value=14))
+    with pytest.raises(Problems, match="cannot narrow them"):
+        wide.workload(attention="flash_attention_2")

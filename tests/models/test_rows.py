@@ -31,6 +31,7 @@ from costproof.models.settings import rows_of
 from costproof.parametric.targets import evaluate_formulas, live_peaks
 from costproof.run.operands import target_with_settings
 from costproof.views.describe import workload_line
+from tests.models.test_deepseek_ocr2 import FILE as OCR2
 from tests.models.test_families import GPT2, SIZES, SOURCES, TARGETS
 from tests.models.test_latents import V2, V3
 from tests.models.test_llava import FILE as LLAVA_FILE
@@ -70,7 +71,35 @@ CASES: Final[dict[str, tuple[dict[str, Any], str, dict[str, Any]]]] = {
     "deepseek_v3, absorbed, two prompts": ({**V3, **ONE}, "20, 3, 3x1+8", {"decoding": "absorbed"}),
     "deepseek_v3, absorbed, only steps": ({**V3, **ONE}, "3x1+8, 1+9", {"decoding": "absorbed"}),
 }  # fmt: skip
+OCR: Final[dict[str, Any]] = {
+    "model_type": "unlimited_ocr", "image_token_id": 60,
+    "vision_config": {
+        "sam_config": {
+            "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_dim": 40, "image_size": 64,
+            "patch_size": 4, "window_size": 3, "output_channels": 10, "downsample_channels": [14, 20],
+            "global_attn_indexes": [],
+        },
+        "encoder_config": {
+            "hidden_size": 20, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 80,
+            "image_size": 32, "patch_size": 2,
+        },
+    },
+    "text_config": {
+        "hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "vocab_size": 64, "max_position_embeddings": 4096, "n_routed_experts": 8,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 16, "n_shared_experts": 2,
+        "mlp_layer_types": ["dense", "sparse"],
+    },
+}  # fmt: skip
+"""DeepSeek-OCR with features of 16 pixels."""
+NAMES: Final = {"unlimited_ocr": "deepseek-ocr"}
+PAGED: Final = "40, 3x1+8, 35+7/all"
+"""A page in a prompt of 40 tokens, three steps, and another page in 35 tokens behind 7, all with logits."""
+PAGES: Final[dict[str, Any]] = {"images": 2, "base_size": 64, "image_size": 32, "grid": "1x2"}
+"""A view of 4 x 4 features and 1 x 2 crops of 2 x 2: 4 x 5 + 4 x 3 tokens with newlines, and a separator."""
+CASES |= {"deepseek_ocr": (OCR, PAGED, PAGES), "deepseek_ocr, text": (OCR, MIXED, {"attention": "eager"})}
 ALWAYS: Final = (
+    "deepseek_ocr",
     "mistral", "llama", "qwen3", "gpt_oss", "deepseek_v3, absorbed", "mistral, eager", "deepseek_v3", "gpt2",
 )  # fmt: skip
 
@@ -80,7 +109,7 @@ ALWAYS: Final = (
 @pytest.mark.usefixtures("one_process")
 def test_three_sources_agree(case: str, tmp_path: Path, *, thorough: bool) -> None:
     file, rows, run = CASES[case]
-    agree(file, rows, tmp_path, SOURCES if thorough or case in ALWAYS[:1] else SOURCES[:2], **run)
+    agree(file, rows, tmp_path, SOURCES if thorough or case in ALWAYS[:2] else SOURCES[:2], **run)
 
 
 RANDOM: Final = ("llama", "mistral", "gpt2", "qwen3_moe", "gpt_oss", "deepseek_v3, absorbed")
@@ -110,12 +139,16 @@ def random_batches() -> list[str]:
 def agree(file: dict[str, Any], rows: str, folder: Path, sources: tuple[str, ...], **run: Any) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(file), encoding="utf-8")
-    name = file["model_type"].removesuffix("_text").replace("_", "-")
-    compared = compare(costproof.capture(name, config=path, rows=rows, sources=sources, **run))
+    compared = compare(costproof.capture(name_of(file), config=path, rows=rows, sources=sources, **run))
     wrong = [f for f in compared.findings if f.status != "exact"]
     assert (compared.verdict, wrong[:3]) == ("exact", [])
     assert {len(f.values) for f in compared.findings} == {len(sources)}
     assert PACKED not in ALL_ATTENTION_FUNCTIONS.valid_keys()
+
+
+def name_of(file: dict[str, Any]) -> str:
+    """The name of the target that reads a file."""
+    return NAMES.get(file["model_type"], file["model_type"].removesuffix("_text").replace("_", "-"))
 
 
 @pytest.mark.slow
@@ -152,6 +185,126 @@ def test_packed_rows_return_the_logits_of_separate_runs(tmp_path: Path) -> None:
         found.append(logits[:, length - row.logits :].reshape(-1, 64))
     assert packed.shape == (1, 1 + 3 + 2 + 2, 64)
     assert torch.allclose(packed[0], torch.cat(found), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
+def test_packed_pages_return_the_logits_of_separate_runs(tmp_path: Path) -> None:
+    """The first page is in the prompt, the second behind a prefix; each is run again with its own tokens alone."""
+    import torch
+
+    from costproof.ledger.progress import silent
+    from costproof.ledger.run import RunOptions
+
+    target = ocr(tmp_path).with_options(RunOptions(device="cpu"))
+    work = target.workload(rows=PAGED, dtype="float32", **PAGES)
+    model = target.build_run(work, silent).model
+    (run,) = target.runs(model, work)
+    assert run.expected is not None
+    plain = target.workload("text-only", text_tokens=1, dtype="float32")
+    alone = target.build_run(plain, silent).model
+    alone.load_state_dict(model.state_dict())
+    new, kwargs = run.kwargs["input_ids"][0], run.kwargs
+    assert [int((new[a:b] == 60).sum()) for a, b in ((0, 40), (40, 43), (43, 78))] == [33, 0, 33]
+    assert kwargs["position_ids"][0].tolist() == [*range(40), 8, 8, 8, *range(7, 42)]
+    with torch.no_grad():
+        logits = alone(
+            input_ids=new[None, :40], pixel_values=kwargs["pixel_values"][:1], num_local_patches=[2],
+            pixel_values_local=kwargs["pixel_values_local"][:2], patches_grid=[[1, 2]],
+        ).logits  # fmt: skip
+        assert torch.allclose(run.expected[0, 0], logits[0, -1], atol=1e-5)
+        past = kwargs["past_key_values"].caches[2]
+        assert past.get_seq_length() == 7
+        logits = alone(
+            input_ids=new[None, 43:], pixel_values=kwargs["pixel_values"][1:], num_local_patches=[2],
+            pixel_values_local=kwargs["pixel_values_local"][2:], patches_grid=[[1, 2]], past_key_values=past,
+            position_ids=kwargs["position_ids"][:, 43:],
+            attention_mask=dict.fromkeys(
+                ("full_attention", "reference_sliding_attention"), torch.ones(35, 42, dtype=torch.bool).tril(7)
+            ),
+        ).logits  # fmt: skip
+    assert run.expected.shape == (1, 1 + 3 + 35, 64)
+    assert torch.allclose(run.expected[0, 4:], logits[0], atol=1e-5)
+
+
+def ocr(folder: Path, **text: int) -> Any:
+    """The small DeepSeek-OCR with changes of its decoder."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**OCR, "text_config": {**OCR["text_config"], **text}}), encoding="utf-8")
+    return load_target("deepseek-ocr", path)
+
+
+def test_pages_in_rows_by_hand(tmp_path: Path) -> None:
+    """78 tokens, of which 39 get logits; 40 x 40, 3 x 9 and 35 x 42 pairs, of which a mask leaves 820, 27 and 875.
+
+    A dense layer of 56 and a mixture of three experts of 16 and a shared one of 32; 48 elements in four heads.
+    """
+    target = ocr(tmp_path)
+    ledger = evaluate_formulas(target, target.workload(rows=PAGED, **PAGES))
+    layers = 2 * 4 * 48 * 48 + 3 * 48 * 56 + 48 * 8 + 3 * 3 * 48 * 16 + 3 * 48 * 32
+    pairs = 40 * 40 + 3 * 9 + 35 * 42
+    flops = 2 * 78 * layers + 2 * 4 * 48 * pairs + 2 * 39 * 48 * 64
+    assert ledger.stage_total("prefill", "flops") == flops == 7_419_264
+    kept = 40 * 41 // 2 + 3 * 9 + 35 * 7 + 35 * 36 // 2
+    assert kinds(ledger, KEPT_SCORES) == {"attention": 2 * 4 * kept}
+    token = 2 * 2 * 48 * 2
+    assert ledger.stage_total("prefill", "kv_cache_bytes") == 78 * token
+    assert ledger.stage_total("prefill", "kv_read_bytes") == (3 * 8 + 7) * token
+    # Two pages of 24 features, 33 tokens with newlines and separator, into the embeddings of 78 tokens.
+    (glue,) = [n for n in ledger.nodes if (n.stage, n.module, n.kind) == ("prefill", "model", "") and n.invocation]
+    assert (glue.cost("input_bytes"), glue.cost("output_bytes")) == (96 * (2 * 24 + 78), 96 * (2 * 33 + 78))
+
+
+def test_towers_run_once_on_all_pages_of_rows(tmp_path: Path) -> None:
+    """Two prompts of a page each are the batch of two pages, whose cosines and sines are those of one."""
+    target = ocr(tmp_path)
+    rows = evaluate_formulas(target, target.workload(rows="2x40/all", **PAGES))
+    views = {name: value for name, value in PAGES.items() if name != "images"}
+    batch = evaluate_formulas(target, target.workload(batch=2, text_tokens=7, new_tokens=0, **views))
+    for stage in target.stages:
+        for metric in rows.metrics:
+            if stage != "prefill" or metric not in ("vector_flops", "input_bytes", "output_bytes", "unfused_bytes"):
+                assert rows.stage_total(stage, metric) == batch.stage_total(stage, metric), (stage, metric)
+
+
+@pytest.mark.parametrize(("rows", "touched"), [("1+8", 3), ("2x1+8", 6), ("3x1+8", 8), ("9, 1+8", 8)])
+def test_experts_that_a_batch_of_a_page_model_touches(rows: str, touched: int, tmp_path: Path) -> None:
+    """Of 8 experts, min(8, 3 tokens): three matrices of 48 x 16 each."""
+    target = ocr(tmp_path)
+    ledger = evaluate_formulas(target, target.workload(rows=rows))
+    read = [n.cost("weight_read_bytes") for n in ledger.nodes if n.module.endswith(".experts")]
+    assert sum(filter(None, read)) == touched * 3 * 48 * 16 * 2
+
+
+def test_the_live_peak_of_rows_of_a_page_model_is_that_by_hand(tmp_path: Path) -> None:
+    """A vocabulary of 20,000 decides: its logits of 39 positions, and what is held with them.
+
+    Given are embeddings, positions and indices, a mask of 35 x 42 booleans, and 31 cached tokens, which the cache keeps
+    apart from the 78 tokens that are added.
+    """
+    token = 2 * 2 * 48 * 2
+    given = 78 * (96 + 8) + 39 * 8 + 35 * 42 + 31 * token
+    held = given + 78 * token + 39 * 96 + 39 * 20_000 * 2
+    assert row_peaks(ocr(tmp_path, vocab_size=20_000), PAGED, **PAGES)[0] == held
+
+
+@pytest.mark.parametrize(
+    ("run", "where"),
+    [
+        ({**PAGES, "rows": "40, 32"}, "--images, --rows"),  # a page has 33 tokens of one sequence
+        ({"rows": "40", "images": 1, "seq_len": 40}, "--seq-len"),
+        ({"rows": "40", "images": -1}, "--images"),
+        ({"rows": "40", "grid": "1x2"}, "--grid"),
+        ({"rows": "40", "images": 1, "preset": "text-only"}, "--images"),
+        ({"images": 1}, "--images"),
+        ({"rows": "4, 4+4093"}, "--rows, 4+4093"),
+        ({"rows": "4, 129+7"}, "--rows"),  # more new tokens than the window of the configuration
+    ],
+)
+def test_rows_that_a_page_model_refuses(run: dict[str, Any], where: str, tmp_path: Path) -> None:
+    with pytest.raises(Problems) as caught:
+        ocr(tmp_path).workload(**run)
+    assert [problem.where for problem in caught.value.problems] == [where]
 
 
 SMALL: Final = Llama(LlamaConfig(32, 48, 2, 4, 2, 12, 64, 4096))
@@ -390,14 +543,14 @@ def test_runs_that_are_refused(target: Any, settings: dict[str, Any], where: str
     assert where in [problem.where for problem in found]
 
 
-@pytest.mark.parametrize("name", ["t5", "deepseek-ocr", "vit"])
+@pytest.mark.parametrize("name", ["t5", "vit"])
 def test_a_target_without_rows_tells_which_have_them(name: str) -> None:
     with pytest.raises(BadInput, match="no such setting") as caught:
         costproof.capture(name, rows="4, 3x1+80", sources=("analytic",))
     assert caught.value.fix == (
-        "a batch of unequal rows is counted for text decoders: with formulas, such as llama, llava and qwen2-5-vl, in "
-        "one packed call; of hf: classes without, as a forward a row; of a model that reads pages, count the language "
-        "model by its text_config; of another target, each row as a run of its own"
+        "a batch of unequal rows is counted for text decoders: with formulas, such as llama, llava and deepseek-ocr, "
+        "in one packed call; of hf: classes without, as a forward a row; of another target, each row as a run of its "
+        "own"
     )
 
 
@@ -472,12 +625,15 @@ def test_a_prompt_with_sinks_holds_the_whole_cache_of_a_window() -> None:
     assert row_peaks(small, "1+3, 40")[0] == held == 49_232  # as of its graph
 
 
-QUICK_PEAKS: Final = ("mistral", "gpt2", "deepseek_v3, absorbed, two prompts", "qwen2_5_vl")
+QUICK_PEAKS: Final = ("mistral", "gpt2", "deepseek_v3, absorbed, two prompts", "qwen2_5_vl", "deepseek_ocr")
 
 
 IMAGES: Final[dict[str, tuple[dict[str, Any], str, dict[str, Any]]]] = {
     "llava": (LLAVA_FILE, "9, 3x1+8, 5+7/all", {"images": 3}),
     "qwen2_5_vl": (QWEN_VL, "30, 3x1+8, 5+7/2", {"images": 3, "image_size": 28, "attention": "eager"}),
+    "deepseek_ocr": (OCR, PAGED, PAGES),
+    "deepseek_ocr, eager": (OCR, "2x100+300, 3x1+8", {"attention": "eager"}),
+    "deepseek_ocr2": (OCR2, "160, 3x1+8, 150+7/all", {"images": 2, "preset": "base", "base_size": 96}),
 }
 
 
@@ -495,7 +651,7 @@ def test_the_live_peak_of_rows_is_that_of_the_graph(case: str, tmp_path: Path, *
     file, own, run = {**CASES, **IMAGES}[case]
     path = tmp_path / "config.json"
     path.write_text(json.dumps(file), encoding="utf-8")
-    target: Any = load_target(file["model_type"].removesuffix("_text").replace("_", "-"), path)
+    target: Any = load_target(name_of(file), path)
     for rows in (own, *random_batches()[: 0 if case in IMAGES else 8 if thorough else 1]):
         job = next(job for _, job in calls(target, target.workload(rows=rows, **run)) if job.id == "rows")
         program = exported_memory(on_fake_cpu(job)).program

@@ -109,6 +109,14 @@ def test_shared_key_value_heads_are_no_matter_of_an_option() -> None:
     target.check(target.workload())
 
 
+def test_rows_are_counted_on_the_native_classes() -> None:
+    with pytest.raises(Problems) as caught:
+        RemoteCodeOcr.from_folder(SNAPSHOT, trusted=True).workload(rows="40, 3x1+8")
+    (problem,) = caught.value.problems
+    assert (problem.where, problem.got) == ("--rows", "40, 3x1+8")
+    assert "--config FOLDER/config.json --rows" in str(problem.fix)
+
+
 def test_a_snapshot_brings_its_own_configuration() -> None:
     with pytest.raises(BadInput, match="has its own configuration"):
         load_target(str(SNAPSHOT), SNAPSHOT / "config.json", trusted=True)

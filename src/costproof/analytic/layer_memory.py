@@ -44,6 +44,8 @@ class CopyBranches:
     """Whether attention is that of the package flash-attn."""
     padded_heads: bool = False
     """Whether that package pads heads to a multiple of 8 elements."""
+    joined: bool = False
+    """Whether the result of attention is joined with those of other rows, which reads it without its padding."""
 
 
 @dataclass(slots=True)
@@ -143,7 +145,7 @@ class LayerTape:
         """
         call, branches, keys = self.call, self.branches, self._keys(block)
         if branches.flash:
-            return self._flash(block, q, k, v)
+            return self._flash((block.heads, block.kv_heads), keys, (q, k, v), (block.head_dim, block.head_dim))
         result = call.rows * block.heads * block.head_dim
         one = branches.one_shared
         repeated = (branches.shared and not one) and (
@@ -199,22 +201,34 @@ class LayerTape:
         self.tape.read(*reads, self.tape.make(4 * rows, *reads))
         return result
 
-    def _flash(self, block: AttentionBlock, q: Piece, k: Piece, v: Piece) -> Piece:
+    def _flash(
+        self, heads: tuple[Size, Size], keys: Size, reads: tuple[Piece, Piece, Piece], widths: tuple[Size, Size]
+    ) -> Piece:
         """Record attention of the package flash-attn, whose results lie token by token.
 
         Besides the result it returns the log-sum of each query and head, in float32, and two int64 of a generator.
+        Before the call, transformers pads narrower values to the width of queries and keys.
 
-        Source: ``FlashAttnFunc.forward`` (flash_attn 2.8, flash_attn_interface).
+        Args:
+            heads: of queries, and of keys and values.
+            reads: queries, keys and values.
+            widths: of queries and keys, and of values.
+
+        Source: ``FlashAttnFunc.forward`` (flash_attn 2.8, flash_attn_interface), ``flash_attention_forward``
+        (transformers).
         """
-        queries, context = self.call.rows * block.heads, self.call.batch * self._keys(block) * block.kv_heads
-        width = block.head_dim
+        queries, context = self.call.rows * heads[0], self.call.batch * keys * heads[1]
+        (q, k, v), (width, value) = reads, widths
+        if value != width:
+            v = self._make(context * width, v)
         if self.branches.padded_heads:
             width = 8 * sympy.ceiling(width / sympy.Integer(8))
             q = self._make(queries * width, q)
             k, v = (self._make(context * width, piece) for piece in (k, v))
         result = self._make(queries * width, q, k, v)
         self.tape.read(q, k, v, result, self.tape.make(4 * queries), self.tape.make(2 * INT64))
-        return self._make(queries * block.head_dim, result) if self.branches.padded_heads else result
+        narrowed = self.branches.padded_heads or value != width
+        return self._make(queries * value, result) if narrowed and not self.branches.joined else result
 
     def _mlp(self, mlp: Mlp, x: Piece, rows: Size | None = None) -> Piece:
         rows = self.call.rows if rows is None else rows

@@ -156,11 +156,12 @@ def first_line(error: BaseException) -> str:
 
 
 OF_SOME_TARGETS: Final = {
-    "rows": "a batch of unequal rows is counted for text decoders: with formulas, such as llama, llava and qwen2-5-vl, "
-    "in one packed call; of hf: classes without, as a forward a row; of a model that reads pages, count the language "
-    "model by its text_config; of another target, each row as a run of its own",
-    "flash_attention_2": "FlashAttention is described for the decoder of deepseek-ocr; elsewhere FLOPs, kept pairs and "
-    "bytes are those of sdpa, and what the kernel allocates, which decides the live peak, is not described",
+    "rows": "a batch of unequal rows is counted for text decoders: with formulas, such as llama, llava and "
+    "deepseek-ocr, in one packed call; of hf: classes without, as a forward a row; of another target, each row as a "
+    "run of its own",
+    "flash_attention_2": "FlashAttention is described for text decoders, for encoders of text and of whole images, and "
+    "for the decoder of deepseek-ocr; T5's class does not support it, nor its package the sinks of gpt-oss; elsewhere "
+    "FLOPs, kept pairs and bytes are those of sdpa, and what the kernel allocates is not described",
 }
 """Name of a setting or of a choice -> the targets that have it, where others refuse it."""
 

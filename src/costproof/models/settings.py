@@ -16,6 +16,7 @@ from costproof.ledger.errors import OF_SOME_TARGETS, BadInput, CostproofError, P
 from costproof.ledger.files import MAX_BYTES, first_bytes
 from costproof.ledger.mesh import ALL_GATHER, AXES, DISPATCH, PAIRS, PLAN, RANK, no_such_setting
 from costproof.ledger.mesh import CP_PLAN as SHARED_INPUT
+from costproof.ledger.plural import plural
 from costproof.ledger.run import RunOptions, parse_integer
 from costproof.ledger.workload import KV_BLOCK as BLOCK_INPUT
 from costproof.ledger.workload import PAD_TO as PAD_INPUT
@@ -137,14 +138,17 @@ def problems(workload: Workload, head_dim: int, *, least_text: int = 1) -> list[
     ):
         if value < least:
             found.append(BadInput(what, where=option, expected=f"at least {least}", got=value))
-    found += batch_problems(workload)
-    if workload.attention == flash_attention.FLASH:
-        found += flash_attention.problems(workload.dtype, head_dim)
-    return found
+    return found + batch_problems(workload, head_dim)
 
 
-def batch_problems(workload: Workload) -> list[CostproofError]:
-    """Return an error if the batch size is out of range."""
+def batch_problems(workload: Workload, head_dim: int = 0) -> list[CostproofError]:
+    """Return an error if the batch is out of range, or for each reason why FlashAttention has no kernel for a run.
+
+    Args:
+        head_dim: width of a head; 0 for a class that does not support FlashAttention.
+    """
+    if workload.attention == flash_attention.FLASH and head_dim:
+        return batch_problems(workload) + flash_attention.problems(workload.dtype, head_dim)
     if 1 <= workload.batch <= MAX_BATCH:
         return []
     return [BadInput("the batch is out of range", where="--batch", expected=f"1 to {MAX_BATCH}", got=workload.batch)]
@@ -204,6 +208,23 @@ def row_problems(workload: Workload, most: int) -> list[CostproofError]:
             where = f"--{ROWS_INPUT}, {option(name)}"
             found.append(BadInput("the rows of a batch say this", where=where, expected=said, got=value))
     return found
+
+
+def room_problems(workload: Workload, count: int, tokens: int, behind: int = 0) -> list[CostproofError]:
+    """Return an error if the new tokens of the rows have no room for all images, each whole in one sequence.
+
+    Args:
+        count: images in all rows.
+        tokens: of an image.
+        behind: text tokens that each image needs behind it.
+    """
+    room = sum(row.count * (row.new // (tokens + behind)) for row in workload.rows) if count else 0
+    if count <= room:
+        return []
+    text = f" and {plural(behind, 'text token')} behind them" if behind else ""
+    what = f"the rows have no room for the images, of {tokens} new tokens each{text}"
+    expected = f"at most {room}, each whole in one sequence"
+    return [BadInput(what, where=f"--images, --{ROWS_INPUT}", expected=expected, got=count)]
 
 
 def device_problems(workload: Workload, options: RunOptions) -> list[CostproofError]:

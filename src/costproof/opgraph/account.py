@@ -34,6 +34,7 @@ from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Size, V
 from costproof.opgraph.kept import KeptWork, PairCounter, kept_work
 from costproof.opgraph.merge import evidence, merge_unknown
 from costproof.opgraph.reuse import AvoidableTraffic, PackedReads, floors
+from costproof.opgraph.rules.attention import is_flash
 from costproof.opgraph.rules.collectives import ranks_of
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.names import canonical, overwrites, source_kind
@@ -367,8 +368,9 @@ def _read_in_order(calls: Sequence[int], parts: Sequence[_Part], ops: Sequence[O
 
     def keys(at: int) -> tuple[Size, ...]:
         shape = ops[at].tensors[1].shape if len(ops[at].tensors) > 1 else ()
-        # Keys, or their transpose as the second factor of a product.
-        return tuple(prod((*shape[:1], shape[i])) for i in (-2, -1)) if len(shape) > 2 else ()
+        # Keys, or their transpose as the second factor of a product; heads of FlashAttention follow tokens.
+        places = (-3,) if is_flash(ops[at].name) else (-2, -1)
+        return tuple(prod((*shape[:1], shape[i])) for i in places) if len(shape) > 2 else ()
 
     same = len(calls) == len(parts)
     return same and all(prod(part.shape[:-1]) in keys(at) for at, (part, _) in zip(calls, parts, strict=True))
@@ -405,7 +407,10 @@ def _wider(op: OpCall, rank: Size, out: Size, sharing: int) -> int | None:
         sharing: ranks that each have a part of these heads when scores are computed.
     """
     shape = op.tensors[0].shape if _FUSED in canonical(op.name) else op.outputs[0].shape
-    heads = prod((shape[-3], sharing)) if len(shape) > 2 else 1
+    heads = 1 if len(shape) < 3 else shape[-3]
+    if is_flash(op.name):
+        heads = op.tensors[0].shape[-2]
+    heads = prod((heads, sharing))
     if not (isinstance(heads, int) and isinstance(rank, int) and isinstance(out, int)) or out % heads:
         return None
     both = out // heads

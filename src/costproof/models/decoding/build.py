@@ -12,7 +12,7 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RANDOM, RunOptions
 from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Workload
-from costproof.models.decoding.decoder import PACKED, SHARED, Decoder, config_of
+from costproof.models.decoding.decoder import PACKED, ROW_ATTENTION, SHARED, Decoder, config_of
 from costproof.models.specs import Built
 from costproof.models.target import require_device
 from costproof.patches import flash_attention
@@ -113,7 +113,8 @@ def own_attention(model: nn.Module) -> Iterator[None]:
 
 def uses_flash(model: nn.Module) -> bool:
     """Return whether the decoder runs FlashAttention."""
-    return bool(config_of(model).get_text_config()._attn_implementation == flash_attention.FLASH)
+    name = getattr(model, ROW_ATTENTION, config_of(model).get_text_config()._attn_implementation)
+    return bool(name == flash_attention.FLASH)
 
 
 def with_numbers(

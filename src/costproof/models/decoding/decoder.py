@@ -19,6 +19,9 @@ PACKED: Final = "packed_rows"
 SHARED: Final = "shared_sequence"
 """Names, among the implementations of transformers, of the attention of rows, and of ranks that share a sequence."""
 
+ROW_ATTENTION: Final = "row_attention"
+"""Attribute of a model that runs rows: the implementation of the attention of each."""
+
 Locate = Callable[[str, int], tuple[str, str]]
 """(module path, call of its outermost repeated ancestor counted from 1) -> (stage, invocation)."""
 

@@ -30,6 +30,7 @@ from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.formulas import DecoderStyle, masked_chunk
 from costproof.models.decoding.target import CausalTarget
 from costproof.models.target import Setting
+from costproof.patches.flash_attention import FLASH
 
 if TYPE_CHECKING:
     from torch import nn
@@ -279,6 +280,22 @@ class LatentTarget(CausalTarget[L]):
             del given[DECODING.name]
         made = CausalTarget.workload(self, preset, **given)
         return replace(made, what="absorbed decoding") if absorbs(made) else made
+
+    def problems(self, workload: Workload) -> list[CostproofError]:
+        """Return an error for each reason why the model cannot run a workload."""
+        found, config = CausalTarget.problems(self, workload), self.config
+        if workload.attention != FLASH:
+            return found
+        where, fix = f"--attention {FLASH}", "leave --attention at sdpa"
+        if absorbs(workload):
+            what = "the kernels have one width for queries, keys and values, which absorbed decoding has not"
+            got = f"{config.kv_rank + config.rope} and {config.kv_rank}"
+            found.append(BadInput(what, where=where, expected="--decoding expanded", got=got, fix=fix))
+        elif config.value > config.head_dim:
+            what = "transformers pads values to the width of queries, and cannot narrow them"
+            expected, got = f"values of at most {config.head_dim} elements", config.value
+            found.append(BadInput(what, where=where, expected=expected, got=got, fix=fix))
+        return found
 
     def conventions(self, workload: Workload) -> Conventions:
         """Return the conventions of all numbers of this workload."""

@@ -33,12 +33,10 @@ from costproof.models.decoding.formulas import (
 )
 from costproof.models.decoding.names import WithRows, row_kinds
 from costproof.models.decoding.sharding import Shards
+from costproof.patches.flash_attention import FLASH, WHOLE_HEADS
 
-FLASH: Final = "flash_attention_2"
 _WIDEST_SHARED: Final = 256
 """Widest head for which transformers leaves it to sdpa to share keys and values."""
-_WHOLE_HEADS: Final = 8
-"""Number of which flash-attn pads heads to a multiple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +91,8 @@ class RowsTape(DecoderTape):
         for i, row in enumerate(self.rows):
             for windowed, (keys, item) in row.masks.items():
                 self.masks_of[i, windowed] = tape.give(item * row.call.rows * keys)
+        if self.apart:
+            tape.keep(*(piece for of_layer in old for pair in of_layer for piece in pair))
         numbers = self._numbers(windows)
         hidden = given if self.embedded else self._embedding(stack, given)
         tables = self._tables(stack, hidden)
@@ -107,8 +107,9 @@ class RowsTape(DecoderTape):
                 continue
             tape.read(*(number for number in own if number is not None))
             for row, past in zip(self.rows, old[i], strict=True):
-                for k, size in enumerate(self._of_row(row, blocks[i][row.kind])):
-                    tape.keep(tape.make(size, *past[k : k + 1]))
+                joins = self._joins_row(row)
+                for k, size in enumerate((self._added if joins else self._of_row)(row, blocks[i][row.kind])):
+                    tape.keep(tape.make(size, *() if joins else past[k : k + 1]))
         out = self._norm(stack.norm, hidden, call.rows, stack.width)
         if picked:
             out = self._make(logits * stack.width, out, *kept)
@@ -120,14 +121,14 @@ class RowsTape(DecoderTape):
         return tape
 
     def _numbers(self, windows: Sequence[int]) -> dict[tuple[int, int], Piece]:
-        """Record the length that a cache with a window holds as a number until it is first extended.
+        """Record the length that a cache with a window, or with the prompt apart, holds until it is first extended.
 
         Returns:
             (row, layer) -> that of a row without a past; those of other rows are read at once.
         """
         found: dict[tuple[int, int], Piece] = {}
         for i, row in enumerate(self.rows):
-            made = {(i, layer): self.tape.make(INT64) for layer, window in enumerate(windows) if window}
+            made = {(i, layer): self.tape.make(INT64) for layer, window in enumerate(windows) if window or self.apart}
             if row.call.past == 0:
                 found |= made
             else:
@@ -161,9 +162,14 @@ class RowsTape(DecoderTape):
             if number is not None:
                 self.tape.read(number)
             sizes = self._of_row(row, blocks[row.kind])
-            pairs = zip(sizes, (k, v), strict=True)
+            added = [k, v]
+            if self._joins_row(row):
+                of_row = zip(self._added(row, blocks[row.kind]), added, strict=True)
+                added = [self.tape.make(size, new) for size, new in of_row]
+                self.tape.keep(*added)
+            pairs = zip(sizes, added, strict=True)
             caches.append([self.tape.make(size, *past[i : i + 1], new) for i, (size, new) in enumerate(pairs)])
-            self.tape.keep(*caches[-1])
+            self.tape.keep(*() if self._joins_row(row) else caches[-1])
         results = []
         for i, (row, (keys, values)) in enumerate(zip(self.rows, caches, strict=True)):
             own = DecoderTape(row.call, row.branches, self.tape)
@@ -220,6 +226,15 @@ class RowsTape(DecoderTape):
         results = [found[i] for i in range(len(found))]
         core = results[0] if alone else self._make(self.call.rows * heads * block.value_dim, *results)
         return self._make(self.call.rows * block.width, core)
+
+    def _joins_row(self, row: TapeRow) -> bool:
+        """Return whether a row joins its past, which the cache keeps apart, and its new keys and values."""
+        return self.apart and row.call.past != 0
+
+    def _added(self, row: TapeRow, block: AttentionBlock | LatentBlock) -> tuple[Size, Size]:
+        """Return the bytes of the keys and of the values that a row adds in a layer."""
+        (keys, values), old = self._of_row(row, block), self._of_row(row, block, new=0)
+        return keys - old[0], values - old[1]
 
     def _of_row(self, row: TapeRow, block: AttentionBlock | LatentBlock, new: Size | None = None) -> tuple[Size, Size]:
         """Return the bytes of a row's cached keys and of its values in a layer, after the call or, if new is 0, before.
@@ -306,7 +321,7 @@ def _branches(config: DecoderSizes, workload: Workload, call: StackCall, shards:
         one_key=one_token and call.past == 0,
         wide_heads=config.head_dim > _WIDEST_SHARED,
         flash=workload.attention == FLASH,
-        padded_heads=config.head_dim % _WHOLE_HEADS != 0,
+        padded_heads=config.head_dim % WHOLE_HEADS != 0,
     )
 
 
@@ -317,6 +332,7 @@ def row_tapes(
     *,
     capped: bool = False,
     embedded: bool = False,
+    apart: bool = False,
     axes: int = 1,
 ) -> dict[tuple[str, str, str], MemoryTape]:
     """Return (stage, invocation, part) -> the memory tape of the packed call of a batch of rows.
@@ -340,11 +356,12 @@ def row_tapes(
             for windowed, (keys, size) in _given_masks(config, one, whole).items()
         }
         own = StackCall(row.count, row.new, item, past=row.past)
-        each.append(TapeRow(own, _branches(config, one, whole), kinds[row], masks))
+        branches = replace(_branches(config, one, whole), joined=len(workload.rows) > 1)
+        each.append(TapeRow(own, branches, kinds[row], masks))
     logits = sum(row.count * row.logits for row in workload.rows)
     packed = StackCall(1, workload.text_tokens, item)
     branches = _branches(config, workload, packed)
-    tape = RowsTape(packed, branches, rows=tuple(each), embedded=embedded, axes=axes).record_rows(
+    tape = RowsTape(packed, branches, rows=tuple(each), embedded=embedded, apart=apart, axes=axes).record_rows(
         stack(call), tuple(windows_of(config)), logits, capped=capped, picked=logits < workload.text_tokens
     )
     return {("prefill", ROWS_INVOCATION, "rows"): tape}

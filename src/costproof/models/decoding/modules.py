@@ -8,7 +8,7 @@ own cache. Importing this module imports torch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from costproof.ledger.workload import BatchRow, Workload
-from costproof.models.decoding.decoder import PACKED, Decoder, Masks, Past, text_config
+from costproof.models.decoding.decoder import PACKED, ROW_ATTENTION, Decoder, Masks, Past, text_config
 
 CacheTensors = list[tuple[torch.Tensor, ...]]
 
@@ -156,6 +156,17 @@ class RowsCache:
         return [tuple(t for tensors in same for t in tensors) for same in zip(*each, strict=True)]
 
 
+def with_row_masks(builder: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a mask builder of transformers that returns the caller's masks of a batch of rows."""
+
+    def build(*args: Any, attention_mask: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+        if isinstance(past_key_values, RowsCache):
+            return attention_mask
+        return builder(*args, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs)
+
+    return build
+
+
 def _rows_of(packed: torch.Tensor, count: int) -> tuple[int, ...]:
     """Return [heads, count, length / count, width] of a tensor [1, heads, length, width]."""
     _, heads, length, width = packed.shape
@@ -194,13 +205,15 @@ def attend_rows(
     found = []
     for i, parts in enumerate(zip(cache.split(query), *split, strict=True)):
         mask = None if attention_mask is None else attention_mask.get(row_name(i))
-        result, _ = attend(module, *parts, mask, **kwargs)
+        with unpacked(module, cache.attention):  # FlashAttention reads the name
+            result, _ = attend(module, *parts, mask, **kwargs)
         found.append(result.reshape(1, -1, *result.shape[2:]))
     return found[0] if len(found) == 1 else torch.cat(found, dim=1), None
 
 
 def pack(model: nn.Module, decoder: Decoder) -> None:
-    """Make the attention of a decoder run row by row (:func:`attend_rows`)."""
+    """Make the attention of a decoder run row by row (:func:`attend_rows`), by the implementation that it had."""
+    setattr(model, ROW_ATTENTION, text_config(model)._attn_implementation)
     for path in decoder.attention_paths(model):
         part: Any = model.get_submodule(path)
         part.config._attn_implementation = PACKED

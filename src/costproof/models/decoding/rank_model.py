@@ -561,11 +561,11 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
         sequence = SharedSequence(model, layout, mesh.cp, at.cp, attention=workload.attention)
     parts = partial(FullySharded, model, mesh.fsdp, workload.rank, stages=mesh.pp, replicas=mesh.dp, sequence=sequence)
     if mesh.tp == mesh.ep == 1:
-        if mesh.fsdp > 1:
-            return parts()
-        if mesh.pp * mesh.cp == 1:
+        if mesh.pp * mesh.cp * mesh.fsdp == 1:
             return None
         _fit_own_heads(model, workload)
+        if mesh.fsdp > 1:
+            return parts()
         return Distributed(model, ({}, {}), 1, at.pp * mesh.cp + at.cp, mesh.pp, sequence=sequence)
     plans = _plans(model, mesh, engine)
     if not _splits_evenly(model, plans[0], mesh.tp):

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.workload import ROWS_INVOCATION, Workload, sampled_steps
+from costproof.ledger.workload import ROWS_INVOCATION, BatchRow, Workload, sampled_steps
 from costproof.models.decoding.decoder import Decoder, Locate, Masks, Past, ids_on_meta, on_meta
 from costproof.models.decoding.exports import contexts, packed_inputs
 from costproof.models.specs import Run
@@ -284,6 +284,27 @@ def drawn_ids(vocab: int, shape: tuple[int, ...], seed: int) -> torch.Tensor:
     from costproof.weights.random_values import random_integers
 
     return random_integers(vocab, shape, seed, "input_ids")
+
+
+def row_ids(
+    rows: Sequence[BatchRow], vocab: int, seed: int, token: int, images: Sequence[int], behind: int = 0
+) -> torch.Tensor:
+    """Return random ids of the past and new tokens of rows, with the images in the first sequences that have room.
+
+    Args:
+        token: the image token, which has no other places.
+        images: tokens of each.
+        behind: text tokens behind each image.
+    """
+    ids = drawn_ids(vocab - 1, (sum(row.count * (row.past + row.new) for row in rows),), seed)
+    ids += ids >= token
+    start, left = 0, list(images)
+    for row in (one for one in rows for _ in range(one.count)):
+        at, start = start + row.past, start + row.past + row.new
+        while left and at + left[0] + behind <= start:
+            ids[at : at + left[0]] = token
+            at += left.pop(0) + behind
+    return ids
 
 
 def real_masks(model: nn.Module, workload: Workload, decoder: Decoder, queries: int, context: int) -> Masks:

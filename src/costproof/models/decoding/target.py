@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_args
 
 from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc, TokenPadding
@@ -25,6 +25,7 @@ from costproof.ledger.workload import (
     PAD_TO,
     PAST,
     ROWS,
+    AttentionKind,
     BatchRow,
     ExpertKernel,
     Invocation,
@@ -49,6 +50,7 @@ from costproof.models.decoding.sharding import (
 from costproof.models.native import Native
 from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
+from costproof.patches.flash_attention import FLASH
 
 if TYPE_CHECKING:
     from torch import nn
@@ -90,6 +92,7 @@ class CausalTarget(Native[C]):
     stages: ClassVar[tuple[str, ...]] = STAGES
     named: ClassVar[tuple[NamedWorkload, ...]] = PRESETS
     notation: ClassVar[dict[str, SymbolDoc]] = {**RUN_SYMBOLS, **DECODER_SYMBOLS}
+    attentions: ClassVar[tuple[AttentionKind, ...]] = get_args(AttentionKind)
     extra_settings: ClassVar[tuple[Setting, ...]] = ()
     """Settings of a run in addition to those of every decoder."""
     plan: ClassVar[ShardPlan | None] = SPLIT_ALL
@@ -268,7 +271,7 @@ class CausalTarget(Native[C]):
         found = cache_dtype.cache_problems(workload, latent=bool(self.decoder.latent))
         found += common.block_problems(workload)
         found += common.problems(workload, self.config.head_dim) + common.device_problems(workload, self.options)
-        found += self._mesh_problems(workload)
+        found += self._mesh_problems(workload) + self._flash_problems(workload)
         if workload.rows:
             return found + common.row_problems(workload, self.config.max_positions)
         found = found or common.too_long(workload, workload.text_tokens, self.config.max_positions)
@@ -283,6 +286,22 @@ class CausalTarget(Native[C]):
                     got=f"{cached}{workload.text_tokens} in the prompt + {workload.new_tokens} new",
                 )
             )
+        return found
+
+    def _flash_problems(self, workload: Workload) -> list[CostproofError]:
+        """Return an error for each reason why a run with FlashAttention is not described."""
+        if workload.attention != FLASH:
+            return []
+        found: list[CostproofError] = []
+        longest = max([workload.context + workload.new_tokens, *(row.past + row.new for row in workload.rows)])
+        reached = [window for window in self.config.windows() if 0 < window <= longest + 1]
+        for wrong, expected, got in (
+            (not workload.mesh.one, "one device", workload.mesh.text),
+            (reached, f"at most {min(reached, default=2) - 2} tokens, below the window", f"{longest} tokens"),
+        ):
+            if wrong:
+                what, fix = "FlashAttention is not described for this run", "leave --attention at sdpa"
+                found.append(BadInput(what, where=f"--attention {FLASH}", expected=expected, got=got, fix=fix))
         return found
 
     def _mesh_problems(self, workload: Workload) -> list[CostproofError]:

@@ -14,6 +14,7 @@ from costproof.ledger.workload import FLOAT_BYTES, AttentionKind, Dtype, Workloa
 from costproof.models.config import Config
 from costproof.models.decoding.domain import STEPS, layers
 from costproof.models.proof import Piece, Proof, Provable, reasons
+from costproof.patches.flash_attention import FLASH
 
 ACTIVATIONS: Final = tuple(ACTIVATION_FLOPS)
 """Activations that a proof draws: all that have a formula."""
@@ -185,7 +186,7 @@ def _drawn(
     p = {name: rng.choice(values) for name, values in parameters.ranges.items()}
     depth = max(value for name, value in family.info().symbols.items() if name.endswith("_layers"))
     p["layers"], steps = layers(rng, number, depth), rng.choice(STEPS) if "P" in p else 0
-    attention = rng.choice(family.attentions)
+    attention = rng.choice([one for one in family.attentions if one != FLASH])  # its package may be missing
     dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
     target, present = family.drawn(p, rng)
     run = target.drawn_run(p, Workload(f"draw {number}", 0, steps, p.get("B", 1), dtype, attention))

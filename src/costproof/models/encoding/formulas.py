@@ -23,6 +23,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.encoding import STAGE
 from costproof.models.encoding.config import EncoderConfig, TextEncoderConfig, VisionConfig
+from costproof.patches.flash_attention import FLASH, WHOLE_HEADS
 
 ALL_PROJECTIONS: Final[tuple[Projection, ...]] = ("q", "k", "v", "out")
 IMAGES: Final = sym("B")
@@ -192,6 +193,8 @@ def branches_of(
         one_head=config.heads == 1,
         shared=False,
         wide=workload.dtype == "float32",
+        flash=workload.attention == FLASH,
+        padded_heads=config.head_dim % WHOLE_HEADS != 0,
     )
 
 

@@ -6,12 +6,12 @@ import random
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_args
 
 from costproof.analytic.symbols import VISION_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.ledger.workload import FLOAT_BYTES, SIZE_FROM, TensorSpec, Workload
+from costproof.ledger.workload import FLOAT_BYTES, SIZE_FROM, AttentionKind, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.encoding import STAGE
 from costproof.models.encoding.config import VisionConfig
@@ -39,6 +39,7 @@ class VisionTarget(EncoderTarget[C]):
         NamedWorkload("image", "one image, as large as the configuration has it", {}, default=True),
     )
     notation: ClassVar[dict[str, SymbolDoc]] = VISION_SYMBOLS
+    attentions: ClassVar[tuple[AttentionKind, ...]] = get_args(AttentionKind)
     resamples: ClassVar[bool] = True
     """Whether the class interpolates positions only if ``interpolate_pos_encoding`` is passed."""
 
@@ -78,8 +79,8 @@ class VisionTarget(EncoderTarget[C]):
         return workload if side is None else self._sized(workload, side)
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Return an error for a batch out of range or an image smaller than a patch."""
-        found, side = common.batch_problems(workload), side_of(workload)
+        """Return an error for a batch out of range, an image smaller than a patch, or kernels that do not exist."""
+        found, side = EncoderTarget.problems(self, workload), side_of(workload)
         if not self.config.patch <= side <= _LARGEST:
             expected = f"{self.config.patch} (a patch) to {_LARGEST}"
             found.append(BadInput("the image is out of range", where="--image-size", expected=expected, got=side))

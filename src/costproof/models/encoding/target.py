@@ -89,7 +89,8 @@ class EncoderTarget(Native[C]):
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Return an error for each reason why the model cannot run a workload."""
-        return common.batch_problems(workload)
+        head_dim = getattr(self.config, "head_dim", 0)
+        return common.batch_problems(workload, head_dim) + common.device_problems(workload, self.options)
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the one invocation, with the values of its symbols."""

@@ -6,7 +6,7 @@ import random
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar, get_args
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.compose import ModulePart
@@ -15,7 +15,7 @@ from costproof.analytic.symbols import TEXT_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
-from costproof.ledger.workload import FLOAT_BYTES, TensorSpec, Workload
+from costproof.ledger.workload import FLOAT_BYTES, AttentionKind, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.encoding import STAGE
 from costproof.models.encoding.config import TextEncoderConfig
@@ -42,6 +42,7 @@ class TextTarget(EncoderTarget[C]):
     """Base class of targets: a text encoder of transformers in a given configuration."""
 
     input_settings: ClassVar[tuple[Setting, ...]] = (common.SEQ_LEN,)
+    attentions: ClassVar[tuple[AttentionKind, ...]] = get_args(AttentionKind)
     prefix: ClassVar[str]
     """Path of the encoder in classes with a head, followed by a dot."""
     pools: ClassVar[bool] = True
@@ -104,8 +105,8 @@ class TextTarget(EncoderTarget[C]):
         return workload if length is None else replace(workload, text_tokens=length)
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Return an error for a batch out of range or a text that is empty or longer than the table of positions."""
-        found, most = common.batch_problems(workload), self.config.longest
+        """Return an error for a batch or a text out of range, or kernels that do not exist."""
+        found, most = EncoderTarget.problems(self, workload), self.config.longest
         if not 1 <= workload.text_tokens <= most:
             expected, got = f"1 to {most}", workload.text_tokens
             found.append(

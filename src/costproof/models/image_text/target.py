@@ -16,7 +16,6 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.mesh import PLAN
 from costproof.ledger.node import Ledger
-from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import ROWS, ExpertKernel, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
@@ -256,19 +255,10 @@ class ImageTextTarget(Native[C]):
         found = common.problems(workload, text.head_dim) + common.device_problems(workload, self.options)
         found += mesh_problems(text, workload, self.plan)
         if workload.rows:
-            return found + common.row_problems(workload, text.max_positions) + self._row_problems(workload)
+            found += common.row_problems(workload, text.max_positions)
+            images = images_of(workload), self.image_tokens(workload), self.text_behind
+            return found + common.room_problems(workload, *images)
         return found or common.too_long(workload, self.length(workload), text.max_positions)
-
-    def _row_problems(self, workload: Workload) -> list[CostproofError]:
-        """Return an error if the new tokens of the rows have no room for all images, each whole in one sequence."""
-        count, places = images_of(workload), self.image_tokens(workload) + self.text_behind
-        room = sum(row.count * (row.new // places) for row in workload.rows) if count else 0
-        if count <= room:
-            return []
-        behind = f" and {plural(self.text_behind, 'text token')} behind them" if self.text_behind else ""
-        what = f"the rows have no room for the images, of {places - self.text_behind} new tokens each{behind}"
-        expected = f"at most {room}, each whole in one sequence"
-        return [BadInput(what, where=f"--{IMAGES}, --{ROWS}", expected=expected, got=count)]
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the invocations of towers, prefill and decode, with the values of their symbols."""
@@ -389,16 +379,9 @@ class ImageTextTarget(Native[C]):
         if next(model.parameters()).device.type == "meta":
             images = self.image_inputs(workload, count) if count else {}
             return runs.rows_runs(model, workload, self.decoder, more=lambda given: images)
-        length = sum(row.count * (row.past + row.new) for row in workload.rows)
-        ids = runs.drawn_ids(self.config.text.vocab - 1, (length,), self.options.seed)
-        ids += ids >= token  # any token but the image token
-        start, left, places = 0, count, self.image_tokens(workload) + self.text_behind
-        for row in (one for one in workload.rows for _ in range(one.count)):
-            first = start + row.past
-            for at in range(first, first + min(left, row.new // places if count else 0) * places, places):
-                ids[at : at + places - self.text_behind] = token
-                left -= 1
-            start += row.past + row.new
+        tokens = self.image_tokens(workload) if count else 0
+        drawn = self.config.text.vocab, self.options.seed
+        ids = runs.row_ids(workload.rows, *drawn, token, [tokens] * count, self.text_behind)
         return runs.rows_runs(
             model, workload, self.decoder, ids,
             lambda given: self.random_image_inputs(model, workload, given) if count else {},

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any, ClassVar, Final, Self, cast
 
 from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.workload import BatchRow
 from costproof.models.config import NativeConfig, check_padding
 from costproof.models.config_reader import Section, renamed, shown
 
@@ -187,6 +188,10 @@ class PageDecoderConfig(EqualHeads):
     def windows(self) -> tuple[int, ...]:
         """Return the windows of attention in the layers: none, as no run leaves the configured one."""
         return ()
+
+    def saves_by_absorbing(self, row: BatchRow) -> bool:
+        """Return ``False``: attention is not latent."""
+        return False
 
 
 def drawn_decoder(p: Mapping[str, int], rng: Random, layers: int) -> dict[str, Any]:

@@ -8,9 +8,11 @@ from typing import ClassVar, Final
 
 import sympy
 
+from costproof.algebra.series import ROW_SIZES, sum_over_rows
 from costproof.algebra.symbols import sym
-from costproof.analytic.attention_block import AttentionBlock
+from costproof.analytic.attention_block import AttentionBlock, PackedBlock
 from costproof.analytic.compose import (
+    CONTAINER,
     ModulePart,
     StackCall,
     analytic_ledger,
@@ -21,14 +23,14 @@ from costproof.analytic.compose import (
 )
 from costproof.analytic.conv2d import Conv2d, PatchEmbedding
 from costproof.analytic.costs import Layer, LayerCosts, Size, layer
-from costproof.analytic.embedding import PositionEmbedding
+from costproof.analytic.embedding import PickedPositions, PositionEmbedding
 from costproof.analytic.feed_forward import ExpertMixture, Mlp
 from costproof.analytic.norms import LayerNorm, LayerNorm2d
 from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.workload import AttentionKind, ExpertKernel, Logits
+from costproof.ledger.workload import ROWS_INVOCATION, AttentionKind, BatchRow, ExpertKernel, Logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,30 @@ class PageStructure:
     patch embedding that never runs; it looks up positions before it resamples them. The page is written into the prompt
     in place. The decoder builds a mask for every prompt and a rotary table per layer, and loops over its experts.
     """
+    rows: tuple[tuple[BatchRow, ...], ...] = ()
+    """Rows of a batch of unequal sequences by kind (:func:`~costproof.models.decoding.names.row_kinds`)."""
+
+    @property
+    def pages(self) -> Size:
+        """Return the number of pages in the prefill.
+
+        Branches: rows of a batch, which have any number; else each sequence has one.
+        """
+        return sym("n") if self.rows else sym("B")
+
+    def packed(self, call: StackCall) -> bool:
+        """Return whether a call processes the rows of a batch, packed into one sequence."""
+        return bool(self.rows) and call.past == 0
+
+    def row_calls(self, call: StackCall) -> Iterator[tuple[StackCall, bool]]:
+        """Yield, for each kind of rows, the sizes of a row and whether fused attention needs a mask in it.
+
+        Branches: a row may have no past; several tokens behind one need a mask.
+        """
+        batch, tokens, past = ROW_SIZES
+        for row, *_ in self.rows:
+            masked = row.past > 0 and row.new > 1 and self.attention == "sdpa"
+            yield StackCall(batch, tokens, call.item_bytes, past=past if row.past else 0), masked
 
 
 def windows_per_side(grid: Size, window: Size) -> Size:
@@ -273,17 +299,28 @@ def page_decoder_parts(
     """
     remote = structure.remote
     return (
-        ModulePart("root"),
+        ModulePart("root", _picked(structure, call) or (CONTAINER,)),
         ModulePart("model", (glue,)),
         *(() if remote else (ModulePart("text"),)),
         *page_decoder(structure, call).parts("text", call, positions),
     )
 
 
+def _picked(structure: PageStructure, call: StackCall) -> tuple[PickedPositions, ...]:
+    """Return the layer that picks the positions with logits among those of all rows; none if all have them.
+
+    Branches: whether all have them.
+    """
+    if not structure.packed(call) or all(row.logits == row.new for kind in structure.rows for row in kind):
+        return ()
+    return (PickedPositions(call.batch * sym("L"), sym("text_hidden"), call.item_bytes),)
+
+
 def page_decoder(structure: PageStructure, call: StackCall) -> DecoderStack:
     """Return the layers of the decoder in one call; sources are those of :func:`page_decoder_parts`.
 
-    Branches: the first layers of a configuration are dense; a step of one token has no mask in the vendor's code.
+    Branches: the first layers of a configuration are dense; a step of one token has no mask in the vendor's code;
+    rows of a batch attend by themselves.
     """
     remote = structure.remote
     hidden, head_dim, moe = sym("text_hidden"), sym("text_head_dim"), sym("text_moe")
@@ -311,7 +348,13 @@ def page_decoder(structure: PageStructure, call: StackCall) -> DecoderStack:
         batched=structure.experts == "batched_mm",
         looped=remote,
     )
-    first, other = TransformerLayer(hidden, attention, dense), TransformerLayer(hidden, attention, mixture)
+    block: AttentionBlock | PackedBlock = attention
+    if structure.packed(call):
+        each = list(structure.row_calls(call))
+        blocks = tuple(replace(attention, mask="boolean") if masked else attention for _, masked in each)
+        several = sum(map(len, structure.rows)) > 1
+        block = PackedBlock(blocks, tuple(own for own, _ in each), several)
+    first, other = TransformerLayer(hidden, block, dense), TransformerLayer(hidden, block, mixture)
     return DecoderStack(
         width=hidden,
         vocabulary=sym("text_vocab"),
@@ -346,6 +389,8 @@ def page_ledger(
     """
 
     def positions(call: StackCall) -> Size:
+        if structure.packed(call):
+            return sym("L")
         return 1 if structure.logits == "last" and not structure.remote else call.tokens
 
     def modules(call: StackCall) -> tuple[ModulePart, ...]:
@@ -360,7 +405,8 @@ def page_ledger(
             yield from stage_nodes(stage, parts, names)
             for invocation, found in seen:
                 yield from invocation_nodes(stage, invocation, found[stage][0], names, border=entering)
-        yield from prefill_and_decode(modules, names, border=border_of, decode=structure.decode)
+        first = ROWS_INVOCATION if structure.rows else "prompt"
+        yield from prefill_and_decode(modules, names, border=border_of, decode=structure.decode, first_id=first)
 
     return analytic_ledger(nodes(), stages)
 
@@ -374,14 +420,26 @@ def decoder_border(structure: PageStructure, call: StackCall, positions: Size, p
     """
     elements = call.batch * positions * sym("text_vocab")
     if structure.attention == "eager":
-        elements += call.batch * call.tokens * (call.past + call.tokens)
+        elements += sympy.Add(*_mask_elements(structure, call))
     if call.past == 0 and structure.views:
-        elements += call.batch * page_rows * sym("text_hidden")
+        elements += structure.pages * page_rows * sym("text_hidden")
     return elements * call.item_bytes
 
 
+def _mask_elements(structure: PageStructure, call: StackCall) -> Iterator[Size]:
+    """Yield the elements of the masks that eager attention is given.
+
+    Branches: rows of a batch have a mask each.
+    """
+    if not structure.packed(call):
+        yield call.batch * call.tokens * (call.past + call.tokens)
+        return
+    for kind, (row, _) in enumerate(structure.row_calls(call), 1):
+        yield sum_over_rows(row.batch * row.tokens * (row.past + row.tokens), kind)
+
+
 _SYMBOLS: Final[dict[str, tuple[str, str]]] = {
-    "n": ("n", "views in the invocation: one per page, or all crops"),
+    "n": ("n", "views in the invocation: one per page, or all crops; pages in a batch of rows"),
     "H": ("H", "side of a view in pixels"),
     "H_g": ("H_g", "side of the global view in pixels"),
     "H_c": ("H_c", "side of a crop in pixels"),

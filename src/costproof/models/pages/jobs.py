@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.workload import Workload
-from costproof.models.decoding import exports, runs
+from costproof.models.decoding import exports, names, runs
 from costproof.models.decoding.decoder import Decoder, config_of, on_meta, text_config
-from costproof.models.pages.page import Page, page_of, prefill_name, sides, views
+from costproof.models.pages.page import Page, page_of, pages_of, prefill_name, sides, views
 from costproof.models.specs import ExportJob, Mark, Run, SymbolicSize
 from costproof.weights.random_values import random_integers, random_normal
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 VIEWS: Final = 7
 """Number of views of an export: above 1, and different from the example sizes of the decoder."""
+_OF_PAGES: Final = ("pixel_values", "pixel_values_local", "num_local_patches", "patches_grid")
+"""Arguments of a class that are about pages."""
 EMBEDDING: Final = "model.language_model.embed_tokens"
 
 
@@ -41,14 +43,15 @@ class PageReader:
     """Whether the class takes the columns and rows of the crops."""
 
     def length(self, model: nn.Module, workload: Workload) -> int:
-        """Return the length of the prompt in tokens: vision and text."""
-        return self.tokens(page_of(workload), stride(model)) + workload.text_tokens
+        """Return the length of the prompt in tokens, vision and text; of rows, the sum of new tokens."""
+        vision = 0 if workload.rows else self.tokens(page_of(workload), stride(model))
+        return vision + workload.text_tokens
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the export jobs: vision stages at each view size, image-token layout, prefill and decode step."""
         jobs = [j for side, calls in sides(workload).items() for j in self.vision(model, workload, side, calls, VIEWS)]
         # The embedding belongs to the glue, which writes the vision tokens into its result.
-        embeds = bool(workload.inputs)
+        embeds = page_of(workload) is not None
         jobs += [self.glue_job(model, workload)] if embeds else []
         return (*jobs, *exports.export_jobs(model, workload, self.decoder, embeds=embeds))
 
@@ -58,34 +61,51 @@ class PageReader:
         for invocation, count, side in views(workload):
             jobs = self.vision(model, workload, side, (invocation,), count)
             found += [replace(job, id=f"{job.stage}@{invocation}") for job in jobs]
-        embeds, length = bool(workload.inputs), self.length(model, workload)
+        embeds, length = page_of(workload) is not None, self.length(model, workload)
         found += [self.glue_job(model, workload)] if embeds else []
         return (*found, *exports.stage_runs(model, workload, self.decoder, length, embeds=embeds))
 
     def shape_runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """Return the runs of the prefill and of the first, middle and last decode step, on the meta device."""
         inputs = self.page_inputs(model, workload)
+        if workload.rows:
+            return self._row_runs(model, workload, None, inputs)
         return runs.shape_runs(model, workload, self.decoder, inputs, prefill_name(workload))
 
     def real_runs(self, model: nn.Module, workload: Workload, seed: int) -> tuple[Run, ...]:
         """Return the runs of the prefill and of the traced decode steps of a model that has weights."""
         inputs = self.real_inputs(model, workload, seed)
+        if workload.rows:
+            return self._row_runs(model, workload, self._row_ids(model, workload, seed), inputs)
         return runs.real_runs(model, workload, self.decoder, inputs, prefill_name(workload))
 
+    def _row_runs(
+        self, model: nn.Module, workload: Workload, ids: torch.Tensor | None, inputs: Mapping[str, Any]
+    ) -> tuple[Run, ...]:
+        views = {name: given for name, given in inputs.items() if name in _OF_PAGES}
+        return runs.rows_runs(model, workload, self.decoder, ids, lambda given: views)
+
+    def _row_ids(self, model: nn.Module, workload: Workload, seed: int) -> torch.Tensor:
+        """Return random ids of all rows, past and new ones row by row, with the tokens of the pages."""
+        token: int = config_of(model).image_token_id
+        page = page_of(workload)
+        pages = [self.tokens(page, stride(model))] * (pages_of(workload) if page else 0)
+        return runs.row_ids(workload.rows, text_config(model).vocab_size, seed, token, pages)
+
     def page_inputs(self, model: nn.Module, workload: Workload) -> dict[str, Any]:
-        """Return the prefill's arguments on the meta device: ids [B, S], views [B, C, H, H], crops [B*c, C, H, H]."""
-        batch = workload.batch
+        """Return the prefill's arguments on the meta device: ids [B, S], views [n, C, H, H], crops [n*c, C, H, H]."""
+        count = pages_of(workload)
         kwargs = runs.prompt_inputs(workload, self.decoder, self.length(model, workload))
         page = page_of(workload)
         if page is not None:
             channels = config_of(model).vision_config.sam_config.num_channels
-            kwargs["pixel_values"] = on_meta(workload, batch, channels, page.base_size, page.base_size)
+            kwargs["pixel_values"] = on_meta(workload, count, channels, page.base_size, page.base_size)
             if page.grid:
                 kwargs["pixel_values_local"] = on_meta(
-                    workload, batch * page.crops, channels, page.image_size, page.image_size
+                    workload, count * page.crops, channels, page.image_size, page.image_size
                 )
-                kwargs["num_local_patches"] = [page.crops] * batch
-                kwargs |= {"patches_grid": [list(page.grid)] * batch} if self.takes_grid else {}
+                kwargs["num_local_patches"] = [page.crops] * count
+                kwargs |= {"patches_grid": [list(page.grid)] * count} if self.takes_grid else {}
         return kwargs
 
     def real_inputs(self, model: nn.Module, workload: Workload, seed: int) -> dict[str, Any]:
@@ -110,15 +130,15 @@ class PageReader:
         assert page is not None
         width = config_of(model).text_config.hidden_size
         rows = [self.rows(side, stride(model)) for side in (page.base_size, page.image_size)]
-        inputs = self.page_inputs(model, workload)
-        args: dict[str, Any] = {"ids": inputs["input_ids"], "views": on_meta(workload, workload.batch, rows[0], width)}
+        inputs, count = self.page_inputs(model, workload), pages_of(workload)
+        args: dict[str, Any] = {"ids": inputs["input_ids"], "views": on_meta(workload, count, rows[0], width)}
         if page.grid:
-            args["crops"] = on_meta(workload, workload.batch * page.crops, rows[1], width)
+            args["crops"] = on_meta(workload, count * page.crops, rows[1], width)
         given: dict[str, Any] = {name: inputs[name] for name in ("num_local_patches", "patches_grid") if name in inputs}
         return ExportJob(
             "glue",
             "prefill",
-            ("prompt",),
+            (names.prefill_name(workload),),
             modules.PageGlue(model.get_submodule("model"), given, self.unchecked),
             {"part": "model", "part.language_model.embed_tokens": EMBEDDING},
             args,

@@ -127,10 +127,11 @@ class _SamTape(LayerTape):
         return self._make(side**2 * width, resampled, tape.make(INT64 * side**2, pairs))
 
 
-def page_glue_tape(rows: tuple[Size, ...], parts: tuple[tuple[Size, ...], ...]) -> MemoryTape:
+def page_glue_tape(pages: Size, rows: tuple[Size, ...], parts: tuple[tuple[Size, ...], ...]) -> MemoryTape:
     """Return the memory tape of the operators between towers and decoder of a page model.
 
     Args:
+        pages: their number.
         rows: rows of features of each kind of view, in all pages.
         parts: for each page, the rows of pieces that are made: each from the one before, for each kind of view.
 
@@ -142,7 +143,7 @@ def page_glue_tape(rows: tuple[Size, ...], parts: tuple[tuple[Size, ...], ...]) 
     given = [tape.give(n * row) for n in rows]
     embedded = tape.make(prompt * row, ids)
     # Of all pages but the last only the results matter.
-    others = tape.make((sym("B") - 1) * sym("V") * row)
+    others = tape.make((pages - 1) * sym("V") * row)
     made = []
     for features, steps in zip(given, parts, strict=True):
         piece = features
@@ -150,7 +151,7 @@ def page_glue_tape(rows: tuple[Size, ...], parts: tuple[tuple[Size, ...], ...]) 
             piece = tape.make(size * row, piece)
         made.append(piece)
     page = tape.make(sym("V") * row, *made)
-    joined = tape.make(sym("B") * sym("V") * row, others, page)
+    joined = tape.make(pages * sym("V") * row, others, page)
     mask = tape.make(prompt, ids)
     tape.read(tape.make(1, tape.make(INT64, tape.make(INT64, mask))))
     tape.keep(others, page, tape.make(prompt * row, embedded, mask, joined))

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 from costproof.ledger.environment import advice
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
+from costproof.models.image_text.layout import images_of
 
 MIN_CROPS: Final = 2
 MAX_CROPS: Final = 9
@@ -44,14 +45,23 @@ class Page:
         return f"global view {self.base_size}{crops}"
 
 
+_FIELDS: Final = ("base_size", "image_size", "grid")
+
+
 def page_of(workload: Workload) -> Page | None:
     """Return the page of a workload; ``None`` for a text-only run, in which vision stages do not run."""
-    return Page(**cast(dict[str, Any], workload.inputs)) if workload.inputs else None
+    found = {field: workload.inputs[field] for field in _FIELDS if field in workload.inputs}
+    return Page(**cast(dict[str, Any], found)) if found else None
+
+
+def pages_of(workload: Workload) -> int:
+    """Return the number of pages in a run: one for each sequence; of a batch of rows, as many as it says."""
+    return images_of(workload) if workload.rows else workload.batch
 
 
 def prefill_name(workload: Workload) -> str:
     """Return the name of the prefill's run: ``page``, or ``prompt`` for text only."""
-    return "page" if workload.inputs else "prompt"
+    return "page" if page_of(workload) else "prompt"
 
 
 def with_page(workload: Workload, page: Page | None, **changes: Any) -> Workload:
@@ -73,8 +83,9 @@ def views(workload: Workload) -> tuple[tuple[str, int, int], ...]:
     page = page_of(workload)
     if page is None:
         return ()
-    crops = (("crops", workload.batch * page.crops, page.image_size),) if page.grid else ()
-    return (("global", workload.batch, page.base_size), *crops)
+    count = pages_of(workload)
+    crops = (("crops", count * page.crops, page.image_size),) if page.grid else ()
+    return (("global", count, page.base_size), *crops)
 
 
 def sides(workload: Workload) -> dict[int, tuple[str, ...]]:

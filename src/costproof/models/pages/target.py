@@ -10,9 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from costproof.ledger.errors import CostproofError
-from costproof.ledger.workload import Invocation, Workload
+from costproof.ledger.workload import ExpertKernel, Invocation, Workload
 from costproof.models import settings
 from costproof.models.decoding.decoder import Decoder
+from costproof.models.decoding.names import prefill_name
 from costproof.models.image_text.layout import StagePaths
 from costproof.models.native import Native
 from costproof.models.pages.config import PageConfig
@@ -109,20 +110,21 @@ class PageTarget(Native[P]):
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
         """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
-        from costproof.models.decoding.memory import decoder_tapes
+        from costproof.models.decoding.memory import decoder_tapes, row_tapes
         from costproof.models.pages.formulas import page_decoder
 
         structure = page_structure(self.config, workload)
         length, seen = sequence_length(self.config, workload, self.modes), views(workload)
         whole = replace(workload, text_tokens=length)
-        found = decoder_tapes(
+        record = row_tapes if workload.rows else decoder_tapes
+        found = record(
             self.config.text, whole, partial(page_decoder, structure), embedded=bool(seen), apart=self.prompt_apart
         )
         for view, (name, count, side) in zip(structure.views, seen, strict=True):
             tapes = self.view_tapes(structure, view, workload, count, side)
             found |= {(stage, name, f"{stage}@{side}"): tape for stage, tape in tapes.items()}
         if seen:
-            found["prefill", "prompt", "glue"] = self.glue_tape(structure, workload)
+            found["prefill", prefill_name(workload), "glue"] = self.glue_tape(structure, workload)
         return found
 
     @abstractmethod
@@ -151,6 +153,23 @@ class PageTarget(Native[P]):
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the jobs of the isolated source."""
         return self.reader.stage_runs(model, workload)
+
+    def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
+        """Return the model on the meta device with the given implementation of routed experts.
+
+        Raises:
+            Incomplete: the installed transformers has no classes for it.
+        """
+        model = self.built_class(workload, experts)
+        if workload.rows:
+            from costproof.models.decoding.modules import pack
+
+            pack(model, self.decoder)
+        return model
+
+    @abstractmethod
+    def built_class(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
+        """Return the class of transformers on the meta device with the given implementation of routed experts."""
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """Return the runs of the dynamic source."""

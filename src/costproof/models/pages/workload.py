@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems
-from costproof.ledger.workload import FLOAT_BYTES, Dtype, Invocation, TensorSpec, Workload
+from costproof.ledger.plural import plural
+from costproof.ledger.workload import FLOAT_BYTES, ROWS, Dtype, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.decoding import names
+from costproof.models.decoding.names import row_kinds
+from costproof.models.image_text.layout import IMAGES
 from costproof.models.pages.config import PageConfig
 from costproof.models.pages.formulas import PageStructure, View
 from costproof.models.pages.page import (
@@ -22,6 +25,7 @@ from costproof.models.pages.page import (
     image_sides,
     page_of,
     page_workload,
+    pages_of,
     views,
     with_page,
 )
@@ -37,8 +41,10 @@ PAGE_SETTINGS: Final = (
     Setting("image_size", "Side of one crop.", metavar="PIXELS"),
     Setting("grid", "Columns and rows of crops, such as 2x3.", "text", metavar="CxR"),
     Setting("image", "A page image; its size decides the grid.", "file", metavar="FILE"),
+    Setting(IMAGES, "With --rows: pages in all new tokens (default 0)."),
     replace(common.TEXT_TOKENS, what="Tokens of the prompt, without the vision tokens."),
     Setting("seq_len", "Tokens of the whole prompt, instead of --text-tokens."),
+    common.ROWS,
     common.NEW_TOKENS,
     replace(common.BATCH, what="Pages at once."),
     common.DTYPE,
@@ -159,13 +165,50 @@ def preset_workload(
         problems.append(
             BadInput("text tokens and sequence length exclude each other", where="--text-tokens, --seq-len")
         )
+    views = [option for option, value in {**of_page, f"the grid of {preset}": named_grid}.items() if value is not None]
+    page = _of_rows(page, views, seq_len, given, problems)
     workload = common.changed(with_page(unchanged, page), given, modes.settings, problems)
     if not problems and seq_len is not None:
         workload = _with_length(config, workload, seq_len, modes, problems)
     problems = problems or page_run_problems(config, workload, modes)
     if problems:
         raise Problems("the workload cannot be run", problems)
+    if workload.rows and page is not None:
+        workload = replace(workload, what=f"{plural(pages_of(workload), 'page')} in the rows, {page}")
     return replace(workload, name=_name(unchanged, workload))
+
+
+def _of_rows(
+    page: Page | None, views: Sequence[str], seq_len: int | None, given: dict[str, Any], problems: list[CostproofError]
+) -> Page | None:
+    """Return the page of a batch of rows, ``None`` without images; store the rows in ``given`` as a workload has them.
+
+    Args:
+        page: of the preset with its changes.
+        views: options that change it.
+    """
+    count = given.get(IMAGES)
+    if given.get(ROWS) is None:
+        if count is not None:
+            what, expected = "each prompt has the page of its preset", f"--{ROWS}, or no --{IMAGES}"
+            problems.append(BadInput(what, where=f"--{IMAGES}", expected=expected, got=count))
+        return page
+    common.take_rows(given, problems)
+    if seq_len is not None:
+        problems.append(BadInput("the rows of a batch say all lengths", where="--seq-len", got=seq_len))
+    if not count:
+        given.pop(IMAGES, None)
+        if views and page is not None:
+            fix = f"add --{IMAGES} N, the number of pages in all rows"
+            problems.append(BadInput("no row has a page", where=", ".join(views), fix=fix))
+        return None
+    if page is None:
+        what = "a text-only preset has no page"
+        problems.append(BadInput(what, where=f"--{IMAGES}", expected=0, got=count, fix="choose another --preset"))
+    elif not 0 < count <= common.MAX_BATCH:
+        what, expected = "the number of pages is out of range", f"0 to {common.MAX_BATCH}"
+        problems.append(BadInput(what, where=f"--{IMAGES}", expected=expected, got=count))
+    return page
 
 
 def _name(unchanged: Workload, workload: Workload) -> str:
@@ -243,18 +286,24 @@ def page_run_problems(config: PageConfig, workload: Workload, modes: PageModes) 
     found += common.problems(workload, config.text.head_dim, least_text=1 if page is None else 0)
     if found:
         return found
-    found += common.too_long(
-        workload, modes.tokens(page, config.sam.stride) + workload.text_tokens, config.text.max_positions
-    )
-    window = config.text.sliding_window
-    if window is not None and workload.new_tokens > window:
+    most, window = config.text.max_positions, config.text.sliding_window
+    if workload.rows:
+        found += common.row_problems(workload, most)
+        found += common.room_problems(workload, pages_of(workload), modes.tokens(page, config.sam.stride))
+    else:
+        found += common.too_long(workload, sequence_length(config, workload, modes), most)
+    where, steps = "--new-tokens", workload.new_tokens
+    if behind := [row.new for row in workload.rows if row.past]:
+        where, steps = f"--{ROWS}", max(behind)
+    if window is not None and steps > window:
         found.append(
             BadInput(
                 "decoding would leave the sliding window of this configuration",
-                where="--new-tokens",
+                where=where,
                 expected=f"at most {window} (sliding_window)",
-                got=workload.new_tokens,
-                fix="the formulas describe full attention: choose fewer steps, or a longer window in the configuration",
+                got=steps,
+                fix="the formulas describe full attention: choose fewer steps, or fewer new tokens behind a past, or a "
+                "longer window in the configuration",
             )
         )
     return found
@@ -285,8 +334,9 @@ def page_problems(page: Page, stride: int, modes: PageModes) -> list[CostproofEr
 
 
 def sequence_length(config: PageConfig, workload: Workload, modes: PageModes) -> int:
-    """Return the length of the prompt in tokens: vision and text."""
-    return modes.tokens(page_of(workload), config.sam.stride) + workload.text_tokens
+    """Return the length of the prompt in tokens, vision and text; of rows, the sum of new tokens."""
+    vision = 0 if workload.rows else modes.tokens(page_of(workload), config.sam.stride)
+    return vision + workload.text_tokens
 
 
 def page_invocations(
@@ -297,7 +347,7 @@ def page_invocations(
     Symbols. All: B sequences, b bytes per element. Towers and projector: n views, H pixels per side, and where tokens
     are queries, Q per view. Prefill: S prompt tokens, V vision tokens among them, L positions that lm_head maps, and
     with a page H_g (or Q_g), with crops H_c (or Q_c), grid_w, grid_h. Decode: P tokens in the cache before the first
-    step, N steps.
+    step, N steps. Rows of a batch: V vision tokens of each of n pages.
 
     Args:
         stages: SAM, the second tower and the projector.
@@ -315,8 +365,10 @@ def page_invocations(
         ]
         features.append(TensorSpec((count, rows, config.text.hidden), workload.dtype))
     length = sequence_length(config, workload, modes)
-    prefill, *steps = names.invocations(replace(workload, text_tokens=length))
+    prefill, *steps = names.invocations(replace(workload, text_tokens=length), config.text)
     symbols = {**prefill.symbols, "V": modes.tokens(page, stride)}
+    if workload.rows:
+        symbols["n"] = pages_of(workload)
 
     def size(side: int) -> int:
         return modes.rows(side, stride) if modes.counts_queries else side
@@ -359,4 +411,5 @@ def page_structure(config: PageConfig, workload: Workload, *, remote: bool = Fal
         experts=workload.experts,
         decode=workload.new_tokens > 0,
         remote=remote,
+        rows=row_kinds(workload, config.text),
     )

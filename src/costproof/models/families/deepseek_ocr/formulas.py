@@ -38,7 +38,7 @@ def ocr_ledger(structure: PageStructure, names: Mapping[str, str] = NATIVE_NAMES
         return {stage: (made, _tower_border(stage)) for stage, made in zip(IMAGE_STAGES, parts, strict=True)}
 
     def glue(call: StackCall) -> Layer:
-        return _glue(structure, call.tokens)
+        return _glue(structure, call)
 
     return page_ledger(structure, towers, glue, partial(_decoder_border, structure), names, STAGES)
 
@@ -61,19 +61,19 @@ def _projector(structure: PageStructure) -> tuple[ModulePart, ...]:
     return ModulePart("vision", (FeatureConcat(tokens, clip, sam, b),)), ModulePart("projector", (linear,))
 
 
-def _glue(structure: PageStructure, prompt: Size) -> Layer:
+def _glue(structure: PageStructure, call: StackCall) -> Layer:
     """Return the layer of the module around towers and decoder, which puts image tokens into the embedded prompt.
 
-    Branches: ``prompt`` = 1 is a decode step, which has no page; a page has crops if it has a second view.
+    Branches: a call of 1 token is a decode step, which has no page; a page has crops if it has a second view.
     """
-    hidden, b, stride = sym("text_hidden"), sym("b"), 4 * sym("sam_patch")
+    hidden, b, stride, prompt = sym("text_hidden"), sym("b"), 4 * sym("sam_patch"), call.tokens
     page, crops = prompt != 1 and len(structure.views) > 0, prompt != 1 and len(structure.views) > 1
     if not structure.remote:
         return ImageTokens(
-            batch=sym("B"),
-            prompt=prompt,
+            prompt_rows=call.rows,
             hidden=hidden,
             item_bytes=b,
+            pages=structure.pages,
             grid=sym("H_g") / stride if page else 0,
             columns=sym("grid_w") if crops else 0,
             rows=sym("grid_h") if crops else 0,
@@ -186,14 +186,14 @@ def glue_tape(structure: PageStructure, grid: tuple[int, int] | None, tokens: in
     """
     stride = 4 * sym("sam_patch")
     side = sym("H_g") / stride
-    rows, parts = [sym("B") * side**2], [(side * (side + 1),)]
+    rows, parts = [structure.pages * side**2], [(side * (side + 1),)]
     if grid is not None:
         columns, lines, crop = sym("grid_w"), sym("grid_h"), sym("H_c") / stride
         features = columns * lines * crop**2
-        rows.append(sym("B") * features)
+        rows.append(structure.pages * features)
         moved = (features,) if grid[0] > 1 and tokens > 1 else ()
         parts.append((*moved, lines * crop * (columns * crop + 1)))
-    return page_glue_tape(tuple(rows), tuple(parts))
+    return page_glue_tape(structure.pages, tuple(rows), tuple(parts))
 
 
 def _tower_border(stage: str) -> Size:
@@ -222,7 +222,7 @@ def _decoder_border(structure: PageStructure, call: StackCall, positions: Size) 
 
     Branches: a step has no page; the vendor's code builds its own masks.
     """
-    glue = _glue(structure, call.tokens)
+    glue = _glue(structure, call)
     if isinstance(glue, PageInPlace):
         # Pixels, the features of both towers before and after their concatenation, and the projected features.
         joined = glue.features * (glue.clip + glue.sam)
@@ -292,9 +292,9 @@ def vision_tokens(grid: Size, columns: Size = 0, rows: Size = 0, crop_grid: Size
 class ImageTokens:
     """Lays out the features of a page, adds newline and separator tokens, puts them into the prompt.
 
-    This only moves data: no FLOPs. Inputs are the global features (batch grid² hidden), the features of the crops
-    (batch columns rows crop_grid² hidden), and the embedded prompt (batch prompt hidden). Outputs are the prompt with
-    the image tokens (batch prompt hidden), and the image tokens (batch vision_tokens hidden, see
+    This only moves data: no FLOPs. Inputs are the global features (pages grid² hidden), the features of the crops
+    (pages columns rows crop_grid² hidden), and the embedded prompts (prompt_rows hidden). Outputs are the prompts with
+    the image tokens (prompt_rows hidden), and the image tokens (pages vision_tokens hidden, see
     :func:`vision_tokens`). The newline and the separator are 2 hidden parameters.
 
     Unfused, per page: the rows of each view are concatenated with newlines, then all views with the separator, then
@@ -307,10 +307,11 @@ class ImageTokens:
     title: ClassVar[str] = "Image tokens into the prompt"
     source: ClassVar[str] = "UnlimitedOcrModel.get_image_features and forward (transformers)"
 
-    batch: Size
-    prompt: Size
+    prompt_rows: Size
+    """Tokens of all prompts."""
     hidden: Size
     item_bytes: Size
+    pages: Size
     grid: Size
     """Tokens along one side of the global view; 0 for a prompt without an image, in which case nothing runs."""
     columns: Size = 0
@@ -324,15 +325,15 @@ class ImageTokens:
             return LayerCosts(params=owned, weight_bytes=owned * self.item_bytes, intermediate_bytes=0)
         features = self.grid**2 + self.columns * self.rows * self.crop_grid**2
         tokens = vision_tokens(self.grid, self.columns, self.rows, self.crop_grid)
-        scale = self.batch * self.hidden * self.item_bytes
+        scale = self.hidden * self.item_bytes
         read = 3 if self.crop_grid != 0 else 2  # rows of parameters for a page
         return LayerCosts(
             params=owned,
             weight_bytes=owned * self.item_bytes,
             weight_read_bytes=owned * self.item_bytes,
-            input_bytes=scale * (features + self.prompt),
-            output_bytes=scale * (self.prompt + tokens),
-            intermediate_bytes=scale * (5 * tokens - 2 + read) - owned * self.item_bytes,
+            input_bytes=scale * (self.pages * features + self.prompt_rows),
+            output_bytes=scale * (self.prompt_rows + self.pages * tokens),
+            intermediate_bytes=scale * self.pages * (5 * tokens - 2 + read) - owned * self.item_bytes,
         )
 
 

@@ -142,7 +142,7 @@ class DeepseekOcr(PageTarget[OcrConfig]):
 
         return proof(self, samples, seed, sides)
 
-    def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
+    def built_class(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
         """Return the model on the meta device with the given implementation of routed experts."""
         return native.build_model(
             self.native_arguments(),

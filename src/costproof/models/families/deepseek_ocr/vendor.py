@@ -18,7 +18,7 @@ from costproof.ledger.files import read_configuration
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import Invocation, TargetInfo, Workload
+from costproof.ledger.workload import ROWS, Invocation, TargetInfo, Workload
 from costproof.models.decoding.decoder import Decoder, on_meta
 from costproof.models.decoding.runs import computed
 from costproof.models.families.deepseek_ocr.config import (
@@ -40,6 +40,7 @@ from costproof.models.families.deepseek_ocr.names import (
 )
 from costproof.models.families.deepseek_ocr.snapshot import Snapshot, read_snapshot
 from costproof.models.families.deepseek_ocr.vendor_code import build_vendor, build_with_values, patched, patches_for
+from costproof.models.image_text.layout import IMAGES
 from costproof.models.native import Configured
 from costproof.models.pages.config import CHANNELS
 from costproof.models.pages.jobs import VIEWS, images_in, vision_job
@@ -129,6 +130,10 @@ class RemoteCodeOcr(Configured[OcrConfig]):
         The vendor's code fixes eager attention and experts.
         """
         wrong = _unlike({k: v for k in _FIXED if (v := given.pop(k, None)) is not None})
+        if given.get(ROWS) is not None:
+            what = "the vendor's code runs one page with its text, not the rows of a batch"
+            fix = "count the configuration: costproof report deepseek-ocr --config FOLDER/config.json --rows …"
+            wrong.append(BadInput(what, where=f"--{ROWS}", got=str(given[ROWS])[:80], fix=fix))
         if wrong:
             raise Problems("the workload cannot be run", wrong)
         made = make_workload(preset or DEFAULT_PRESET, config=self.config, default_dtype=self.dtype, **given)
@@ -136,7 +141,7 @@ class RemoteCodeOcr(Configured[OcrConfig]):
 
     def settings(self) -> tuple[Setting, ...]:
         """Return the settings of a workload; the code fixes attention, experts and logits."""
-        return tuple(s for s in PAGE_SETTINGS if s.name not in _FIXED)
+        return tuple(s for s in PAGE_SETTINGS if s.name not in (*_FIXED, ROWS, IMAGES))
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Return an error for each reason why the model cannot run a workload."""

@@ -61,7 +61,7 @@ def ocr2_ledger(structure: PageStructure) -> Ledger:
 
     def glue(call: StackCall) -> Layer:
         tokens = _tokens(structure) if call.past == 0 else 0
-        return ViewsInPrompt(call.batch, call.tokens, sym("text_hidden"), call.item_bytes, tokens)
+        return ViewsInPrompt(call.rows, sym("text_hidden"), call.item_bytes, tokens, structure.pages)
 
     def border(call: StackCall, positions: Size) -> Size:
         return decoder_border(structure, call, positions, 2 * _tokens(structure) + 1)
@@ -225,11 +225,11 @@ def glue_tape(structure: PageStructure) -> MemoryTape:
 
     Branches: a page has crops if it has a second view.
     """
-    batch = sym("B")
+    pages = structure.pages
     if len(structure.views) == 1:
-        return page_glue_tape((batch * sym("Q_g"),), ((),))
-    crops = batch * sym("grid_w") * sym("grid_h") * sym("Q_c")
-    return page_glue_tape((batch * sym("Q_g"), crops), ((), ()))
+        return page_glue_tape(pages, (pages * sym("Q_g"),), ((),))
+    crops = pages * sym("grid_w") * sym("grid_h") * sym("Q_c")
+    return page_glue_tape(pages, (pages * sym("Q_g"), crops), ((), ()))
 
 
 def _encoder_layer(*, eager: bool) -> TransformerLayer:
@@ -280,9 +280,9 @@ def _encoder_parts(layers: int, *, eager: bool) -> tuple[ModulePart, ...]:
 class ViewsInPrompt:
     """Concatenates the tokens of the views of a page and a separator, and writes them into the prompt.
 
-    This only moves data: no FLOPs. Inputs are the tokens of all views (batch tokens hidden) and the embedded prompt
-    (batch prompt hidden). Outputs are the prompt with the page (batch prompt hidden) and the concatenated tokens with
-    their separators, which the model also returns (batch (tokens + 1) hidden). The separator has hidden parameters.
+    This only moves data: no FLOPs. Inputs are the tokens of all views (pages tokens hidden) and the embedded prompts
+    (rows hidden). Outputs are the prompts with the pages (rows hidden) and the concatenated tokens with their
+    separators, which the model also returns (pages (tokens + 1) hidden). The separator has hidden parameters.
 
     Unfused, for every page: its views and the separator are joined, then all pages with each other, and the result is
     written into the prompt; the separator is read for every page.
@@ -292,16 +292,17 @@ class ViewsInPrompt:
     title: ClassVar[str] = "Tokens of all views into the prompt"
     source: ClassVar[str] = "DeepseekOcr2Model.get_image_features and forward (transformers)"
 
-    batch: Size
-    prompt: Size
+    rows: Size
+    """Tokens of all prompts."""
     hidden: Size
     item_bytes: Size
     tokens: Size = 0
     """Tokens of all views of a page; 0 for a prompt without a page, in which case nothing runs."""
+    pages: Size = 1
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
-        owned, scale = self.hidden * self.item_bytes, self.batch * self.hidden * self.item_bytes
+        owned = scale = self.hidden * self.item_bytes
         if self.tokens == 0:
             return LayerCosts(params=self.hidden, weight_bytes=owned, intermediate_bytes=0)
         joined = self.tokens + 1
@@ -309,9 +310,9 @@ class ViewsInPrompt:
             params=self.hidden,
             weight_bytes=owned,
             weight_read_bytes=owned,
-            input_bytes=scale * (self.tokens + self.prompt),
-            output_bytes=scale * (self.prompt + joined),
-            intermediate_bytes=scale * (3 * joined + 1) - owned,
+            input_bytes=scale * (self.pages * self.tokens + self.rows),
+            output_bytes=scale * (self.rows + self.pages * joined),
+            intermediate_bytes=scale * self.pages * (3 * joined + 1) - owned,
         )
 
 

@@ -138,20 +138,25 @@ class DeepseekOcr2(PageTarget[Ocr2Config]):
 
         return drawn_run(p, workload)
 
-    def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
+    def built_class(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
         """Return the model on the meta device; an eager loop over experts is replaced by grouped GEMMs.
 
         Raises:
             Incomplete: the installed transformers has no classes for it.
         """
         modeling, configuration = _modules()
+        replaced = no_image_check()
+        if workload.rows:  # the encoder builds its masks by the same function
+            from costproof.models.decoding.modules import with_row_masks
+
+            replaced["create_causal_mask"] = with_row_masks(modeling.create_causal_mask)
         return build(
             modeling.DeepseekOcr2ForConditionalGeneration,
             configuration.DeepseekOcr2Config(**self.native_arguments()),
             dtype=workload.dtype,
             attention=workload.attention,
             experts="grouped_mm" if experts == "eager" else experts,
-            replaced=no_image_check(),
+            replaced=replaced,
         )
 
 
