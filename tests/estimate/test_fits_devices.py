@@ -149,7 +149,7 @@ def test_the_longest_prompt_of_ranks_that_share_it(plan: str, last: int, first: 
 
     It keeps half of the prompt, which zigzag divides by 4. By heads each keeps half of all tokens. A context of 131,072 is shorter than what 10 TB would hold.
     """
-    target, position = f"llama-3.1-8b@chat,cp=2,cp_plan={plan}", 32 * 8 * 128 * 2 * 2
+    target, position = f"llama-3.1-8b@chat,cp=2,cp_plan={plan},layers=2", 2 * 8 * 128 * 2 * 2
     free = costproof.fits(target, memory=10**13)
     lasting = (free.weights_bytes or 0) + (free.buffers_bytes or 0)
     found = costproof.fits(target, memory=lasting + 1002 * position + position // 2)

@@ -118,7 +118,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     if packed:
         formats = dict.fromkeys(f"GGUF {dtype}" for dtype, _ in totals(tensors).by_dtype)
     return StoredCheckpoint(
-        target.info().title,
+        target.name,
         "gguf" if packed else scheme.method,
         tuple(formats),
         facts.params,
