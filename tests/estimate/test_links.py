@@ -133,7 +133,9 @@ def test_the_borders_of_the_links_are_where_runs_cross() -> None:
     for at, longer in ((far, True), ((far or 0) - 1, False)):
         compute, _, links = clocks("prefill", f"text_tokens={at}")
         assert (compute > links) == longer
-    never = [b.at for b in of("llama-3.1-70b@chat,tp=8", "h100-sxm").borders if (b.stage, b.question) == ("decode", slow)]
+    never = [
+        b.at for b in of("llama-3.1-70b@chat,tp=8", "h100-sxm").borders if (b.stage, b.question) == ("decode", slow)
+    ]
     assert never == [None, None]
 
 
