@@ -180,13 +180,13 @@ class _TraceReader:
         outputs: list[Value] = []
         cache: list[Value] = []
         for record in records:
-            value = self.values.get(tensor_label(record.parents[0])) if record.is_output and record.parents else None
-            if value is None:
+            given = self.values.get(tensor_label(record.parents[0])) if record.is_output and record.parents else None
+            if given is None:
                 continue
             if not any(role in (record.io_role or "") for role in self.cache_roles):
-                outputs.append(value)
-            elif value.floating:
-                cache.append(value)
+                outputs.append(given)
+            elif given.floating:
+                cache.append(given)
         return Graph(ops, tuple(outputs), tuple(cache), tuple(map(self._call, self.trace.module_calls)))
 
     def inputs(self) -> tuple[Value, ...]:
