@@ -67,7 +67,7 @@ CUBE = ones(4, 3, 5)
         (lambda c, x, y: torch.addbmm(c, x, y), {"c": ones(3, 7), "x": CUBE, "y": ones(4, 5, 7)}, 4 * 2 * 3 * 5 * 7),
         # A multiplication of complex numbers is four of real ones.
         (lambda x, y: x @ y, {"x": A.to(torch.complex64), "y": B.to(torch.complex64)}, 8 * 3 * 5 * 7),
-        # Complex weights are no mask.
+        # Complex weights do not hide pairs.
         (
             lambda x, y: (x.abs().softmax(-1).to(y.dtype) @ y).real,
             {"x": A.to(torch.complex64), "y": B.to(torch.complex64)}, 8 * 3 * 5 * 7,

@@ -104,7 +104,7 @@ class Repeated(nn.Module):
         self.w = nn.Parameter(torch.eye(4))
 
     def forward(self, x: torch.Tensor) -> Any:
-        loop = torch._higher_order_ops.while_loop
+        loop: Any = torch._higher_order_ops.while_loop
         return loop(lambda i, x: i < 3, lambda i, x: (i + 1, x @ self.w), (torch.tensor(0), x))[1]
 
 

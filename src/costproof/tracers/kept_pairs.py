@@ -509,7 +509,7 @@ def _shown(values: torch.Tensor) -> torch.Tensor:
 
 
 def _unhidden(values: torch.Tensor) -> torch.Tensor:
-    """Return which values hide no score; complex numbers are no mask."""
+    """Return which values hide no score, as complex numbers do not."""
     if values.is_complex():
         return torch.ones_like(values, dtype=torch.bool)
     return values if values.dtype == torch.bool else values > _HIDDEN

@@ -170,10 +170,10 @@ class _TraceReader:
             name = (record.address or "") if origin == "buffer" else (record.io_role or "")
             if origin == "input" and name.startswith(self.cache_inputs):
                 origin = "cache"
-            value = Value(label, tuple(record.shape), dtype_name(record.dtype), origin, name)
+            found = Value(label, tuple(record.shape), dtype_name(record.dtype), origin, name)
             if origin == "buffer":  # one that was written to is recorded again where it is read
-                value = self.buffers.setdefault((name, value.shape, value.dtype), value)
-            self.values[label] = value
+                found = self.buffers.setdefault((name, found.shape, found.dtype), found)
+            self.values[label] = found
             if origin == "op":
                 calls.setdefault(label if record.func_call_id is None else record.func_call_id, []).append(record)
         ops = tuple(map(self._op, calls.values()))
