@@ -147,7 +147,8 @@ def test_the_largest_batch_of_ranks_that_share_it(target: str, parts: int, most:
 def test_the_longest_prompt_of_ranks_that_share_it(plan: str, last: int, first: int) -> None:
     """Two ranks have room for 1,002.5 positions, of which the last rank in zigzag order needs one for the new token.
 
-    It keeps half of the prompt, which zigzag divides by 4. By heads each keeps half of all tokens. A context of 131,072 is shorter than what 10 TB would hold.
+    It keeps half of the prompt, which zigzag divides by 4. By heads each keeps half of all tokens. A context of 131,072
+    is shorter than what 10 TB would hold.
     """
     target, position = f"llama-3.1-8b@chat,cp=2,cp_plan={plan}", 32 * 8 * 128 * 2 * 2
     free = costproof.fits(target, memory=10**13)
