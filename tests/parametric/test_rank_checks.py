@@ -12,6 +12,7 @@ import pytest
 import costproof
 from costproof.estimate import links, routing
 from costproof.estimate.links import devices_in
+from costproof.estimate.memory import MeshTried
 from costproof.estimate.routing import RoutedLayers
 from costproof.ledger import workload as workloads
 from costproof.ledger.errors import Bug
@@ -19,6 +20,7 @@ from costproof.ledger.mesh import Coordinates, Mesh, Parallel, pairs_of
 from costproof.models.decoding import plans, sharding
 from costproof.models.registry import load_target
 from costproof.parametric import rank_checks, targets
+from costproof.parametric.memory_checks import room_recounts
 from costproof.parametric.rank_checks import copies_by_sets, gathered, scattered
 from costproof.parametric.time_checks import least_seconds
 
@@ -120,6 +122,15 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, An
         "llama-3.1-8b", {"pp": 2},
     ),
     "axes in another order": (_replaced(Mesh, "coordinates", _in_other_order), "llama-3.1-8b", {"tp": 2, "cp": 3}),
+    "the smallest is not the smallest": (
+        _replaced(Parallel, "extremes", lambda self, stage, metric: ((0, (0,)), (0, (0,)))),
+        "llama-3.1-8b", {"tp": 2},
+    ),
+    "fewer pairs than tokens choose": (
+        _replaced(plans, "_pair_problems", lambda config, workload: ()),
+        "qwen3-30b-a3b", {"dp": 2, "ep": 2, "batch": 2, "text_tokens": 1, "new_tokens": 0, "dispatch": "all-to-all",
+                          "pairs": "5+3;4+3"},
+    ),
     "a group of neighbours": (
         _replaced(Mesh, "group", lambda self, axis, rank: tuple(range(getattr(self, axis, self.batches)))),
         "llama-3.1-8b", {"tp": 2, "dp": 2, "batch": 2},
@@ -188,3 +199,20 @@ def test_a_planted_rate_is_found(kind: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(links.LinkRates, "per_byte", wrong)
     with pytest.raises(Bug, match="links"):
         costproof.roofline("llama-3.1-8b@chat,tp=16", on="2x8xh100-sxm")
+
+
+def test_memory_without_a_reserve_and_the_meshes_that_are_tried() -> None:
+    """A tenth of 80 GB is left free; on two devices tp 1, tp 2, and tp 2 with ep 2 are tried, until one fits."""
+    found = costproof.fits("llama-3.1-8b@chat", memory=80 * 10**9, reserve="0.1")
+    assert (found.memory_bytes, found.reserve_bytes, found.verdict) == (72 * 10**9, 8 * 10**9, "fits")
+    one, two, both = (MeshTried(tp, ep, "does not fit", 0) for tp, ep in ((1, 1), (2, 1), (2, 2)))
+    fits = replace(both, verdict="fits")
+
+    def wrong(whole: int = 80 * 10**9, reserve: str = "0.1", **changed: Any) -> int:
+        again = room_recounts(replace(found, **changed), whole, reserve)
+        return sum(x.found != x.again for x in again)
+
+    assert wrong() == wrong(count=2, tried=(one, two, fits)) == 0
+    assert wrong(memory_bytes=80 * 10**9) == wrong(whole=81 * 10**9, memory_bytes=73 * 10**9) == 1
+    assert wrong(count=2, tried=(one, fits)) == 1  # without tp 2 alone
+    assert wrong(count=2, tried=(replace(one, verdict="fits"), two, fits)) == 1  # and is not taken

@@ -367,7 +367,7 @@ def _drawn_on_mesh(
         p["S"] *= tp * (2 * cp if cp > 1 else 1)
         attention: AttentionKind = rng.choice([a for a in _ATTENTIONS if a in choices["attention"]])
         dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
-        batch = max(1, p["B"] // sharing) * sharing + (0 if DISPATCH in given else rng.randrange(sharing))
+        batch = max(1, p["B"] // sharing) * sharing + (rng.randrange(sharing) if axes["ep"] <= tp else 0)
         logits: Logits = rng.choice(("all", "last"))
         inputs[RANK] = rng.randrange(tp * sharing * cp * axes["pp"])
         work = Workload(f"draw {number}", p["S"], rng.choice(STEPS), batch, dtype, attention, logits, inputs=inputs)
