@@ -203,7 +203,7 @@ VIT: Final = {
 BERT: Final = {
     "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 8, "vocab_size": 64,
 }  # fmt: skip
-LATENT: Final = {**V3, **ONE, "moe_intermediate_size": 8, "intermediate_size": 8}
+LATENT: Final[dict[str, Any]] = {**V3, **ONE, "moe_intermediate_size": 8, "intermediate_size": 8}
 """Heads of 13 elements, padded to 16, with values of 9, padded to 13 and then to 16."""
 WITH_FLASH: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "vit": ("vit", {"model_type": "vit", **VIT}, {"batch": 2}),
@@ -273,8 +273,8 @@ def test_the_live_peak_of_an_image_encoder_is_that_by_hand(tmp_path: Path) -> No
 def test_the_live_peak_of_latent_attention_is_that_by_hand(tmp_path: Path) -> None:
     """A prompt of 40 of 2 sequences: 4 heads of 13 elements padded to 16, of which values have 9.
 
-    Held are token ids, hidden states, the cache of 16 elements a token, padded queries, keys and values, the result, and
-    the sums of each query and head. Cosines, sines and what was padded were released.
+    Held are token ids, hidden states, the cache of 16 elements a token, padded queries, keys and values, the result,
+    and the sums of each query and head. Cosines, sines and what was padded were released.
     """
     target, _ = flash_target("latent", tmp_path)
     work = target.workload(attention="flash_attention_2", text_tokens=40, new_tokens=1, batch=2)

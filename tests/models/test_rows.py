@@ -97,7 +97,7 @@ PAGED: Final = "40, 3x1+8, 35+7/all"
 """A page in a prompt of 40 tokens, three steps, and another page in 35 tokens behind 7, all with logits."""
 PAGES: Final[dict[str, Any]] = {"images": 2, "base_size": 64, "image_size": 32, "grid": "1x2"}
 """A view of 4 x 4 features and 1 x 2 crops of 2 x 2: 4 x 5 + 4 x 3 tokens with newlines, and a separator."""
-CASES |= {"deepseek_ocr": (OCR, PAGED, PAGES), "deepseek_ocr, text": (OCR, MIXED, {"attention": "eager"})}
+CASES.update({"deepseek_ocr": (OCR, PAGED, PAGES), "deepseek_ocr, text": (OCR, MIXED, {"attention": "eager"})})
 ALWAYS: Final = (
     "deepseek_ocr",
     "mistral", "llama", "qwen3", "gpt_oss", "deepseek_v3, absorbed", "mistral, eager", "deepseek_v3", "gpt2",
@@ -148,7 +148,8 @@ def agree(file: dict[str, Any], rows: str, folder: Path, sources: tuple[str, ...
 
 def name_of(file: dict[str, Any]) -> str:
     """The name of the target that reads a file."""
-    return NAMES.get(file["model_type"], file["model_type"].removesuffix("_text").replace("_", "-"))
+    kind = str(file["model_type"])
+    return NAMES.get(kind, kind.removesuffix("_text").replace("_", "-"))
 
 
 @pytest.mark.slow

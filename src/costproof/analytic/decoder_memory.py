@@ -428,8 +428,8 @@ class DecoderTape(MixtureTape):
         call, rows, keys, width = self.call, self.call.rows, self._keys(block), block.nope + block.rope
         values, result = call.batch * keys * block.heads * block.value_dim, rows * block.heads * block.value_dim
         if self.branches.flash:
-            value = width if block.equal_widths else block.value_dim
-            return self._flash((block.heads, block.heads), keys, (q, joined, expanded), (width, value))
+            narrower = None if block.equal_widths else block.value_dim
+            return self._flash((block.heads, block.heads), keys, (q, joined, expanded), width, narrower)
         several = not (self.branches.one_sequence or self.branches.one_head)
         # Values are a part of what is expanded, and not in order.
         copied = several and (packed[1] or not self.branches.one_key)

@@ -145,7 +145,7 @@ class LayerTape:
         """
         call, branches, keys = self.call, self.branches, self._keys(block)
         if branches.flash:
-            return self._flash((block.heads, block.kv_heads), keys, (q, k, v), (block.head_dim, block.head_dim))
+            return self._flash((block.heads, block.kv_heads), keys, (q, k, v), block.head_dim)
         result = call.rows * block.heads * block.head_dim
         one = branches.one_shared
         repeated = (branches.shared and not one) and (
@@ -202,7 +202,12 @@ class LayerTape:
         return result
 
     def _flash(
-        self, heads: tuple[Size, Size], keys: Size, reads: tuple[Piece, Piece, Piece], widths: tuple[Size, Size]
+        self,
+        heads: tuple[Size, Size],
+        keys: Size,
+        reads: tuple[Piece, Piece, Piece],
+        width: Size,
+        narrower: Size | None = None,
     ) -> Piece:
         """Record attention of the package flash-attn, whose results lie token by token.
 
@@ -212,14 +217,17 @@ class LayerTape:
         Args:
             heads: of queries, and of keys and values.
             reads: queries, keys and values.
-            widths: of queries and keys, and of values.
+            width: of queries, keys and values.
+            narrower: width of values, if it is less.
+
+        Branches: values may be narrower.
 
         Source: ``FlashAttnFunc.forward`` (flash_attn 2.8, flash_attn_interface), ``flash_attention_forward``
         (transformers).
         """
         queries, context = self.call.rows * heads[0], self.call.batch * keys * heads[1]
-        (q, k, v), (width, value) = reads, widths
-        if value != width:
+        (q, k, v), value = reads, width if narrower is None else narrower
+        if narrower is not None:
             v = self._make(context * width, v)
         if self.branches.padded_heads:
             width = 8 * sympy.ceiling(width / sympy.Integer(8))
@@ -227,7 +235,7 @@ class LayerTape:
             k, v = (self._make(context * width, piece) for piece in (k, v))
         result = self._make(queries * width, q, k, v)
         self.tape.read(q, k, v, result, self.tape.make(4 * queries), self.tape.make(2 * INT64))
-        narrowed = self.branches.padded_heads or value != width
+        narrowed = self.branches.padded_heads or narrower is not None
         return self._make(queries * value, result) if narrowed and not self.branches.joined else result
 
     def _mlp(self, mlp: Mlp, x: Piece, rows: Size | None = None) -> Piece:

@@ -293,8 +293,8 @@ class LatentTarget(CausalTarget[L]):
             found.append(BadInput(what, where=where, expected="--decoding expanded", got=got, fix=fix))
         elif config.value > config.head_dim:
             what = "transformers pads values to the width of queries, and cannot narrow them"
-            expected, got = f"values of at most {config.head_dim} elements", config.value
-            found.append(BadInput(what, where=where, expected=expected, got=got, fix=fix))
+            expected = f"values of at most {config.head_dim} elements"
+            found.append(BadInput(what, where=where, expected=expected, got=config.value, fix=fix))
         return found
 
     def conventions(self, workload: Workload) -> Conventions:
