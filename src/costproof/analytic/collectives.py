@@ -144,7 +144,7 @@ class GatheredParameters:
 
 @layer
 class GatheredTokens:
-    """Gathers the tokens that ranks route, each its own, to the experts of all, and returns to each its sums.
+    """Exchange of tokens for sharded experts: an all-gather of all ranks' tokens, a reduce-scatter of the sums.
 
     Every rank sends its hidden states [tokens, hidden], the numbers of the chosen experts [tokens, top_k] in 8 bytes,
     and their weights to all others, whatever the routing is. Its experts run on ``every`` token of all ranks. A

@@ -93,7 +93,7 @@ class LayerTape:
         return self._norm(kind, x, self.call.rows, width)
 
     def _keys(self, block: AttentionBlock) -> Size:
-        """Return the keys per sequence that queries see."""
+        """Return the number of keys per sequence that queries attend to."""
         return self.call.past + self.call.tokens
 
     def layer(

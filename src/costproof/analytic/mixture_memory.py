@@ -45,7 +45,8 @@ class MixtureTape(LayerTape):
         if mixture.held is None:
             return run(mixture, rows, x, indices, weights)
         if mixture.exchanged is not None:
-            raise Incomplete("no formula gives the live peak of ranks that exchange pairs", where="--dispatch")
+            what = "no formula gives the live peak where ranks send each other token-expert pairs (--pairs)"
+            raise Incomplete(what, where="--dispatch")
         item = self.call.item_bytes if mixture.routing.narrow else 4
         several, rows = mixture.batches != 1, rows * mixture.batches
         chosen = rows * mixture.top_k

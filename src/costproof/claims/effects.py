@@ -147,7 +147,7 @@ def stands_for(*names: str) -> Pick:
 
 
 def substitute(term: ClaimTerm, **symbols: str) -> Fraction | None:
-    """Return new value / old value of a term when symbols are replaced by expressions; ``None`` if undefined.
+    """Return the factor by which replacing symbols by expressions changes a term's value; ``None`` if undefined.
 
     A name that is not a symbol of the term gets the prefix of the term's tower: in a term with the role
     ``text.layer.experts``, ``topk`` means ``text_topk``.
@@ -162,7 +162,7 @@ def substitute(term: ClaimTerm, **symbols: str) -> Fraction | None:
 
 
 def rewritten(term: ClaimTerm, change: Callable[[sympy.Expr], sympy.Expr]) -> Fraction | None:
-    """Return new value / old value of a term when its expression is rewritten; ``None`` without an expression."""
+    """Return the factor by which rewriting a term's expression changes its value; ``None`` without an expression."""
     return _ratio(term, _changed(term.expr, change)) if term.expr else None
 
 

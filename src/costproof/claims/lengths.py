@@ -57,7 +57,7 @@ class Curve:
         return Fraction(self._scaled(length), self.scale)
 
     def _scaled(self, length: int) -> int:
-        """Return the cost at a length times ``scale``, by Newton's forward differences."""
+        """Return ``scale`` times the cost at a length, by Newton's forward differences."""
         return sum(d * comb(length - self.start, k) for k, d in enumerate(self.differences))
 
     @property

@@ -30,13 +30,18 @@ from costproof.reports.listing import devices_text
     "--routing",
     default="bound",
     metavar="bound|uniform|FILE",
-    help="Experts read per call: at most min(experts, tokens x top-k), mean of uniform routing, or a routing in FILE.",
+    help="Experts read per call: bound, at most min(experts, tokens x top-k); uniform, the mean of uniform routing; or a "
+    "routing in FILE.  [default: bound]",
 )
 @click.option(
     "--microbatches", type=IntParam(), metavar="N",
-    help="Batches that pass the stages of --pp in turn: states the share of time in which a stage waits.",
+    help="Microbatches that pass the stages of --pp in turn; also report the share of time in which a stage waits.",
 )  # fmt: skip
-@click.option("--schedule", metavar="gpipe|1f1b|interleaved:V", help="Order of the microbatches.  [default: 1f1b]")
+@click.option(
+    "--schedule",
+    metavar="gpipe|1f1b|interleaved:V",
+    help="Order of the microbatches; interleaved:V puts V parts of the model on each stage.  [default: 1f1b]",
+)
 @options("config")
 @report_command("roofline", "trust-remote-code", "rules")
 def roofline(target: str, device: str, **choices: Any) -> object:

@@ -72,7 +72,8 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     ),
     "sources": click.option(
         "--sources", type=ListParam(offered=lambda: ALL_SOURCES), metavar="LIST",
-        help=f"Sources to count with: {', '.join(ALL_SOURCES)}; isolated traces every stage separately."
+        help="Sources to count with: analytic (formulas), static (exported graphs), dynamic (a traced run), isolated "
+        "(each stage traced separately)."
         f"  [default: {','.join(DEFAULT_SOURCES)}]",
     ),
     "convention": click.option(
@@ -130,9 +131,8 @@ def mesh_options(command: F) -> F:
         return command(*args, target=",".join((target, *settings)), **choices)
 
     add: Any = with_settings
-    add = click.option("--pairs", metavar="N,..;N,..", help="Pairs of a token and an expert of each rank for each.")(
-        add
-    )
+    pairs = "Token-expert pairs that each rank sends to each, a row per sender: 6,2;3,5."
+    add = click.option("--pairs", metavar="N,..;N,..", help=pairs)(add)
     forms, ways = ("all-gather", "all-to-all"), ("ring", "zigzag", "ulysses")
     add = click.option("--dispatch", type=ChoiceParam(*forms), help="How tokens reach experts of other ranks.")(add)
     add = click.option("--cp-plan", type=ChoiceParam(*ways), help="How devices share a sequence.")(add)

@@ -148,7 +148,7 @@ def operators(kinds: Iterable[tuple[str, int | None]]) -> tuple[tuple[str, int],
 
 @lru_cache(maxsize=4096)
 def readings(found: tuple[tuple[str, int], ...], softmax: int = 0) -> tuple[Kinds, ...]:
-    """Return the possible readings of a module's operators as kinds of work; the plain one comes first.
+    """Return all ways to assign a module's operators to kinds of work; the first goes by each operator's name alone.
 
     Args:
         found: operators by their common name, each with its FLOPs.

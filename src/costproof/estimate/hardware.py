@@ -186,7 +186,7 @@ _AGAIN: Final = "costproof machine --measure -o FILE writes one; costproof machi
 
 
 def registry() -> Registry[Device]:
-    """Return the registry of devices, of costproof and of other distributions; no file is read."""
+    """Return the registry of devices: those of costproof and of other installed packages; read no device file."""
     files = sorted(_FOLDER.glob("*.json"))
     ours = (Plugin(f.stem, "", partial(read_device, f)) for f in files)
     return Registry("hardware", "device", tuple(ours), instance=Device, command="costproof machines")

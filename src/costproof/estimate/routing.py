@@ -246,7 +246,7 @@ def _check_choice(row: Any, experts: int, top_k: int, where: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RoutedLayers:
-    """Equal mixtures of experts of a model, and how its router chooses."""
+    """Identical mixture-of-experts layers of a model, and how their router chooses experts."""
 
     layers: int
     experts: int

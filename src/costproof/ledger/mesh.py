@@ -437,9 +437,10 @@ class Parallel:
                 expected = f"several, with {self.rank}, that differ along {axis} only"
                 found.append(BadInput(what, where=f"$.parallel.{place}", expected=expected, got=str(list(ranks))[:80]))
         for i, d in enumerate(self.duplicates):
-            if d.bytes != (d.amount if d.metric.endswith("_bytes") else 0):
-                what, where = "the bytes of a copy are not its amount", f"$.parallel.duplicates[{i}].bytes"
-                found.append(BadInput(what, where=where, expected=d.amount, got=d.bytes))
+            size = d.amount if d.metric.endswith("_bytes") else 0
+            if d.bytes != size:
+                what = "a copy has as many bytes as its amount if its metric is in bytes, and else 0"
+                found.append(BadInput(what, where=f"$.parallel.duplicates[{i}].bytes", expected=size, got=d.bytes))
         return found
 
     def _is_group(self, axis: str, among: tuple[int, ...]) -> bool:

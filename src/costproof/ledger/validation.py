@@ -92,8 +92,14 @@ def _check_whole(whole: WholeModel, stages: Collection[str]) -> Iterator[BadInpu
         if metric not in STAGE_WIDE and rows != given:
             yield BadInput("stages do not sum to the total", where=f"$.whole.totals.{metric}", expected=rows, got=given)
     for path, times in whole.times.items():
-        if not times or min(times) < 1 or not len(times) <= whole.checked.get(path, 0) <= sum(times):
-            yield BadInput("a layer must represent at least one layer", where=f"$.whole.times.{path[:80]}")
+        where, checked = path[:80], whole.checked.get(path, 0)
+        if not times or min(times) < 1:
+            what = "each counted layer stands for at least one layer"
+            yield BadInput(what, where=f"$.whole.times.{where}", expected="numbers of 1 or more", got=str(times)[:80])
+        elif not len(times) <= checked <= sum(times):
+            what = "the layers that a second count had are as many as those counted, up to all"
+            expected = f"{len(times)} to {sum(times)}"
+            yield BadInput(what, where=f"$.whole.checked.{where}", expected=expected, got=checked)
 
 
 def _check_peaks(capture: Capture, call: CallPeaks, where: str) -> Iterator[BadInput]:

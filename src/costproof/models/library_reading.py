@@ -48,12 +48,12 @@ class LibraryReading:
 
     @property
     def float32(self) -> bool:
-        """Return whether the checkpoint has in float32 what the class loads so: as bitsandbytes saves it."""
+        """Return whether modules that the class keeps in float32 are stored in float32 too, as bitsandbytes does."""
         return self.method == "bitsandbytes"
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Return the paths of modules with settings of their own, which the model must have."""
+        """Return the module paths with an entry of their own in the quantisation settings; the model must have them."""
         own = (key for key, value in self.settings.items() if isinstance(value, dict) or value is False)
         return tuple(own) if self.method == "mlx" else ()
 

@@ -40,7 +40,7 @@ class FunctionAtom:
 
 @dataclass(slots=True)
 class AtomTable:
-    """All atoms (variables) of a regime, numbered so that an atom's arguments have lower numbers."""
+    """Atoms (variables) of the polynomials of a regime, each numbered after the atoms in its arguments."""
 
     found: list[SizeAtom | FunctionAtom] = field(default_factory=list)
     numbers: dict[SizeAtom | FunctionAtom, int] = field(default_factory=dict)

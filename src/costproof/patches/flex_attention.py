@@ -177,7 +177,7 @@ _made_up: Final[list[None]] = []
 
 @contextmanager
 def made_up_values() -> Iterator[None]:
-    """Count no pairs by a mask function while the block runs, since values of tensors are made up."""
+    """Disable the counting of pairs by mask functions while the block runs; they would read made-up values."""
     _made_up.append(None)
     try:
         yield

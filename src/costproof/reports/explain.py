@@ -107,7 +107,7 @@ def _part_lines(part: FormulaPart, unit: str) -> list[str]:
 
 
 def match_words(part: FormulaPart, match: GraphMatch) -> str:
-    """Return a graph's count for a formula part: ``static: equal, aten.linear (aten.linear_1)``. It is not escaped."""
+    """Describe a graph's count of a formula part, unescaped: ``static: equal, aten.linear (aten.linear_1)``."""
     if match.value is None:
         same = "unknown"
     elif match.value == part.total:

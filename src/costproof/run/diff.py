@@ -117,7 +117,7 @@ def _point(
     keys: frozenset[str],
     without: frozenset[str],
 ) -> Point[StageMetric]:
-    """Return a function from the keys and settings that are taken from head to the sums by formulas.
+    """Return a function that sums the formulas of base with the given keys and settings taken from head.
 
     Args:
         models: the base's, and the head's if that is another family.

@@ -367,7 +367,7 @@ def _live_memory(target: Target | None, workload: Workload) -> tuple[_LiveMemory
 
 
 def _binding_ranks(target: Target | None, workload: Workload) -> tuple[int, ...]:
-    """Return the ranks of several devices that hold the most weights and cache; none for one device."""
+    """Return the ranks that hold the most bytes of weights and cache; none if nothing is sharded."""
     if workload.mesh.one or not isinstance(target, Sharded):
         return ()
     held: dict[int, list[int]] = {}

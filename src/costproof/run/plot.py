@@ -38,7 +38,7 @@ def plot(
     on: str | os.PathLike[str] | Device | None = None,
     named_first: Callable[[Iterable[str]], object] = list,
 ) -> dict[str, bytes]:
-    """Draw the content of a file: name of the picture's file -> its bytes, deterministically.
+    """Draw what a file or an object contains; return name of a picture's file -> its bytes, which are deterministic.
 
     Args:
         what: a capture or a folder of reports (``shares.svg``; ``peaks.svg`` and ``counters.svg`` if they were

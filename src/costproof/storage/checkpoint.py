@@ -34,7 +34,7 @@ _INDICES: Final = ("g_idx", "weight_g_idx")
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
-    """Names in a checkpoint that the class of a model has, ties, ignores, or has for further tokens."""
+    """Names of a checkpoint that a model's class knows: its own, tied and ignored ones, and MTP prefixes."""
 
     parameters: frozenset[str] = frozenset()
     """Names of all parameters, with those of tied ones."""

@@ -99,7 +99,7 @@ class Fp8(Format):
 
     @property
     def products(self) -> str:
-        """Return float8, since inputs are quantised too."""
+        """Return the dtype of products: float8, since inputs are quantised too."""
         return "float8" if self.title else ""
 
     @property
@@ -138,7 +138,7 @@ class ModelOptFp8(Format):
 
     @property
     def products(self) -> str:
-        """Return float8, since inputs are quantised too."""
+        """Return the dtype of products: float8, since inputs are quantised too."""
         return "float8" if self.title else ""
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
@@ -332,7 +332,7 @@ class Awq(Format):
 
     @property
     def unit(self) -> tuple[int, int]:
-        """Return the rows in a word, and the columns of a group."""
+        """Return the multiples that rows and columns must be of: the rows in a word, and the columns of a group."""
         return 32 // self.bits, self.group
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:

@@ -239,7 +239,7 @@ def computed(
     made: Sequence[torch.Tensor],
     known: Callable[[Any], Elements | None],
 ) -> list[Elements] | None:
-    """Return the values of an operator's results, by torch itself on values of its tensors; ``None`` if unknown."""
+    """Compute the values of an operator's results with torch from those of its inputs; ``None`` if unknown."""
     shape = tuple(made[0].shape)
     stem = name.removesuffix("_") if func._schema.is_mutable else name
     base = stem.removesuffix("_like").removeprefix("new_")

@@ -84,7 +84,7 @@ TimeOrReason = IsolatedTime | str
 
 @dataclass(frozen=True, slots=True)
 class ReplayedCall:
-    """A distinct operator call of a module, with its times."""
+    """A distinct operator call of a module, with its measured durations."""
 
     stage: Stage
     module: str

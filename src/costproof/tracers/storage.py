@@ -349,7 +349,7 @@ def _built_torchao(model: Any, described: dict[str, Any]) -> None:
 
 
 def _built_awq(model: Any, described: dict[str, Any]) -> None:
-    """Replace linear layers of the numbered layers by packed matrices, as AutoAWQ replaces those in its blocks.
+    """Replace linear layers inside numbered layers (``layers.0``) by packed matrices, as AutoAWQ does in its blocks.
 
     Raises:
         NotBuilt: transformers reads the list of other modules in another way than AutoAWQ, which wrote the checkpoint.

@@ -215,7 +215,7 @@ def sleep_device(cycles: int) -> None:
 
 @contextmanager
 def watch_modules(run: Run, paths: Iterable[str], passed: Callable[[Stage, str], None]) -> Iterator[None]:
-    """Call ``passed(stage, path)`` whenever execution enters or returns to one of these modules in the block."""
+    """Call ``passed(stage, path)`` of the innermost running module whenever one of these starts or ends."""
     stack: list[tuple[Stage, str]] = []
     calls: Counter[nn.Module] = Counter()
     modules = {run.model.get_submodule(path): path for path in paths}

@@ -132,7 +132,7 @@ class _Row:
 
 
 def _passes(tensors: Sequence[tuple[str, torch.Tensor]], seed: int) -> Iterator[list[_Row]]:
-    """Yield the blocks of each pass over flat tensors: of one dtype and device."""
+    """Yield groups of blocks to fill in one pass, whose tensors share one dtype and device."""
     rows: list[_Row] = []
     for name, flat in tensors:
         if rows and (rows[0].into.dtype, rows[0].into.device) != (flat.dtype, flat.device):

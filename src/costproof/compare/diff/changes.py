@@ -116,7 +116,7 @@ def in_flops(side: Baseline) -> Baseline:
 
 
 def in_metrics_of(side: Baseline, other: Baseline) -> Baseline:
-    """Give a side the metrics that the other side has and that are 0 of it.
+    """Add to a side's sources the metrics that only the other side has, if they must be 0 on this side.
 
     One device sends nothing, and weights that are not quantised need no unpacking.
     """

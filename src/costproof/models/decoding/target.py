@@ -300,7 +300,7 @@ class CausalTarget(Native[C]):
             (reached, f"at most {min(reached, default=2) - 2} tokens, below the window", f"{longest} tokens"),
         ):
             if wrong:
-                what, fix = "FlashAttention is not described for this run", "leave --attention at sdpa"
+                what, fix = "FlashAttention cannot be counted for this run", "leave --attention at sdpa"
                 found.append(BadInput(what, where=f"--attention {FLASH}", expected=expected, got=got, fix=fix))
         return found
 

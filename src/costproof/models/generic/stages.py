@@ -135,7 +135,7 @@ class Cached:
         """Return why the prefill cannot be counted with a filled cache, or ``None``."""
         if isinstance(self.decoder, HeldCache):
             return BadInput(
-                "a prompt behind a past is counted only for a cache of keys and values", where="--past",
+                "a prompt after a filled cache (--past) is counted only for a cache of keys and values", where="--past",
                 expected="no past", got=f"a cache in {self.decoder.name} that the model fills itself",
                 fix="leave --past out, or count the whole prompt: --seq-len with the past in it",
             )  # fmt: skip

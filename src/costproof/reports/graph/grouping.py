@@ -63,7 +63,7 @@ def group(graph: CallGraph) -> GraphView:
 def _callees(
     structure: CallStructure, members: Sequence[str], home: Mapping[str, int]
 ) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Return the families among the modules that a family calls, each as its instances and its loops."""
+    """Group the callees of a family's modules into families; return the instances of each and its loop, if any."""
     inside = frozenset(members)
     slots: dict[Slot, dict[str, list[str]]] = defaultdict(dict)
     when: dict[Slot, int] = {}

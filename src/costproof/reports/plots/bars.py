@@ -141,7 +141,7 @@ class Shares:
 
 
 def shares(capture: Capture) -> tuple[Shares, ...]:
-    """Return each metric that some stage has, from the first source that has it for every stage."""
+    """Return the metrics to draw, each from the first source that has it for all stages; none is 0 throughout."""
     found = []
     for metric in (m for m in METRICS if m not in _LEFT_OUT):
         speaking = (x for x in ledgers(capture) if all(provides(x, metric, stage) for stage in capture.target.stages))
