@@ -30,7 +30,7 @@ from costproof.reports.listing import devices_text
     "--routing",
     default="bound",
     metavar="bound|uniform|FILE",
-    help="Experts read per call: bound, at most min(experts, tokens x top-k); uniform, the mean of uniform routing; or a "
+    help="Experts read per call: bound, at most min(experts, tokens x top-k); uniform, its mean; or a "
     "routing in FILE.  [default: bound]",
 )
 @click.option(

@@ -241,7 +241,7 @@ def _gathered_parts(found: Parallel, workload: Workload) -> Iterator[Recount]:
 
 
 def _axis(c: Collectives, mesh: Mesh) -> str:
-    """Return the group of the mesh in which a collective runs; empty if its kind and module leave it open, or with cp."""
+    """Return the group of the mesh in which a collective runs; empty if its kind leaves it open, or with cp."""
     if c.kind in ("send", "all_to_all") or mesh.cp > 1:
         return ""
     if mesh.fsdp > 1 and c.module.rpartition(".")[2] in ("*", "(root)"):  # before a layer, and before the model
