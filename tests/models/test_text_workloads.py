@@ -28,7 +28,7 @@ def test_there_is_no_such_preset() -> None:
 
 def test_settings_that_do_not_exist_are_told_at_once() -> None:
     with pytest.raises(Problems) as caught:
-        Llama().workload(grid="2x2", attention="flash_attention_2")
+        Llama().workload(grid="2x2", attention="flex_attention")
     assert [(p.what, p.where) for p in caught.value.problems] == [
         ("no such setting", "--grid"),
         ("invalid choice", "--attention"),
