@@ -58,6 +58,16 @@ CASES: Final = {
         {"fsdp": 2, "cp": 3, "pp": 2, "rank": 4, **LONG, "text_tokens": 18},
     ),
     "latents, ulysses": ("deepseek-v2", LATENT, {"fsdp": 2, "cp": 2, "cp_plan": "ulysses", "rank": 1, **LONG}),
+    "latents absorbed, tensor": (
+        "deepseek-v2",
+        LATENT,
+        {"fsdp": 2, "cp": 2, "tp": 2, "cp_plan": "ulysses", "decoding": "absorbed", "rank": 2, **LONG},
+    ),
+    "sinks and windows, ulysses": (
+        "gpt-oss",
+        {"kv_heads": 4, "heads": 4},
+        {"fsdp": 2, "cp": 2, "cp_plan": "ulysses", "rank": 3, "batch": 3, "text_tokens": 16},
+    ),
     "last stage": ("llama", {"layers": 3, "tied": True}, {"fsdp": 2, "pp": 2, "tp": 2, "batch": 3, "rank": 6}),
 }
 

@@ -1,6 +1,6 @@
 """Bound the time in which the devices of a mesh exchange data, from the figures of their links.
 
-A collective has a payload M, the bytes of its full tensor, and a group of n ranks. However it is done, each rank of a
+A collective has a payload M, the bytes of its full tensor, and a group of n ranks. However it is done, some rank of a
 group within a node sends or receives at least
 
     all_reduce                    M            what the others contribute, or their sum

@@ -162,7 +162,7 @@ class Workload:
 
     @property
     def gathered_batches(self) -> tuple[int, ...]:
-        """Return the sequences of each rank whose tokens the experts of the counted rank get; empty if they are equal.
+        """Return the sequences of each rank whose tokens the counted one gets; empty if all have equal ones.
 
         Ranks that store parts of parameters, or send each other pairs, have no unequal batches.
         """

@@ -91,24 +91,26 @@ def places(workload: Workload, symbols: Mapping[str, int]) -> Iterator[Recount]:
         for axis, index in at.items():
             yield Recount("", f"rank {rank}", f"index along {axis}", int(getattr(of, axis)), index)
             alike = tuple(r for r, x in place.items() if {**x, axis: 0} == {**at, axis: 0})
-            yield Recount("", f"rank {rank}, group along {axis}", "ranks", _mask(mesh.group(axis, rank)), _mask(alike))
+            yield Recount(
+                "", f"rank {rank}, group along {axis}", "ranks", _packed(mesh.group(axis, rank)), _packed(alike)
+            )
         for axis, ahead in (("pp", at["pp"] + 1), ("cp", (at["cp"] + 1) % mesh.cp)):
             following = [r for r, x in place.items() if x == {**at, axis: ahead}]
             if getattr(mesh, axis) > 1 and following and rank in mesh.group(axis, rank):
                 partner = mesh.ranks_of("send", axis, rank)[1:]
-                yield Recount("", f"rank {rank} sends along {axis}", "ranks", _mask(partner), _mask(following))
+                yield Recount("", f"rank {rank} sends along {axis}", "ranks", _packed(partner), _packed(following))
         if mesh.fsdp > 1:
             alike = tuple(r for r, x in place.items() if {**x, "fsdp": 0, "cp": 0} == {**at, "fsdp": 0, "cp": 0})
             found = mesh.stored_part(rank), mesh.stored_parts, *mesh.group("fsdp*cp", rank)
             again = alike.index(rank), len(alike), *alike
-            yield Recount("", f"rank {rank}, its part of parameters", "ranks", _mask(found), _mask(again))
+            yield Recount("", f"rank {rank}, its part of parameters", "ranks", _packed(found), _packed(again))
         first = rank - rank % stage % mesh.ep
         shared = range(first, first + mesh.ep)
         yield Recount("", f"rank {rank}", "index along ep", of.ep, rank - first)
-        yield Recount("", f"rank {rank}, group along ep", "ranks", _mask(mesh.group("ep", rank)), _mask(shared))
+        yield Recount("", f"rank {rank}, group along ep", "ranks", _packed(mesh.group("ep", rank)), _packed(shared))
         apart = [r for r in shared if place[r]["tp"] == at["tp"]]
         if mesh.ep > 1:
-            among = _mask(mesh.group("ep/tp", rank)), _mask(apart)
+            among = _packed(mesh.group("ep/tp", rank)), _packed(apart)
             yield Recount("", f"rank {rank}, group along ep/tp", "ranks", *among)
             yield Recount("", "experts of a rank", "batches", mesh.batches, len(apart))
         known = mesh.group("ep", rank) == (*shared,) and of.ep == rank - first
@@ -137,7 +139,7 @@ def _shares(workload: Workload, symbols: Mapping[str, int], place: Mapping[int, 
         chunk = ceil(Fraction(size, mesh.tp))
         for rank in range(mesh.tp):
             held, own = shard(size, mesh.tp, rank), (min(chunk * rank, size), min(chunk * rank + chunk, size))
-            yield Recount("", f"rank {rank} of {size} entries", "entries", _mask(held), _mask(own))
+            yield Recount("", f"rank {rank} of {size} entries", "entries", _packed(held), _packed(own))
     for depth in range(layers, layers + mesh.pp) if mesh.pp > 1 and layers else ():
         counts, stage = [depth // mesh.pp] * mesh.pp, mesh.pp - 1
         for _ in range(depth % mesh.pp):  # to the stage before the last, then to the ones before it
@@ -145,12 +147,12 @@ def _shares(workload: Workload, symbols: Mapping[str, int], place: Mapping[int, 
             counts[stage] += 1
         for stage in range(mesh.pp):
             own, of = (sum(counts[:stage]), sum(counts[: stage + 1])), stage_layers(depth, mesh.pp, stage)
-            yield Recount("", f"stage {stage} of {depth} layers", "layers", _mask((of.start, of.stop)), _mask(own))
+            yield Recount("", f"stage {stage} of {depth} layers", "layers", _packed((of.start, of.stop)), _packed(own))
 
 
-def _mask(ranks: Iterable[int]) -> int:
+def _packed(ranks: Iterable[int]) -> int:
     """Return a number that stands for some ranks in their order, or for other numbers below a billion."""
-    return sum(rank * 10 ** (9 * i) for i, rank in enumerate(ranks))
+    return sum((rank + 1) * 10 ** (9 * i) for i, rank in enumerate(ranks))
 
 
 # --- Sums of the report ----------------------------------------------------------------------------------------------
@@ -199,7 +201,7 @@ def _steps(found: Parallel, workload: Workload, symbols: Mapping[str, int]) -> I
         axis, dtypes = _axis(c, workload.mesh), c.dtype.split(", ")
         among = c.ranks if not axis else workload.mesh.group(axis, workload.rank)
         if c.ranks != among:
-            yield Recount(c.stage, f"{where}, along {axis}", "ranks", _mask(c.ranks), _mask(among))
+            yield Recount(c.stage, f"{where}, along {axis}", "ranks", _packed(c.ranks), _packed(among))
         if axis == "ep/tp" and c.kind == "all_gather" and "int64" not in dtypes:  # numbers of the chosen experts
             yield Recount(c.stage, where, "dtypes", len(dtypes), len(dtypes) + 1)
         if c.group == "cp" and c.kind == "all_gather":  # a number for each query and head, of all parts of its keys

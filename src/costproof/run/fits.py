@@ -30,7 +30,7 @@ from costproof.estimate.roofline import choose_source
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.capture import Padding
 from costproof.ledger.environment import require
-from costproof.ledger.errors import BadInput, Incomplete, Recount, check_recounts, first_problem
+from costproof.ledger.errors import BadInput, Incomplete, check_recounts, first_problem
 from costproof.ledger.mesh import RANK
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
@@ -142,8 +142,6 @@ def _smallest_mesh(target: str, count: int, read: Callable[[str], Operand], room
                 continue
             held = _formula_weights(side.baseline)
             found = None if held is not None and held > room.room else _of_all_ranks(spread, side, room)
-            if found is None:
-                check_recounts([Recount("memory", spread, "weights fit", (held or 0) <= room.room, False)])
             tried.append(MeshTried(tp, ep, "does not fit" if found is None else found.verdict, held))
             if found is not None and found.verdict == "fits":
                 return replace(found, count=count, tried=tuple(tried))

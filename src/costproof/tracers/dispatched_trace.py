@@ -119,7 +119,13 @@ class _OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         parent, here = (self._stack[-1] if self._stack else None), (path, self._counts[path])
         self.calls.append(ModuleCall(*here, parent, type(module).__name__))
         self._stack.append(here)
-        for leaf, parameter in module._parameters.items():  # which may have been gathered
+        self._gathered(module, path)
+        for name, inner in module.named_children():  # a module may use what it does not call
+            self._gathered(inner, f"{path}.{name}" if path else name)
+
+    def _gathered(self, module: nn.Module, path: str) -> None:
+        """Record the parameters of a module, which may have been gathered since it was built."""
+        for leaf, parameter in module._parameters.items():
             if parameter is not None and type(parameter).__name__ != KIND:
                 local = getattr(parameter, "_local_tensor", parameter)
                 if (known := self._values.get(id(local))) is not None and known.origin == "op":  # a view of a gather

@@ -82,12 +82,12 @@ def _step(
 def _projected(self: Any, modeling: Any, hidden_states: torch.Tensor, position_embeddings: Any) -> Any:
     """Return both parts of the queries [B, heads, q, width], and new latents and rotated keys [B, 1, q, width]."""
     batch, new = hidden_states.shape[:-1]
-    heads, nope, rank, rope = self.num_heads, self.qk_nope_head_dim, self.kv_lora_rank, self.qk_rope_head_dim
+    nope, rank, rope = self.qk_nope_head_dim, self.kv_lora_rank, self.qk_rope_head_dim
     if self.q_lora_rank is None:
         queries = self.q_proj(hidden_states)
     else:
         queries = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden_states)))
-    plain, turned = queries.view(batch, new, heads, nope + rope).transpose(1, 2).split((nope, rope), dim=-1)
+    plain, turned = queries.view(batch, new, -1, nope + rope).transpose(1, 2).split((nope, rope), dim=-1)
     latents, key = self.kv_a_proj_with_mqa(hidden_states).split((rank, rope), dim=-1)
     latents, key = self.kv_a_layernorm(latents).view(batch, 1, new, rank), key.view(batch, 1, new, rope)
     turned, key = _rotated(modeling, turned, key, position_embeddings)
@@ -109,7 +109,9 @@ def _absorbed(
     batch, heads, new, nope = plain.shape
     rank = self.kv_lora_rank
     # kv_b_proj [heads (nope + value), rank] holds the weights of keys, applied to the queries, and those of values.
-    of_keys, of_values = self.kv_b_proj.weight.view(heads, -1, rank).split((nope, self.v_head_dim), dim=1)
+    weight = self.kv_b_proj.weight
+    weight = weight.to_local() if hasattr(weight, "to_local") else weight  # of a rank that has some of the heads
+    of_keys, of_values = weight.view(heads, -1, rank).split((nope, self.v_head_dim), dim=1)
     absorbed = torch.bmm(plain.transpose(0, 1).reshape(heads, batch * new, nope), of_keys)
     absorbed = absorbed.view(heads, batch, new, rank).transpose(0, 1)
     # All heads of queries share one head of keys and values; the values are the latents.

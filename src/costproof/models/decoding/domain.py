@@ -278,8 +278,8 @@ def mesh_proof(
                 alike[key] = run.name
                 pieces.append(Piece(f"identity: {run.name}", "identities", target, run))
         pieces.append(Piece(f"ranks: {variant.name}", "ranks", target, variant))
-    config = cast(Native[Any], target).config
-    fixed = "zigzag" if not any(config.windows()) else "ulysses"
+    masked = any(cast(Native[Any], target).config.windows()) or any(w.attention == "eager" for w in variants)
+    fixed = "ulysses" if masked else "zigzag"
     of_one_length = (
         DISPATCH in given
         or given.get(PLAN) == "megatron"
@@ -314,8 +314,8 @@ def _fitting(target: Provable, workload: Workload, seed: int) -> Workload | Prob
     if DISPATCH in run.inputs:
         run = replace(run, new_tokens=0, inputs={**run.inputs, PAIRS: drawn_pairs(target, run, seed)})
     elif mesh.cp > 1:
-        name = run.name.replace("eager, last logits", run.dtype)
         attention = run.attention if by_heads(cast(Native[Any], target).config, run) else "sdpa"
+        name = run.name.replace("eager, last logits", "eager" if attention == "eager" else run.dtype)
         run = replace(run, name=name, attention=attention, logits="all")
     problems = target.problems(run)  # type: ignore[attr-defined]
     if problems and mesh.cp > 1:
@@ -367,7 +367,8 @@ def _drawn_on_mesh(
         p["S"] *= tp * (2 * cp if cp > 1 else 1)
         attention: AttentionKind = rng.choice([a for a in _ATTENTIONS if a in choices["attention"]])
         dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
-        batch = max(1, p["B"] // sharing) * sharing + (rng.randrange(sharing) if axes["ep"] <= tp else 0)
+        uneven = axes["ep"] <= tp or DISPATCH not in inputs  # given pairs are those of equal batches
+        batch = max(1, p["B"] // sharing) * sharing + (rng.randrange(sharing) if uneven else 0)
         logits: Logits = rng.choice(("all", "last"))
         inputs[RANK] = rng.randrange(tp * sharing * cp * axes["pp"])
         work = Workload(f"draw {number}", p["S"], rng.choice(STEPS), batch, dtype, attention, logits, inputs=inputs)
