@@ -148,7 +148,7 @@ class UnpackingTime:
     stage: str
     flops: int | None
     seconds: Rational | None
-    """At the peak of the device's vector units; ``None`` if no source gives one."""
+    """FLOPs divided by the peak of the device's vector units, no bound; ``None`` if no source gives that peak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +267,8 @@ def _contradictions(found: Roofline) -> Iterator[BadInput]:
             if bound is not None:
                 yield from _unlike(bound, of, f"{place}.{name}", summed=True)
         yield from _inexact(stage.compute_bound_s, f"{place}.compute_bound_s")
+    if found.unpacking and (not found.stored or len({own.stage for own in found.unpacking}) < len(found.unpacking)):
+        yield BadInput("unpacking is that of stored weights, once a stage", where="$.unpacking")
     for i, own in enumerate(found.unpacking):
         if own != unpacking_time(found.device, own.stage, own.flops) or own.stage not in stages or (own.flops or 0) < 0:
             yield BadInput("the time of unpacking does not follow from its FLOPs and the device's vector peak",
@@ -407,7 +409,7 @@ def roof(device: Device, dtype: str) -> Roof:
 
 
 def unpacking_time(device: Device, stage: str, flops: int | None) -> UnpackingTime:
-    """Return the vector work of quantised weights in a stage, with its time at the device's vector peak."""
+    """Return the vector work of quantised weights in a stage, and its FLOPs divided by the device's vector peak."""
     peak = device.vector_peak
     return UnpackingTime(stage, flops, None if flops is None or peak is None else _write(Fraction(flops, peak.flops)))
 

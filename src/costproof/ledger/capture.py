@@ -258,7 +258,7 @@ FAILED: Final = "failed: "
 """Prefix of the reason of a source that tried to count and failed; the verdict is then incomplete."""
 
 GRADIENTS: Final = "the model takes gradients inside its forward, and an export or a trace has none"
-"""An error of a run."""
+"""Message of the error for a model that takes gradients."""
 SECONDS: Final = 60
 """Processor seconds allowed for reading a capture; a model with 61 layers takes three."""
 

@@ -160,8 +160,8 @@ OF_SOME_TARGETS: Final = {
     "deepseek-ocr, in one packed call; of hf: classes without, as a forward a row; of another target, each row as a "
     "run of its own",
     "flash_attention_2": "FlashAttention is described for text decoders, for encoders of text and of whole images, and "
-    "for the decoder of deepseek-ocr; T5's class does not support it, nor its package the sinks of gpt-oss; elsewhere "
-    "FLOPs, kept pairs and bytes are those of sdpa, and what the kernel allocates is not described",
+    "for the decoder of deepseek-ocr; T5's class does not support it, and its kernels have no sinks, as gpt-oss needs; "
+    "elsewhere FLOPs, kept pairs and bytes are those of sdpa, and what the kernel allocates is not described",
 }
 """Name of a setting or of a choice -> the targets that have it, where others refuse it."""
 

@@ -93,7 +93,7 @@ def _parts(found: Fits) -> Iterator[Recount]:
     live = found.live_bytes if found.held_cache_bytes is None else found.blocked_live_bytes
     if weights is None or found.buffers_bytes is None or cache is None:
         return
-    lasting = weights + found.buffers_bytes
+    lasting = weights + found.buffers_bytes + found.attributes_bytes
     yield Recount("memory", "weights, buffers and cache", "bytes", found.certain_bytes or 0, lasting + cache)
     if live is None or not found.is_known:
         return

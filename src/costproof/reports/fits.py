@@ -104,8 +104,10 @@ def fit_sentence(found: Fits) -> str:
     if found.verdict == "does not fit":
         alone = found.certain_bytes is not None and found.certain_bytes > found.memory_bytes
         if not alone and found.live_bytes is not None:
-            return f"Does not fit into {room}: weights, buffers and the live peak are more."
-        return f"Does not fit into {room}: weights and {'cache' if alone else 'the largest peak'} alone are more."
+            return _all_held(found, f"Does not fit into {room}: weights, buffers and the live peak are more.")
+        most = "cache" if alone else "the largest peak"
+        parts = "weights, attributes" if found.attributes_bytes else "weights"
+        return f"Does not fit into {room}: {parts} and {most} alone are more."
     if found.verdict == "fits" and found.live_bytes is not None:
         return f"Fits into {room} with the live peak."
     if found.verdict == "fits":
@@ -174,7 +176,12 @@ def _held_rows(found: Fits) -> list[tuple[str, ...]]:
         *((("left to the runtime, by --reserve", found.reserve_bytes),) if found.reserve_bytes else ()),
         ("memory" if not found.reserve_bytes else "memory without that", found.memory_bytes),
     )
-    return [(name, exact(value), human(value, "B")) for name, value in named]
+    return [(_all_held(found, name), exact(value), human(value, "B")) for name, value in named]
+
+
+def _all_held(found: Fits, text: str) -> str:
+    """Return a text about what is held with attributes named beside buffers, if some are held."""
+    return text.replace("buffers and", "buffers, attributes and") if found.attributes_bytes else text
 
 
 def _head(found: Fits) -> tuple[str, ...]:

@@ -62,8 +62,8 @@ ROUTING: Final = {
     "given": "as the given routing has it",
 }
 UNPACKING: Final = (
-    "Unpacking and scaling of quantised weights is in no time above, since kernels may fuse it, or do it with fewer "
-    "operations; apart from all else it takes, {rate}:"
+    "Unpacking and scaling of quantised weights is in no time above, since kernels may fuse it or do it with fewer "
+    "operations. {rate}:"
 )
 MAX_PARTS: Final = 15
 STAGES: Final = (
@@ -74,6 +74,8 @@ PARTS: Final = ("Stage", "Part", "FLOPs", "Kept FLOPs", "Bytes", "FLOP/B", "At t
 _LINKS: Final = "With communication"
 _TIME: Final = "time"
 _TITLE: Final = "time at the roof"
+UNPACKING_COLUMNS: Final = ("unpacking_flops", "at_vector_peak_s")
+"""Columns of the CSV if the bounds are those of quantised weights as stored."""
 COLUMNS: Final = (
     "level", "stage", "part", "flops", "kept", "bytes", "intensity", "compute_s", "memory_s", "seconds", "bound",
     "counted",
@@ -231,11 +233,20 @@ def omission_notes(found: Roofline) -> list[str]:
 def unpacking_blocks(found: Roofline) -> list[Block]:
     """Return the vector work of the format of quantised weights, which no bound has; empty without any."""
     peak = found.device.vector_peak
-    rate = "as long as no source says of this device's vector units"
-    if peak is not None:
-        rate = f"at the peak of the vector units, {human(peak.flops, 'FLOP/s', places=3)} ({peak.dtype})"
+    rate = "No source gives a peak of this device's vector units, so that its time is unknown"
+    if all(own.flops is None for own in found.unpacking):
+        rate = "Its work is not known for this routing, arithmetic or format"
+    elif peak is not None:
+        rate = (
+            f"Its FLOPs divided by the vector peak, {human(peak.flops, 'FLOP/s', places=3)} ({peak.dtype}, a fused "
+            "multiply-add is 2), neither a bound nor a prediction"
+        )
     rows = [(Code(own.stage), human(own.flops, "FLOP"), duration(own.seconds)) for own in found.unpacking]
-    return [UNPACKING.format(rate=rate), Table(("Stage", "Vector FLOPs", "Unpacking"), "lrr", rows)] if rows else []
+    return (
+        [UNPACKING.format(rate=rate), Table(("Stage", "Vector FLOPs", "At the vector peak"), "lrr", rows)]
+        if rows
+        else []
+    )
 
 
 def _if_routed(found: Roofline) -> str:
@@ -404,7 +415,8 @@ def roofline_csv(found: Roofline) -> str:
     """
     out = StringIO()
     counted = "; ".join(_counted_lines(found))
-    columns = COLUMNS if found.links is None else (*COLUMNS[:-1], *LINK_COLUMNS, COLUMNS[-1])
+    more = (*(() if found.links is None else LINK_COLUMNS), *(UNPACKING_COLUMNS if found.unpacking else ()))
+    columns = (*COLUMNS[:-1], *more, COLUMNS[-1])
     writer = csv.DictWriter(out, columns, lineterminator="\n")
     writer.writeheader()
 
@@ -422,7 +434,7 @@ def roofline_csv(found: Roofline) -> str:
             if stage.unfused is not None:
                 add(f"{level} unfused", stage.id, "", stage.unfused)
     for own in found.unpacking:
-        vector = {"flops": own.flops, "compute_s": own.seconds}
+        vector = dict(zip(UNPACKING_COLUMNS, (own.flops, own.seconds), strict=True))
         writer.writerow({"level": "stage unpacking", "stage": own.stage, **vector, "counted": counted})
     for part in found.parts:
         add("part", part.stage, part.part, part.at_roof)

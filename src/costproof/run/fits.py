@@ -58,6 +58,7 @@ SETTINGS: Final = ("batch", "text_tokens")
 _RANK_NAMED: Final = re.compile(rf"[@,]{RANK}=")
 """Rank 0, the default, is not an input of a workload."""
 _CACHE_NAMED: Final = re.compile(r"[@,]kv[-_]dtype=")
+_SIZED: Final = re.compile(rf"{re.escape(ATTRIBUTES)}([0-9][0-9,]{{0,40}}) B")
 _FRACTION: Final = re.compile(r"[0-9]*\.[0-9]+")
 _PREFILL: Final = "prefill"
 _CACHES: Final = ("kv_read_bytes", "kv_cache_bytes")
@@ -263,9 +264,9 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
 
 
 def _attributes(notes: Iterable[str]) -> int:
-    """Return the bytes of tensors that are attributes, which a note of the count states."""
-    found = (note.removeprefix(ATTRIBUTES) for note in notes if note.startswith(ATTRIBUTES))
-    return next((int(size.split()[0].replace(",", "")) for size in found), 0)
+    """Return the bytes of tensors that are attributes, from the note of the count that states them; 0 without it."""
+    found = (match for note in notes if (match := _SIZED.fullmatch(note)))
+    return next((int(match[1].replace(",", "")) for match in found), 0)
 
 
 def _with_graph(found: Fits, read: Operand) -> Fits:

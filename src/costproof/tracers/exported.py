@@ -169,7 +169,7 @@ class _ExportReader:
             return
         if any(getattr(a, "op", None) == "get_attr" for a in node.args):
             raise Incomplete(
-                "a part of the model is a graph of its own, of which values or a loop decide how often it runs",
+                "a branch or loop of the model is a subgraph: values decide how often it runs",
                 where=f"{self.job.stage}, export {self.job.id}, node {node.name}",
                 got=getattr(node.target, "__name__", str(node.target)),
                 fix="write the branch or loop in Python, on sizes; the run is counted as it is",

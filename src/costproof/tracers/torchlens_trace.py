@@ -171,7 +171,7 @@ class _TraceReader:
             if origin == "input" and name.startswith(self.cache_inputs):
                 origin = "cache"
             found = Value(label, tuple(record.shape), dtype_name(record.dtype), origin, name)
-            if origin == "buffer":  # one that was written to is recorded again where it is read
+            if origin == "buffer" and name:  # one that was written to is recorded again where it is read
                 found = self.buffers.setdefault((name, found.shape, found.dtype), found)
             self.values[label] = found
             if origin == "op":

@@ -1,7 +1,7 @@
 """Run the arithmetic of formats of quantised weights group by group, as kernels do, for the dynamic source.
 
-The static source exports references on whole matrices (:mod:`.unpacking`). Nothing of their arithmetic is used here, so
-that a mistake in either is a difference. Integers are only made, since their work is 0; all is on the meta device.
+The static source exports references on whole matrices (:mod:`.unpacking`). Only the table of dtypes is shared, so that
+a mistake in either arithmetic is a difference. Integers are only made, since their work is 0; all is on meta.
 """
 
 from __future__ import annotations

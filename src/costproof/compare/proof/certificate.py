@@ -96,7 +96,7 @@ class Settings:
 
 
 LATER: Final = ("the vector work of the format of quantised weights (unpacking_flops)",)
-"""Quantities that no certificate claims, of which one that an earlier version made says nothing."""
+"""Quantities that no certificate claims; those made before version 2.7 do not list them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,7 @@ from costproof.snapshots.copies import inputs_on_meta, materialize, on_meta, run
 from costproof.weights.stored import ImageSize, Stored, unfit
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 SETTINGS: Final = (
@@ -563,20 +564,41 @@ def _unregistered_bytes(module: nn.Module) -> int:
 
     Memory of parameters and buffers is not included.
     """
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    def memory(tensor: torch.Tensor) -> tuple[int, int]:
-        try:
-            storage = tensor.untyped_storage()
-            return int(storage._cdata), storage.nbytes()
-        except (NotImplementedError, RuntimeError):  # a sparse tensor has none
-            return id(tensor), tensor.numel() * tensor.element_size()
-
-    registered = {memory(t)[0] for t in (*module.parameters(), *module.buffers())}
-    values = tree_leaves([vars(part) for part in module.modules()])
-    found = dict(memory(t) for t in values if isinstance(t, torch.Tensor))
+    registered = {where for t in (*module.parameters(), *module.buffers()) for where, _ in _memory(t)}
+    values = [tensor for part in module.modules() for tensor in _tensors_in(vars(part), set())]
+    found = dict(where for tensor in values for where in _memory(tensor))
     return sum(size for where, size in found.items() if where not in registered)
+
+
+def _tensors_in(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested dicts, lists, tuples and sets, which may contain themselves."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple | set) and id(value) not in seen:
+        seen.add(id(value))
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(inner, seen)
+
+
+def _memory(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """Yield (address, bytes) of the memory of a tensor; of a sparse one, that of its indices and values."""
+    import torch
+
+    parts: tuple[torch.Tensor, ...] = (tensor,)
+    if tensor.layout == torch.sparse_coo:
+        parts = tensor._indices(), tensor._values()
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    for part in parts:
+        try:
+            storage = part.untyped_storage()
+            yield int(storage._cdata), storage.nbytes()
+        except (NotImplementedError, RuntimeError):  # another layout without a storage
+            yield id(part), part.numel() * part.element_size()
 
 
 def _with_numbers(args: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
