@@ -180,11 +180,14 @@ def on_fake_cpu(job: ExportJob, *, host_apart: bool = False) -> FakeCpuJob:
             tensors that it does not put on the device of the model. They can meet as on a GPU, or not at all.
 
     Raises:
-        Incomplete: the module cannot be copied.
+        Incomplete: the module cannot be copied, or has sparse tensors.
     """
     mode, device = FakeTensorMode(), "cpu:0" if host_apart else "cpu"
 
     def imitated(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout != torch.strided:
+            what = "no peak is known of a model with sparse tensors"
+            raise Incomplete(what, where=f"{job.stage}, export {job.id}", got=str(tensor.layout))
         with mode:
             return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=device)
 
