@@ -348,10 +348,10 @@ def test_a_live_peak_with_flash_attention_is_that_of_the_graph(hidden: int) -> N
     + ["llava", "qwen2-5-vl", "qwen3-vl-vision", "t5", "deepseek-ocr2"]
     + [pytest.param(name, marks=pytest.mark.thorough) for name in ("mixtral", "xlm-roberta", "deepseek-ocr")],
 )
-def test_a_live_peak_is_that_of_the_graph_of_any_configuration(family: str) -> None:
-    """For random configurations, as a proof draws them; one of three has a batch of 1."""
-    compared = 0
-    for piece in load_pieces(family)[:3]:
+def test_a_live_peak_is_that_of_the_graph_of_any_configuration(family: str, request: pytest.FixtureRequest) -> None:
+    """For random configurations, as a proof draws them: three with ``--thorough``, of which one has a batch of 1."""
+    compared, drawn = 0, load_pieces(family)
+    for piece in drawn[:3] if request.config.getoption("--thorough") else drawn[1:2]:
         drawn, work = piece.target, piece.workload
         assert isinstance(drawn, WithMemory)
         tapes, config = drawn.memory(work), drawn.info().symbols
@@ -361,4 +361,4 @@ def test_a_live_peak_is_that_of_the_graph_of_any_configuration(family: str) -> N
                 values = {**config, **calls[job.stage, invocation]}
                 assert tapes[job.stage, invocation, job.id].peak_bytes(values) == held(with_sizes(job, values))
                 compared += 1
-    assert compared >= 3
+    assert compared

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -229,19 +230,18 @@ def test_limits_along_a_window_are_those_of_every_length_one_by_one() -> None:
         {n: f.most_bytes or 0 for n, f in found.items()},
     )
     rooms = {131_457, 131_455, 399_271, *(most[n] - 1 for n in (1, 12, 15, 37)), *(most[n] for n in (12, 37))}
-    for room in sorted(rooms):
-        for own in (1, 15, 34):
-            limits = api.fits(f"{WINDOW},text_tokens={own}", memory=room)
-            for held, of in ((CACHE, certain), (LIVE, most)):
-                one, first = limit(limits, "text_tokens", held), next((n for n in of if of[n] > room), None)
-                # The cache has no more bytes at any length; the live peak grows on.
-                assert one.outcome == ("from" if first else "never" if held == CACHE else "refused")
-                if first:
-                    before = max((n for n in of if n < first), default=None)
-                    assert one.at == first
-                    assert [(p.at, p.bytes) for p in one.points] == [(n, of[n]) for n in (before, first) if n]
-                elif one.outcome == "refused":
-                    assert (one.at or 0) > max(found)
+    for room, own in zip(sorted(rooms), cycle((1, 15, 34))):
+        limits = api.fits(f"{WINDOW},text_tokens={own}", memory=room)
+        for held, of in ((CACHE, certain), (LIVE, most)):
+            one, first = limit(limits, "text_tokens", held), next((n for n in of if of[n] > room), None)
+            # The cache has no more bytes at any length; the live peak grows on.
+            assert one.outcome == ("from" if first else "never" if held == CACHE else "refused")
+            if first:
+                before = max((n for n in of if n < first), default=None)
+                assert one.at == first
+                assert [(p.at, p.bytes) for p in one.points] == [(n, of[n]) for n in (before, first) if n]
+            elif one.outcome == "refused":
+                assert (one.at or 0) > max(found)
 
 
 @pytest.mark.parametrize("own", [256, 1000, 32760])

@@ -59,7 +59,7 @@ def test_three_sources_agree(family: str, sizes: dict[str, Any], mesh: dict[str,
 
 
 @pytest.mark.skipif(not (dist.is_gloo_available() and sys.platform == "linux"), reason="gloo on Linux")
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_real_ranks_return_the_same_and_send_as_much(ranks: int) -> None:
     """Logits of a prompt and of the step behind it are one device's; sockets send what formulas count.
 
