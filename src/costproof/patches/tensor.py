@@ -181,7 +181,12 @@ REFUSE_GRADIENTS: Final = tuple(
         "a model that takes gradients in its forward cannot be counted; this finds out",
         "tracers/test_unfit.py",
     )
-    for target in ("torch.autograd:grad", "torch.autograd:backward", "torch:Tensor.backward")
+    for target in (
+        "torch.autograd:grad",
+        "torch.autograd:backward",
+        "torch:Tensor.backward",
+        "torch.autograd.forward_ad:make_dual",
+    )
 )
 
 
