@@ -145,6 +145,22 @@ def test_bytes_of_a_cache_in_an_unknown_format_say_what_they_assume(tmp_path: Pa
         assert (done.code, named.startswith("cache when the run ends, as if the cache were bfloat16")) == (3, True)
 
 
+@pytest.mark.parametrize(
+    ("keys", "where", "got"),
+    [
+        ({"torch_dtype": 16}, "$.torch_dtype", "16"),
+        ({"rope_theta": "x"}, "$.rope_theta", '"x"'),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": True}},
+         "$.quantization_config", "both are true"),
+    ],
+)  # fmt: skip
+def test_values_that_no_key_takes_are_refused(tmp_path: Path, keys: dict[str, Any], where: str, got: str) -> None:
+    for command in (("fits", "--memory", "1GB"), ("stored",)):
+        done = costproof(command[0], written(tmp_path, **keys), *command[1:], cwd=tmp_path)
+        told = " ".join(done.stderr.split())
+        assert (done.code, f"where: {where} " in told, f"got: {got}" in told) == (2, True, True), told
+
+
 def test_null_is_no_quantisation(tmp_path: Path) -> None:
     done = costproof("fits", written(tmp_path, quantization_config=None), "--memory", "1GB", cwd=tmp_path)
     assert (done.code, "quantised" in done.stdout) == (0, False)

@@ -89,9 +89,10 @@ class Transformed(nn.Module):
 
 
 def dual(f: Any, x: torch.Tensor) -> Any:
-    with torch.autograd.forward_ad.dual_level():
-        made = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
-        return torch.autograd.forward_ad.unpack_dual(f(made)).tangent
+    level: Any = torch.autograd.forward_ad
+    with level.dual_level():
+        made = level.make_dual(x, torch.ones_like(x))
+        return level.unpack_dual(f(made)).tangent
 
 
 @pytest.mark.parametrize(
