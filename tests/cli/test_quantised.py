@@ -123,13 +123,42 @@ def test_scales_that_transformers_makes_otherwise_are_no_source(tmp_path: Path, 
     assert "residual" not in done.stdout
 
 
-@pytest.mark.parametrize("keys", [{"quantization_config": {"quant_method": "hqq", "bits": 4}},
-                                  {**FP8, "expert_dtype": "fp4"}, {**FP8, "kv_cache_dtype": "fp8"}])  # fmt: skip
-def test_fits_says_neither_where_it_is_not(tmp_path: Path, keys: dict[str, Any]) -> None:
+def test_fits_has_no_number_of_weights_in_an_unknown_format(tmp_path: Path) -> None:
+    for keys in ({"quantization_config": {"quant_method": "hqq", "bits": 4}}, {**FP8, "expert_dtype": "fp4"}):
+        for run in ("", ",pp=2"):  # ranks too
+            target = written(tmp_path, **keys) + run
+            done = costproof("fits", target, "--memory", "1GB", "-f", "json", cwd=tmp_path)
+            found = json.loads(done.stdout)
+            assert (done.code, found["weights_bytes"], found["stored_bytes"], found["limits"]) == (3, None, None, [])
+            assert [rank["weights_bytes"] for rank in found["ranks"]] == ([None] * 2 if run else [])
+    for form in ("text", "md"):
+        told = costproof("fits", target, "--memory", "1GB", "-f", form, cwd=tmp_path).stdout
+        assert f"{WEIGHTS:,}" not in told
+
+
+def test_bytes_of_a_cache_in_an_unknown_format_say_what_they_assume(tmp_path: Path) -> None:
+    """Keys and values of half the width, in 2 layers, for 512 tokens of the prompt and 1 step, of 2 bytes."""
+    target = written(tmp_path, **FP8, kv_cache_dtype="fp8")
     for memory in ("1GB", "1kB"):
-        done = costproof("fits", written(tmp_path, **keys), "--memory", memory, "-f", "json", cwd=tmp_path)
-        found = json.loads(done.stdout)
-        assert (done.code, found["weights_bytes"], found["limits"]) == (3, WEIGHTS, [])
+        done = costproof("fits", target, "--memory", memory, cwd=tmp_path)
+        named = next(line for line in done.stdout.splitlines() if f"{2 * 2 * 32 * 513 * 2:,}" in line)
+        assert (done.code, named.startswith("cache when the run ends, as if the cache were bfloat16")) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("keys", "where", "got"),
+    [
+        ({"torch_dtype": 16}, "$.torch_dtype", "16"),
+        ({"rope_theta": "x"}, "$.rope_theta", '"x"'),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": True}},
+         "$.quantization_config", "both are true"),
+    ],
+)  # fmt: skip
+def test_values_that_no_key_takes_are_refused(tmp_path: Path, keys: dict[str, Any], where: str, got: str) -> None:
+    for command in (("fits", "--memory", "1GB"), ("stored",)):
+        done = costproof(command[0], written(tmp_path, **keys), *command[1:], cwd=tmp_path)
+        told = " ".join(done.stderr.split())
+        assert (done.code, f"where: {where} " in told, f"got: {got}" in told) == (2, True, True), told
 
 
 def test_null_is_no_quantisation(tmp_path: Path) -> None:
@@ -160,6 +189,8 @@ def test_a_configuration_without_formulas_is_treated_alike(tmp_path: Path) -> No
     (tmp_path / "opt.json").write_text(json.dumps({**OPT, **FP8}))
     done = costproof("roofline", "hf:opt.json,seq-len=4", "--on", "h100-sxm", cwd=tmp_path)
     assert (done.code, AS_IF in done.stdout) == (3, True), done.stderr
+    assert "No bound of the checkpoint: bytes" in done.stdout
+    assert "nothing is faster" not in done.stdout
     (tmp_path / "opt.json").write_text(json.dumps({**OPT, "quantization_config": None, "torch_dtype": "float32"}))
     done = costproof("diff", "hf:opt.json,seq-len=4", "hf:opt.json,seq-len=4", "-f", "json", cwd=tmp_path)
     assert (done.code, "weights and cache float32" in json.loads(done.stdout)["base"]["counted"]) == (0, True)

@@ -96,7 +96,6 @@ def test_nothing_is_quantised_where_nothing_says_so(config: dict[str, Any]) -> N
         ({"dtype": "bfloat16", "text_config": {"dtype": "float32"}}, "bfloat16"),
         ({"dtype": {"text_config": "float32"}}, None),
         ({"dtype": "auto"}, None),
-        ({"torch_dtype": 32}, None),
     ],
 )
 def test_the_dtype_is_that_of_the_file(config: dict[str, Any], dtype: str | None) -> None:

@@ -82,6 +82,15 @@ CUBE = ones(4, 3, 5)
             lambda x, w: torch.nn.functional.conv_transpose1d(x, w, stride=2, groups=2),
             {"x": ones(1, 6, 5), "w": ones(6, 2, 3)}, 2 * 5 * 6 * 2 * 3,
         ),
+        # A complex product is four real ones, where torch computes three: 7 outputs of 5 channels, 4 channels, 3 taps.
+        (
+            lambda x, w: torch.nn.functional.conv1d(x, w).real,
+            {"x": ones(1, 4, 9, dtype=torch.cfloat), "w": ones(5, 4, 3, dtype=torch.cfloat)}, 4 * 2 * 7 * 5 * 4 * 3,
+        ),
+        (
+            lambda x, w: torch.conv_transpose1d(x, w, groups=2).real,
+            {"x": ones(1, 6, 5, dtype=torch.cfloat), "w": ones(6, 2, 3, dtype=torch.cfloat)}, 4 * 2 * 5 * 6 * 2 * 3,
+        ),
         # Pairs of einsum that torch multiplies number by number: 3 x 5 x 7 of them, none summed; 3 x 5 kept.
         (lambda x, y: torch.einsum("ab,bc->abc", x, y), {"x": A, "y": B}, 2 * 3 * 5 * 7),
         (lambda x, y: torch.einsum("ab,cb->abc", x, y), {"x": ones(3, 1), "y": ones(7, 1)}, 2 * 3 * 7),

@@ -88,12 +88,39 @@ class Transformed(nn.Module):
         return self.transform(lambda y: self.net(y).sum(), x)
 
 
+def dual(f: Any, x: torch.Tensor) -> Any:
+    level: Any = torch.autograd.forward_ad
+    with level.dual_level():
+        made = level.make_dual(x, torch.ones_like(x))
+        return level.unpack_dual(f(made)).tangent
+
+
 @pytest.mark.parametrize(
-    "transform", [torch.autograd.functional.jacobian, lambda f, x: torch.func.grad(f)(x)], ids=["jacobian", "grad"]
+    "transform",
+    [
+        torch.autograd.functional.jacobian,
+        lambda f, x: torch.func.grad(f)(x),
+        lambda f, x: torch.func.jvp(f, (x,), (x,))[1],
+        dual,
+    ],
+    ids=["jacobian", "grad", "jvp", "dual"],
 )
 def test_gradients_that_a_source_does_not_refuse_are_named(transform: Any) -> None:
     with pytest.raises(Incomplete, match="takes gradients inside its forward"):
         costproof.count(Transformed(transform), torch.ones(4, 3))
+
+
+INT4: Any = getattr(torch, "int4")  # noqa: B009
+UINT1: Any = getattr(torch, "uint1")  # noqa: B009
+
+
+def test_a_dtype_without_whole_bytes_is_refused() -> None:
+    linear = nn.Linear(4, 4)
+    linear.register_buffer("packed", torch.empty(8, dtype=UINT1))
+    for model, x, got in ((linear, torch.ones(4), "uint1"), (nn.Flatten(), torch.empty(8, 2, dtype=INT4), "int4")):
+        with pytest.raises(BadInput, match="dtype of which no source can count the bytes") as caught:
+            costproof.count(model, x)
+        assert caught.value.got == got
 
 
 class Repeated(nn.Module):

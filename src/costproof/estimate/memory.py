@@ -142,7 +142,7 @@ class Fits:
     memory_bytes: int
     source: str
     weights_bytes: int | None
-    """Parameters of the stages that the run has, in its dtype."""
+    """Parameters of the stages that the run has, in its dtype; ``None``: not known, as of a format without a layout."""
     cache_bytes: int | None
     """The cache at the end of the run."""
     activations_bytes: int | None

@@ -181,7 +181,12 @@ REFUSE_GRADIENTS: Final = tuple(
         "a model that takes gradients in its forward cannot be counted; this finds out",
         "tracers/test_unfit.py",
     )
-    for target in ("torch.autograd:grad", "torch.autograd:backward", "torch:Tensor.backward")
+    for target in (
+        "torch.autograd:grad",
+        "torch.autograd:backward",
+        "torch:Tensor.backward",
+        "torch.autograd.forward_ad:make_dual",
+    )
 )
 
 
@@ -284,6 +289,30 @@ EINSUM: Final = Patch(
     "tracers/test_judge.py",
 )
 """``torch._VF.einsum`` is what ``torch.einsum`` calls, whatever name a model imported that by."""
+
+
+def _report_complex(original: Callable[..., Any], inside: Callable[[bool], None]) -> Callable[..., Any]:
+    """Return a convolution that reports around a call on complex numbers, and only then."""
+    reporting = _report_around(original, inside)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        takes = any(getattr(value, "is_complex", bool)() for value in (*args[:2], *kwargs.values()))
+        return (reporting if takes else original)(*args, **kwargs)
+
+    return call
+
+
+COMPLEX_CONVOLUTIONS: Final = tuple(
+    Patch(
+        f"{module}:conv{kind}{n}d",
+        _report_complex,
+        "the dispatcher sees a convolution of complex numbers as three of real ones, which stand for four products",
+        "tracers/test_judge.py",
+    )
+    for module in ("torch", "torch.nn.functional")
+    for kind in ("", "_transpose")
+    for n in (1, 2, 3)
+)
 
 
 def _of_input_values(name: str) -> Callable[..., Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
 from costproof.estimate.memory import Fits, HeldKind, MemoryLimit, MeshTried, RankMemory
 from costproof.ledger.plural import plural
-from costproof.ledger.workload import KV_BLOCK, TargetInfo, counted_line, quantised_clause
+from costproof.ledger.workload import KV_BLOCK, TargetInfo, cache_counted, counted_line, quantised_clause
 from costproof.reports.document import (
     Block,
     Code,
@@ -75,11 +76,12 @@ def document(found: Fits, form: Form) -> Document:
     says: list[Prose] = list(_scope_sentences(found))
     body: list[Block] = [Table(HEAD, "lrr", _held_rows(found))]
     if stages:
-        body.append(Table(head, "lr", [(Code(s), *cells) for s, *cells in stages]))
+        body.append(Table(_labelled(found, *head), "lr", [(Code(s), *cells) for s, *cells in stages]))
     if found.tried:
         body.append(Table(TRIED, "lrl", [_tried_row(x) for x in found.tried]))
     if len(found.ranks) > 1:
-        body.append(Table(RANKS, "lrrrl", [_rank_row(x, found.workload.mesh.world) for x in found.ranks]))
+        rows = [_rank_row(x, found.workload.mesh.world) for x in found.ranks]
+        body.append(Table(_labelled(found, *RANKS), "lrrrl", rows))
     solved = [limit_sentences(x, found.memory_bytes) for x in found.limits]
     if form == "text":
         lines = tuple(line for both in solved for line in (both[0], f"    {both[1]}"))
@@ -176,12 +178,22 @@ def _held_rows(found: Fits) -> list[tuple[str, ...]]:
         *((("left to the runtime, by --reserve", found.reserve_bytes),) if found.reserve_bytes else ()),
         ("memory" if not found.reserve_bytes else "memory without that", found.memory_bytes),
     )
-    return [(_all_held(found, name), exact(value), human(value, "B")) for name, value in named]
+    return [(*_labelled(found, _all_held(found, name)), exact(value), human(value, "B")) for name, value in named]
 
 
 def _all_held(found: Fits, text: str) -> str:
     """Return a text about what is held with attributes named beside buffers, if some are held."""
     return text.replace("buffers and", "buffers, attributes and") if found.attributes_bytes else text
+
+
+def _labelled(found: Fits, *names: str) -> tuple[str, ...]:
+    """Return names of bytes, with the dtype that they assume of a cache whose format is not known."""
+    more = f", as if the cache were {found.workload.dtype}" if _unknown_cache(found) else ""
+    return tuple(f"{name}{more}" if re.search("cache|live peak", name, re.IGNORECASE) else name for name in names)
+
+
+def _unknown_cache(found: Fits) -> bool:
+    return "cache" in cache_counted(found.target, found.workload).quantised
 
 
 def _head(found: Fits) -> tuple[str, ...]:
@@ -216,7 +228,7 @@ def _stages(found: Fits) -> list[tuple[str, ...]]:
 def _plain_lines(found: Fits) -> tuple[str, ...]:
     """Return lines that answer common questions: cache bytes per token, the largest batch, the longest text."""
     lines = [] if found.rank is None else [_rank_line(found)]
-    if found.token_bytes:
+    if found.token_bytes and not _unknown_cache(found):
         lines.append(f"One more token of text takes {exact(found.token_bytes)} B of cache in each sequence.")
     by_cache, by_peak, by_bound = (
         {x.setting: x for x in found.limits if x.held == held}
@@ -232,7 +244,8 @@ def _plain_lines(found: Fits) -> tuple[str, ...]:
         elif found.rank is not None and setting in by_bound and (most := _most(by_bound[setting])) is not None:
             alone = _most(by_cache[setting]) if setting in by_cache else None
             lines.append(f"{what}: at least {most}, and by the cache alone {alone or 'not known'}.")
-    if found.live_bytes and found.last_logits_bytes and found.last_logits_bytes < found.live_bytes:
+    less_held = found.last_logits_bytes is not None and found.last_logits_bytes < (found.live_bytes or 0)
+    if less_held and not _unknown_cache(found):
         less = exact(found.last_logits_bytes)
         lines.append(f"Logits of all positions decide the live peak: with --logits last it is {less} B.")
     return tuple(lines)
@@ -254,7 +267,7 @@ def _holders(ranks: tuple[int, ...], world: int) -> str:
 def _rank_line(found: Fits) -> str:
     """Return a sentence on the ranks that hold the most, and the rank that is counted."""
     world, counted = found.workload.mesh.world, f"these bytes and limits are of rank {found.rank}"
-    if len(found.ranks) > 1:
+    if len(found.ranks) > 1 and found.held_weights is not None:
         hold = _holders(found.ranks[0].ranks, world)
         return f"Of {world} ranks, {hold} the most: these bytes are of rank {found.rank}, limits the least of all."
     if not found.binding_ranks:

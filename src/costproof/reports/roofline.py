@@ -108,8 +108,10 @@ def document(found: Roofline, form: Form) -> Document:
     solved = [border_sentences(b) for b in found.borders]
     if text:
         lines = tuple(line for both in solved for line in (both[0], f"    {both[1]}"))
-        body: list[Block] = [*peak_notes(found), BOUND, by_stage, module_bound_sentence(found), floor_sentence(found)]
+        body: list[Block] = [*peak_notes(found), bound_note(found), by_stage]
         body += [
+            module_bound_sentence(found),
+            floor_sentence(found),
             *omission_notes(found),
             *unpacking_blocks(found),
             *expert_sentences(found),
@@ -121,7 +123,7 @@ def document(found: Roofline, form: Form) -> Document:
         return Document(found.name, body, "", device_line(found), about)
     body = [
         device_line(found),
-        " ".join((*peak_notes(found), BOUND)),
+        " ".join((*peak_notes(found), bound_note(found))),
         by_stage,
         " ".join((module_bound_sentence(found), floor_sentence(found))),
     ]
@@ -148,10 +150,10 @@ def section(found: Roofline | None) -> DocumentSection | None:
     label = f"Roofline. {memory_share_sentence(found)}"
     drawn = h("div", Html(roofline_svg(found)), class_="roof", role="img", aria_label=label)
     longest = Table(PARTS, "llrrrrrrl", part_rows(found)[:MAX_PARTS])
-    notes = (*peak_notes(found), BOUND, module_bound_sentence(found), floor_sentence(found), *omission_notes(found))
+    notes = (*peak_notes(found), bound_note(found), module_bound_sentence(found), floor_sentence(found))
     body: list[Block] = [
         f"{device_line(found)}. {memory_share_sentence(found)}",
-        *map(Note, notes),
+        *map(Note, (*notes, *omission_notes(found))),
         Markup(drawn),
         Table(STAGES, "lr", stage_rows(found)),
         *unpacking_blocks(found),
@@ -202,6 +204,16 @@ def peak_notes(found: Roofline) -> list[str]:
         named = ", ".join("no known dtype" if dtype == OTHER else dtype for dtype in free)
         said.append(f"No source gives a dense peak for products in {named}: they take no time here.")
     return said
+
+
+def bound_note(found: Roofline) -> str:
+    """Return a note on what the times are, by the figures of the device."""
+    if not (unknown := found.as_counted.quantised):
+        return BOUND
+    return (
+        f"No bound of the checkpoint: bytes, and times that follow from them, are as if its {' and '.join(unknown)} "
+        f"were stored in {found.workload.dtype}."
+    )
 
 
 def module_bound_sentence(found: Roofline) -> str:
@@ -256,13 +268,15 @@ def _if_routed(found: Roofline) -> str:
 
 
 def _is_bound(found: Roofline) -> bool:
-    """Return whether the times are bounds: the counts separate avoidable work, and the rates are published peaks."""
-    return found.kept and found.device.origin == "published"
+    """Return whether the times are bounds: known bytes, avoidable work apart, and published peaks."""
+    return found.kept and found.device.origin == "published" and not found.as_counted.quantised
 
 
 def _not_bound_clause(found: Roofline) -> str:
     if _is_bound(found):
         return ""
+    if found.as_counted.quantised:
+        return f", no bound, with bytes as if stored in {found.workload.dtype}, in which the checkpoint is not:"
     if not found.kept:
         return (
             ", by the full convention: the counts do not say which products another implementation leaves out, and one "
@@ -391,7 +405,7 @@ def time_metric(found: Roofline, order: Sequence[str]) -> Html:
     return h(
         "div",
         h("h3", _TITLE),
-        h("p", f"On {found.device.title}. {BOUND}", class_="note"),
+        h("p", f"On {found.device.title}. {bound_note(found)}", class_="note"),
         shares(known),
         table(("Stage", "Share", "At the roof", "Compute", "Memory", "Bound by"), rows, class_="cost"),
         h("p", f"Unknown, so not in the bar: {', '.join(unknown)}.", class_="note") if unknown else None,

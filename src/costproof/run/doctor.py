@@ -49,8 +49,8 @@ NATIVE: Final = (5,)
 _VENDOR_ALONE: Final = "for vendor snapshots alone: native classes need transformers 5"
 PATCHES: Final[tuple[Patch, ...]] = (
     *tensor.SPLIT_INDEXING, *tensor.STACK_INDEX_ROWS, *tensor.AUTOCAST, *tensor.REFUSE_GRADIENTS, *tensor.JIT_ON_META,
-    tensor.READ_VALUES, *tensor.TO_NUMPY, tensor.EINSUM, *tensor.KNOWN_INTEGERS, tensor.SELECT_ALL_ROWS,
-    *tensor.ROW_COUNTS, *sharding.ON_META,
+    tensor.READ_VALUES, *tensor.TO_NUMPY, tensor.EINSUM, *tensor.COMPLEX_CONVOLUTIONS, *tensor.KNOWN_INTEGERS,
+    tensor.SELECT_ALL_ROWS, *tensor.ROW_COUNTS, *sharding.ON_META,
     export.NO_STACK_TRACES, export.NO_TENSOR_METADATA, export.NO_FAKE_TENSOR_CACHE, *export.SHAPES_OF_RESULTS,
     *export.QUIET_EXPORT, *export.CONCRETE_VALUES,
     torchlens.SET_DIRECTLY, torchlens.KEEP_COMPILER_TABLES, torchlens.KEEP_SEARCHED_MODULES,

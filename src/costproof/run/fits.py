@@ -152,10 +152,13 @@ def _smallest_mesh(target: str, count: int, read: Callable[[str], Operand], room
 
 
 def _formula_weights(side: Baseline) -> int | None:
-    """Return the bytes of weights and buffers of the counted rank: as a quantised checkpoint stores them, if it is."""
+    """Return the bytes of weights and buffers of the counted rank: as a quantised checkpoint stores them, if it is.
+
+    ``None``: its format is not known.
+    """
     _, folded = choose_source(side, needed=NEEDED)
-    if "weights" in side.target.quantised and "resident_bytes" in folded.metrics:
-        return folded.total("resident_bytes")
+    if "weights" in side.target.quantised:
+        return folded.total("resident_bytes") if "resident_bytes" in folded.metrics else None
     return exact_sum(map(folded.total, ("weight_bytes", "buffer_bytes")))
 
 
@@ -213,6 +216,7 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         stages.append(StageMemory(stage, folded.total("kv_cache_bytes", stage), held, *known))
     weights, buffers = folded.total("weight_bytes"), folded.total("buffer_bytes")
     quantised, unknown = _stored_weights(read.origin)
+    weights = None if quantised is None and "weights" in side.target.quantised else weights
     held = weights if quantised is None else quantised.totals.bytes - quantised.buffer_bytes
     if quantised is not None and not side.workload.mesh.one:  # the checkpoint is that of all ranks
         resident = folded.total("resident_bytes")
@@ -258,7 +262,7 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
             *(() if quantised is None else _stored_notes(quantised)),
         ),
         rank=None if side.workload.mesh.one else side.workload.rank,
-        binding_ranks=_binding_ranks(read.target, side.workload),
+        binding_ranks=() if held is None else _binding_ranks(read.target, side.workload),
     )  # fmt: skip
     return _with_graph(answer if blocked is None else _in_blocks(answer, blocked, by_stage), read)
 

@@ -163,7 +163,7 @@ def explain_failure(run: Run) -> Incomplete | None:
                 return Incomplete(
                     GRADIENTS,
                     where=f"{path or '(root)'} ({type(module).__name__})",
-                    expected="a forward without torch.autograd.grad and backward",
+                    expected="a forward without torch.autograd.grad, backward, and torch.func.jvp",
                     fix="count the network that it differentiates, as a module of its own; its backward pass has as "
                     "many FLOPs of products again for the gradients of inputs, and as many for those of weights",
                 )

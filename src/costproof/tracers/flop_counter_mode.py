@@ -35,7 +35,7 @@ from costproof.patches.export import value_dependent_tags
 from costproof.patches.flex_attention import mask_of_call
 from costproof.patches.nested import KIND
 from costproof.patches.patch import patched
-from costproof.patches.tensor import EINSUM, READ_VALUES, TO_NUMPY
+from costproof.patches.tensor import COMPLEX_CONVOLUTIONS, EINSUM, READ_VALUES, TO_NUMPY
 from costproof.tracers.flop_counter_ledger import CallStack, DispatchedFlops
 from costproof.tracers.kept_pairs import PRODUCTS, KeptPairs, RunValues, band, broadcast_pairs
 
@@ -75,7 +75,7 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known: dict[Any, tuple[_Attention | Callable[..., Any] | bool | None, str]] = {}
         self._padded: dict[int, tuple[Any, int]] = {}
         """``id`` of a tensor with zeros after its last dimension -> a weak reference, and the size before."""
-        self._in_einsum = self._reading = False
+        self._in_einsum = self._reading = self._in_complex = False
         self.values = RunValues()
         """Values of tensors without memory: masks, and the lengths of sequences."""
         self.pairs = KeptPairs(self.values, self.seen.kept, self.seen.hidden, self.seen.unread)
@@ -96,6 +96,8 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if self._in_einsum and name == "aten.mul":
             formula, name = _multiplied, "aten.einsum"
+        if self._in_complex and name == "aten.convolution":
+            self._in_complex, formula = False, partial(_twice, formula)  # the first of three, for four products
         if name == _PAD and isinstance(result, torch.Tensor) and args[1][0] == 0 and not any(args[2:]):
             self._padded[id(result)] = weakref.ref(result), int(args[0].shape[-1])
         self._reading = True  # values, for masks: not a read of the model
@@ -155,12 +157,13 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Count while the block runs, and record work that the dispatcher does not see.
 
         These are conversions of tensors to NumPy or to lists, and which elementwise multiplications are products of an
-        ``einsum`` over no index, or over indices of size 1.
+        ``einsum`` over no index, or over indices of size 1, and which convolutions are parts of one of complex numbers.
         """
         with (
             patched(READ_VALUES, context=(self._note_read,)),
             patched(*TO_NUMPY, context=(self._note_numpy,)),
-            patched(EINSUM, context=(self._set_in_einsum,)),
+            patched(EINSUM, context=(partial(setattr, self, "_in_einsum"),)),
+            patched(*COMPLEX_CONVOLUTIONS, context=(partial(setattr, self, "_in_complex"),)),
             self,
         ):
             yield
@@ -174,9 +177,6 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.seen.by_values = True
         if tensor.numel() > 1 and (tensor.is_floating_point() or tensor.is_complex()):
             self.seen.left[self.where()] += 1
-
-    def _set_in_einsum(self, inside: bool) -> None:
-        self._in_einsum = inside
 
 
 class CountingMode(FlopCounterJudge):  # type: ignore[no-untyped-call]
@@ -213,6 +213,10 @@ def _reads_values(func: Any, name: str, args: Any) -> bool:
     if name == "aten.index":  # tagged because of masks
         return any(isinstance(t, torch.Tensor) and t.dtype in _MASKS for t in args[1])
     return any(tag in getattr(func, "tags", ()) for tag in _VALUE_DEPENDENT) or name.partition(".")[2] in _BRANCHES
+
+
+def _twice(formula: Any, *args: Any, **more: Any) -> int:
+    return 2 * int(formula(*args, **more))
 
 
 def _multiplied(*args: Any, out_val: Any, **more: Any) -> int:

@@ -271,8 +271,9 @@ def stored(data: object, path: Path | None) -> Stored:
         path: its file; ``None`` without one.
 
     Raises:
-        BadInput: a file beside it cannot be read.
+        BadInput: a file beside it cannot be read, or a value is none that its key takes.
     """
+    _check(data, "$")
     places = list(_described(data, "$"))
     weights = [f"{_format(value)} ({place})" for place, value in places]
     cache = [f"{text} ({place})" for place, value in places if (text := _cache(value))]
@@ -299,6 +300,32 @@ def stored(data: object, path: Path | None) -> Stored:
     weights_there = path is not None and any(next(path.parent.glob(kind), None) for kind in (_WEIGHTS, _GGUF))
     folder = str(path.parent.absolute()) if path is not None and weights_there else ""
     return Stored(quantised, run, images, None if images else pixels, described, folder)  # type: ignore[arg-type]
+
+
+def _check(data: object, path: str) -> None:
+    """Check the keys of a configuration and its sections that no class reads, or that contradict each other.
+
+    Raises:
+        BadInput: a dtype is not a name, a base of rotary positions not a number, or weights have both 4 and 8 bits.
+    """
+    if not isinstance(data, dict):
+        return
+    for key, value in data.items():
+        where, got = f"{path}.{key}", json.dumps(value, default=str)[:_LONGEST]
+        if key in _DTYPES and not (value is None or isinstance(value, str | dict)):
+            raise BadInput("this is not the name of a dtype", where=where, expected='a name, as "bfloat16"', got=got)
+        if key == "rope_theta" and not all(map(_is_base, value if isinstance(value, list) else [value])):
+            raise BadInput("this is not a base of rotary positions", where=where, expected="a positive number", got=got)
+        _check(value, where)
+    if all(data.get(f"load_in_{n}bit") or data.get(f"_load_in_{n}bit") for n in (4, 8)):
+        expected = "load_in_4bit or load_in_8bit"
+        raise BadInput("weights have either 4 bits or 8", where=path, expected=expected, got="both are true")
+
+
+def _is_base(value: object) -> bool:
+    """Return whether a value is a finite positive number, or null, which stands for the default."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (number and 0 < value < math.inf)  # type: ignore[operator]
 
 
 def _descriptions(data: object, path: Path | None) -> str:

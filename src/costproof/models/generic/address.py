@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from costproof.foreign import contained
 from costproof.ledger.errors import BadInput, first_line
 from costproof.ledger.files import first_bytes
-from costproof.ledger.workload import AttentionKind, Dtype
+from costproof.ledger.workload import ITEM_BYTES, AttentionKind, Dtype
 from costproof.models.generic.described import check_parts
 from costproof.models.generic.factories import Made
 from costproof.patches.nested import in_parts, put_together
@@ -251,7 +251,7 @@ class Factory:
 
 
 def check_call(module: nn.Module, given: Any, where: str) -> None:
-    """Check the module and its inputs: no module contains itself, names fit into files, tensors have shapes.
+    """Check the module and its inputs: no module contains itself, names fit into files, shapes and dtypes are known.
 
     Raises:
         BadInput: a check fails.
@@ -261,6 +261,15 @@ def check_call(module: nn.Module, given: Any, where: str) -> None:
 
     check_parts(module)
     tensors = (*module.parameters(), *module.buffers(), *tree_leaves(given))
+    dtypes = {str(t.dtype).removeprefix("torch.") for t in tensors if isinstance(t, torch.Tensor)}
+    if unknown := sorted(dtypes - ITEM_BYTES.keys()):
+        raise BadInput(
+            "a tensor has a dtype of which no source can count the bytes",
+            where=where,
+            expected="torch's numbers of whole bytes, as float32, int8 or float8_e4m3fn",
+            got=", ".join(unknown),
+            fix="count the model with the tensor in such a dtype, as integers of few bits packed in uint8",
+        )
     if any(isinstance(t, torch.Tensor) and t.is_nested for t in tensors):
         raise BadInput("a parameter or buffer is a nested tensor", where=where, fix="keep its tensors separately")
     if any(type(t).__name__ == _SHARD for t in tensors):
