@@ -350,8 +350,8 @@ def test_a_live_peak_with_flash_attention_is_that_of_the_graph(hidden: int) -> N
 )
 def test_a_live_peak_is_that_of_the_graph_of_any_configuration(family: str, request: pytest.FixtureRequest) -> None:
     """For random configurations, as a proof draws them: three with ``--thorough``, of which one has a batch of 1."""
-    compared, drawn = 0, load_pieces(family)
-    for piece in drawn[:3] if request.config.getoption("--thorough") else drawn[1:2]:
+    compared, pieces = 0, load_pieces(family)
+    for piece in pieces[:3] if request.config.getoption("--thorough") else pieces[1:2]:
         drawn, work = piece.target, piece.workload
         assert isinstance(drawn, WithMemory)
         tapes, config = drawn.memory(work), drawn.info().symbols
