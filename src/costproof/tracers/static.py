@@ -78,10 +78,11 @@ def static_ledger(target: Exportable, workload: Workload, progress: Progress = s
 
     def count(one: Exportable, built: nn.Module) -> Ledger:
         values = {(i.stage, i.id): i.symbols for i in one.invocations(workload)}
-        return exported_ledger(one, workload, built, one.export_jobs(built, workload), covered, values, progress)
+        jobs = one.export_jobs(built, workload)
+        return exported_ledger(one, workload, built, jobs, covered, values, progress, settled=False)
 
     cut = None if workload.mesh.pp > 1 else ledger_of_equal_layers(target, workload, model, count)
-    found = cut or count(target, model)
+    found = settle_kept(cut or count(target, model))
     return replace(found, sizes=input_sizes(target, model, workload))
 
 
@@ -96,6 +97,7 @@ def exported_ledger(
     export: Callable[[ExportJob], Exported] | None = None,
     *,
     whole: bool = False,
+    settled: bool = True,
 ) -> Ledger:
     """Return the static ledger of those exports of a model that succeed.
 
@@ -105,6 +107,7 @@ def exported_ledger(
         stages: the stages that the jobs cover.
         values: for every invocation of the jobs.
         whole: require every export, with the symbolic sizes that it asks for.
+        settled: apply :func:`~costproof.opgraph.account.settle_kept`, whose note names layers.
 
     Raises:
         Incomplete: no stage can be exported; with ``whole``, a part cannot.
@@ -163,7 +166,8 @@ def exported_ledger(
         conventions=departs,
     )
     found = evaluate_ledger(symbolic, {k: dict(v) for k, v in values.items()}, target.info().symbols)
-    found = settle_kept(replace(found, nodes=tuple(_floor_as_number(found.nodes, jobs)), bounds=True))
+    found = replace(found, nodes=tuple(_floor_as_number(found.nodes, jobs)), bounds=True)
+    found = settle_kept(found) if settled else found
     return with_unpacking(found, matrices_of(target, model, workload), workload.dtype)
 
 

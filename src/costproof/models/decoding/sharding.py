@@ -205,7 +205,7 @@ class Shards:
     by_heads: bool = False
     """Whether ranks that share a sequence attend some heads each to all positions, and cache those heads."""
     uneven: bool = False
-    """Whether the batch is no multiple of ``dp``: ranks that gather each other's tokens may have unequal ones."""
+    """Whether ``dp`` does not divide the batch: ranks that gather each other's tokens may have unequal ones."""
 
     @classmethod
     def of(
