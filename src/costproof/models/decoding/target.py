@@ -294,10 +294,10 @@ class CausalTarget(Native[C]):
             return []
         found: list[CostproofError] = []
         longest = max([workload.context + workload.new_tokens, *(row.past + row.new for row in workload.rows)])
-        reached = [window for window in self.config.windows() if 0 < window <= longest]
+        reached = [window for window in self.config.windows() if 0 < window <= longest + 1]
         for wrong, expected, got in (
             (not workload.mesh.one, "one device", workload.mesh.text),
-            (reached, f"at most {min(reached, default=1) - 1} tokens, below the window", f"{longest} tokens"),
+            (reached, f"at most {min(reached, default=2) - 2} tokens, below the window", f"{longest} tokens"),
         ):
             if wrong:
                 what, fix = "FlashAttention cannot be counted for this run", "leave --attention at sdpa"
