@@ -47,7 +47,7 @@ class RankSteps:
     last: bool = True
     """Whether the stage has the last norm and the output projection; others return hidden states."""
     sharing: Size | None = None
-    """Ranks that share each sequence, and exchange heads for positions; these are given then."""
+    """Ranks that share each sequence and exchange heads for positions (Ulysses); a call is given positions then."""
 
 
 ALONE: Final = RankSteps()
@@ -67,7 +67,7 @@ class DecoderTape(MixtureTape):
     apart: bool = False
     """Whether keys and values of the prompt stay apart from those of later tokens, and each call joins both anew."""
     places: Piece | None = None
-    """Positions of the tokens, if the call is given these."""
+    """Positions of the tokens if they are an argument of the call, else ``None``."""
 
     def record(
         self,
@@ -249,7 +249,7 @@ class DecoderTape(MixtureTape):
 
     @property
     def _attended(self) -> StackCall:
-        """Return the call as attention sees it: of a prompt that ranks share, with all of its tokens.
+        """Return the sizes that attention computes with: of a prompt that ranks share, all of its tokens.
 
         Branches: a new token of a step is one.
         """
@@ -259,7 +259,7 @@ class DecoderTape(MixtureTape):
         )
 
     def _of_own_heads(self, block: AttentionBlock | LatentBlock) -> AttentionBlock | LatentBlock:
-        """Return the attention of the rank, which may be that of a part of the heads."""
+        """Return the attention block with the heads of the rank, a part of them if ranks exchange heads."""
         ranks = self.rank.sharing
         if ranks is None or isinstance(block, LatentBlock):
             return block

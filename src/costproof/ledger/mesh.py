@@ -35,7 +35,7 @@ PAIRS: Final = "pairs"
 EP_BATCHES: Final = "ep/tp"
 """Group of ranks that share experts and have batches of their own (:meth:`Mesh.group`)."""
 FSDP_CP: Final = "fsdp*cp"
-"""Group of ranks that store parts of the same parameters if ranks share sequences too (:meth:`Mesh.group`)."""
+"""Group of ranks along ``fsdp`` and ``cp`` together, which store parts of the same parameters (:meth:`Mesh.group`)."""
 ON_ONE_DEVICE: Final = {
     "tp": "1", "ep": "1", "text_vocab_rank": "text_vocab", "text_pairs_sent": "0", "text_pairs_got": "0",
     "ep_sequences": "B", "ep_next": "B",
@@ -107,7 +107,7 @@ class Mesh:
         return self.fsdp * self.cp if self.fsdp > 1 else 1
 
     def stored_part(self, rank: int) -> int:
-        """Return the place of a rank among those that store parts of the same parameters."""
+        """Return the index of the part of each parameter that a rank stores; 0 if it stores whole ones."""
         at = self.coordinates(rank)
         return at.fsdp * self.cp + at.cp if self.fsdp > 1 else 0
 
@@ -333,7 +333,7 @@ class Collectives:
     kind: str
     """One of ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all`` and ``send``."""
     group: str
-    """Axis of the mesh, ``ep/tp`` or ``fsdp*cp`` (:meth:`Mesh.group`)."""
+    """Kind of the group: an axis of the mesh, ``ep/tp`` or ``fsdp*cp`` (:meth:`Mesh.group`)."""
     ranks: tuple[int, ...]
     """Ranks of the group, the counted one included."""
     dtype: str

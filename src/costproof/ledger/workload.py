@@ -20,7 +20,7 @@ ExpertKernel = Literal["grouped_mm", "batched_mm", "eager"]
 """``eager`` loops over the experts that received tokens; which ones is data, so only real runs can trace it."""
 
 PAIRS_OF_4_BITS: Final = "float4_e2m1fn_x2"
-"""Dtype of which an element is two numbers of 4 bits."""
+"""Dtype whose elements each hold two 4-bit numbers."""
 FLOAT_BYTES: Final[dict[str, int]] = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, PAIRS_OF_4_BITS: 1,
@@ -41,7 +41,7 @@ SettingValue = int | str | tuple[int, ...]
 PAST: Final = "past"
 """Input of a workload: tokens per sequence in the cache before the prefill, if there are any."""
 ATTRIBUTES: Final = "tensors that are attributes, no parameters or buffers, are in no number of bytes of modules: "
-"""Beginning of the note on their memory, which ends in bytes."""
+"""Prefix of the note on the memory of tensors that are plain attributes of modules; their bytes follow."""
 ROWS: Final = "rows"
 """Input of a workload: the rows of a batch of unequal sequences, as :attr:`BatchRow.text`, separated by commas."""
 ROWS_INVOCATION: Final = "rows"

@@ -103,7 +103,7 @@ class AvoidableTraffic:
 
 
 def _read_once(found: Iterable[Traffic]) -> list[Traffic]:
-    """Return one read for each tensor, of at most its size even if rows are read repeatedly.
+    """Merge the reads of each tensor into one, no larger than the tensor even if rows are read repeatedly.
 
     A trace has a new value for each read of a buffer; reads of one name count as one tensor.
     """

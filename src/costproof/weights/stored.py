@@ -323,7 +323,7 @@ def _check(data: object, path: str) -> None:
 
 
 def _is_base(value: object) -> bool:
-    """Return whether a value is a finite positive number, or null, which stands for the default."""
+    """Return whether a value is valid as ``rope_theta``: a finite positive number, or null for the default."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return value is None or (number and 0 < value < math.inf)  # type: ignore[operator]
 

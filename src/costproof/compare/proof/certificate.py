@@ -96,7 +96,7 @@ class Settings:
 
 
 LATER: Final = ("the vector work of the format of quantised weights (unpacking_flops)",)
-"""Quantities that no certificate claims; those made before version 2.7 do not list them."""
+"""Quantities that no certificate claims; certificates before version 2.7 do not list them among ``not_claimed``."""
 
 
 @dataclass(frozen=True, slots=True)
