@@ -60,8 +60,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         BadInput: the target has no checkpoint, or fewer modules for further tokens (MTP) than ``next_token``.
         Incomplete: the format of the weights is not known.
     """
-    from costproof.models.library_reading import library_reading
-    from costproof.models.stored_module import (
+    from costproof.tracers.stored_module import (
         assumed_of_experts,
         gguf_layout,
         model_facts,
@@ -70,6 +69,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         next_token_tensors,
         stored_tensors,
     )
+    from costproof.weights.library_reading import library_reading
 
     if not isinstance(target, WithStorage):
         raise BadInput(

@@ -19,7 +19,6 @@ from costproof.ledger.metrics import UNPACKING
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
 from costproof.models.specs import ExportJob, Run
-from costproof.models.stored_module import StoredMatrix
 from costproof.models.target import Target
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.rules.cost import OpCost
@@ -28,6 +27,7 @@ from costproof.storage.formats import Format, LinearShape
 from costproof.storage.scheme import UnknownFormat
 from costproof.tracers.exported import export_graph
 from costproof.tracers.headers import layout_of
+from costproof.tracers.stored_module import StoredMatrix
 from costproof.tracers.unpacking_runs import SCALE_BY_BLOCK, UNPACK_BY_GROUP, Tensors, torch_dtype
 
 if TYPE_CHECKING:
