@@ -164,6 +164,7 @@ def exported_ledger(
             *storage.notes,
         ),
         conventions=departs,
+        attributes_bytes=max((job.attributes_bytes for job in jobs), default=0),
     )
     found = evaluate_ledger(symbolic, {k: dict(v) for k, v in values.items()}, target.info().symbols)
     found = replace(found, nodes=tuple(_floor_as_number(found.nodes, jobs)), bounds=True)
