@@ -169,7 +169,7 @@ def exported_ledger(
     found = evaluate_ledger(symbolic, {k: dict(v) for k, v in values.items()}, target.info().symbols)
     found = replace(found, nodes=tuple(_floor_as_number(found.nodes, jobs)), bounds=True)
     found = settle_kept(found) if settled else found
-    return with_unpacking(found, matrices_of(target, model, workload), workload.dtype)
+    return with_unpacking(found, matrices_of(target, model, workload), workload.dtype, in_symbols=whole)
 
 
 def _floor_as_number(nodes: Iterable[CostNode], jobs: Iterable[ExportJob]) -> Iterator[CostNode]:
