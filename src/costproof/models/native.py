@@ -82,6 +82,13 @@ class Configured(ABC, Generic[C]):
         """
         return replace(self, config=with_keys(self.config, changes))
 
+    def quantised_as(self, other: Configured[Any]) -> Self:
+        """Return the same model in the formats of the checkpoint of another; unchanged if that is not quantised."""
+        if "weights" not in dict(other.stored.quantised):
+            return self
+        formats = other.stored.quantised, other.stored.described
+        return replace(self, stored=replace(self.stored, quantised=formats[0], described=formats[1]))
+
     def normalised(self) -> str:
         """Return the configuration as JSON text, the form that certificates contain."""
         return json.dumps(self.config.normalised(), sort_keys=True)
