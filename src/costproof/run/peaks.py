@@ -75,9 +75,10 @@ def measure_peaks(
         found = call_peaks(model, workload.gathered, progress, eager=eager, forms=forms)
     if workload.mesh.fsdp > 1:
         most = gathered_bytes(model, workload)
-        held = "not known" if most is None else f"at most {most:,} B"
-        note = f"gathered parameters and their buffers are held besides: {held}"
-        found = tuple(replace(call, notes=(note, *call.notes)) for call in found)
+        found = tuple(replace(call, gathered_bytes=most) for call in found)
+        assert isinstance(model, Sharded)  # no other target has ranks
+        for held in {call.gathered_bytes for call in found}:
+            check_recounts(gathered_recounts(model, workload, held))
     return _with_formulas(model, workload, found)
 
 
@@ -108,6 +109,4 @@ def gathered_bytes(target: Target | None, workload: Workload) -> int | None:
     gathers = [n for n in nodes if n.stage == "prefill" and n.cost("messages") and axis_of(n.role, n.kind) in along]
     root = sum(n.cost("comm_payload_bytes") or 0 for n in gathers if not n.module)  # a stage between has none
     layers = [n.cost("comm_payload_bytes") or 0 for n in gathers if n.module]
-    found = root + max(before + 2 * own for before, own in pairwise((root, *layers)))
-    check_recounts(gathered_recounts(target, workload, found))
-    return found
+    return root + max(before + 2 * own for before, own in pairwise((root, *layers)))
