@@ -71,14 +71,13 @@ def measure_peaks(
     require("trace", "a peak of a graph or of a run")
     from costproof.tracers.peaks.calls import call_peaks  # imports torch
 
+    most = None
+    if workload.mesh.fsdp > 1 and isinstance(model, Sharded):
+        most = gathered_bytes(model, workload)
+        check_recounts(gathered_recounts(model, workload, most))
     with count_lock():
         found = call_peaks(model, workload.gathered, progress, eager=eager, forms=forms)
-    if workload.mesh.fsdp > 1:
-        most = gathered_bytes(model, workload)
-        found = tuple(replace(call, gathered_bytes=most) for call in found)
-        assert isinstance(model, Sharded)  # no other target has ranks
-        for held in {call.gathered_bytes for call in found}:
-            check_recounts(gathered_recounts(model, workload, held))
+    found = tuple(replace(call, gathered_bytes=most) for call in found)
     return _with_formulas(model, workload, found)
 
 
