@@ -41,6 +41,7 @@ def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], f
         of = _of_rank(found.workload, ranks[0])
         yield from _parts(answer)
         yield from _lasting(model, of, answer)
+        yield from _live(model, of, answer)
         yield from _cached(model, of, answer)
         yield from gathered_recounts(model, of, answer.unpacked_bytes)
     yield from _quantised(model, found)
@@ -116,6 +117,27 @@ def _lasting(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recoun
     if found.stored_bytes is not None and not run.mesh.one and run.mesh.fsdp == 1:
         stored = sizes["resident_bytes"] - sizes["buffer_bytes"]
         yield Recount("memory", f"rank {run.rank}", "stored_bytes", found.stored_bytes, stored)
+
+
+def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
+    """Yield the weights, and the cache and live peak of each stage of a rank; the peak with fewer logits too."""
+    nodes, where = evaluate_formulas(model, run).nodes, f"rank {run.rank}"
+    if found.weights_bytes is not None:
+        sizes = (node.cost("weight_bytes") or 0 for node in bearing(nodes, "weight_bytes"))
+        yield Recount("memory", where, "weights_bytes", found.weights_bytes, sum(sizes))
+    for stage in found.stages:
+        if stage.cache_bytes is not None:
+            added = sum(node.cost("kv_cache_bytes") or 0 for node in nodes if node.stage == stage.id)
+            yield Recount("memory", f"{where}, {stage.id}", "cache_bytes", stage.cache_bytes, added)
+    if found.live_source == "graph" or found.live_bytes is None or not isinstance(model, WithMemory):
+        yield Recount("memory", where, "last_logits_bytes", found.last_logits_bytes or 0, 0)
+        return
+    peaks = live_peaks(model, run, inputs_held=False)
+    for stage in found.stages:
+        again = max((n for (of, _, _), n in peaks.items() if of == stage.id), default=0)
+        yield Recount("memory", f"{where}, {stage.id}", "live_bytes", stage.live_bytes or 0, again)
+    few = live_peaks(model, replace(run, logits="last"), inputs_held=False) if run.logits != "last" else {}
+    yield Recount("memory", where, "last_logits_bytes", found.last_logits_bytes or 0, max(few.values(), default=0))
 
 
 def format_recounts(model: object, found: Fits) -> Iterator[Recount]:
