@@ -58,9 +58,7 @@ def check(target: object, work: Workload) -> int:
     """Compare all calls, with inputs held and released; return the number of calls."""
     assert isinstance(target, WithMemory)
     assert isinstance(target, Exportable)
-    graphs = {
-        (job.stage, call, job.id): exported_memory(on_fake_cpu(job)).program for call, job in calls(target, work)
-    }
+    graphs = {(job.stage, call, job.id): exported_memory(on_fake_cpu(job)).program for call, job in calls(target, work)}
     for inputs_held in (True, False):
         found = live_peaks(target, work, inputs_held=inputs_held)
         of_graphs = {call: max(timeline(graph, inputs_held=inputs_held).held()) for call, graph in graphs.items()}

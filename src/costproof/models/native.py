@@ -33,7 +33,7 @@ from costproof.models.specs import Built
 from costproof.models.target import NamedWorkload, Setting
 from costproof.storage.scheme import PLAIN as NOT_QUANTISED
 from costproof.storage.scheme import CheckpointLayout, UnknownFormat
-from costproof.weights.stored import PLAIN, Stored, stored
+from costproof.weights.stored import NEXT_TOKEN, PLAIN, Stored, stored
 
 if TYPE_CHECKING:
     from torch import nn
@@ -262,7 +262,11 @@ class Native(Configured[N]):
     def build_stored(self) -> nn.Module:
         """Return the model on the meta device in the dtype of its checkpoint, for any length of a run."""
         usual = self.default_workload(next(preset.name for preset in self.named if preset.default))
-        return self.build(replace(usual, dtype=self.dtype, attention=self.attentions[0]))
+        model = self.build(replace(usual, dtype=self.dtype, attention=self.attentions[0]))
+        for key, value in self.stored.stated or ():
+            if key == NEXT_TOKEN:  # which no formula reads, so that the class has its default
+                setattr(attribute(model, "config"), key, value)
+        return model
 
     @property
     def decoder(self) -> Decoder:
