@@ -197,7 +197,7 @@ def cache_held(model: WithFormulas, run: Workload) -> int:
     """Return the bytes of the cache at the end of a run, with those that were there before."""
     calls = {(call.stage, call.id): call.symbols for call in model.invocations(run)}
     config, every = model.info().symbols, Counter[tuple[str, str, str]]()
-    for node in model.formulas(run).nodes:  # what is stored is no matter here
+    for node in model.formulas(run).nodes:  # whatever is stored
         for metric in ("kv_cache_bytes", *(("kv_read_bytes",) * (run.past > 0 and node.stage == "prefill"))):
             if metric in node.exprs and (node.stage, node.invocation) in calls:
                 every[node.stage, node.invocation, node.exprs[metric]] += 1
