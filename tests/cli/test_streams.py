@@ -168,12 +168,13 @@ def test_a_stdout_without_bytes_takes_the_text() -> None:
     assert json.loads(out.getvalue())["name"] == "l4"
 
 
-@pytest.mark.parametrize("kind", ["line_buffering", "write_through"])
+@pytest.mark.parametrize("by_line", [True, False])
 def test_progress_of_foreign_code_is_written_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, by_line: bool
 ) -> None:
     """To a file, as Python opens stderr, and as it does with PYTHONUNBUFFERED."""
-    with (tmp_path / "err").open("wb") as file, io.TextIOWrapper(file, "utf-8", **{kind: True}) as stream:
+    with (tmp_path / "err").open("wb") as file:
+        stream = io.TextIOWrapper(file, "utf-8", line_buffering=by_line, write_through=not by_line)
         for name in ("stderr", "__stderr__"):
             monkeypatch.setattr(sys, name, stream)
         with tolerant_streams(), as_command(), running("it ends"):
