@@ -27,7 +27,6 @@ from costproof.views.explanation import peaks_in
 from costproof.views.quantities import EXPLAINED
 
 if TYPE_CHECKING:
-    from costproof.compare.proof.certificate import Certificate
     from costproof.compare.proof.closed_form import Notation
 
 _HEADER: Final = 256
@@ -141,17 +140,13 @@ def explain(capture: Path | None, kind: str | None, output: Path | None, **given
         if applies(line):
             raise BadInput(what, where=where.format(line=line), expected=expected, fix=fix)
     if line.listed:
-        return _list_operators(line)
+        found = api.operators(run_request(line.target, None, line.choices), line.stage, module=line.module)
+        if line.kind in _PICTURES:
+            emit(api.operator_graph(found, str(line.kind), unrolled=line.unrolled), line.output)
+        else:
+            emit(listing_text(found, terminal_width(line.output)), line.output)
+        return 0
     return _explain_peak(line) if line.metric in PEAK_METRICS else _explain_formulas(line)
-
-
-def _list_operators(line: _ExplainLine) -> int:
-    found = api.operators(run_request(line.target, None, line.choices), line.stage, module=line.module)
-    if line.kind in _PICTURES:
-        emit(api.operator_graph(found, str(line.kind), unrolled=line.unrolled), line.output)
-    else:
-        emit(listing_text(found, terminal_width(line.output)), line.output)
-    return 0
 
 
 def _explain_peak(line: _ExplainLine) -> int:
@@ -218,7 +213,16 @@ def _prove(run: api.RunRequest, output: Path | None, jobs: int | None, progress:
         made = api.prove(run, out=folder, jobs=jobs, progress=say)
     for output_ in variants("certificate").values():
         note_written(folder / output_.file)
-    _print_certificate(made)
+    rows = sum(made.coverage.rows.values())
+    print_lines(
+        f"{made.verdict}: {plural(len(made.claims), 'claim')}, {plural(rows, 'quantity', 'quantities')} compared, "
+        f"{plural(len(made.coverage.sizes), 'size')}, {plural(made.coverage.samples, 'configuration')}"
+    )
+    print_lines(visible(proved_line(made.target)))
+    for example, *_ in made.mistakes()[:3]:
+        print_lines(f"  {example.stage}/{example.module} {example.kind} {example.metric}: {example.difference}")
+    for reason in made.missing[:3]:
+        print_lines(f"  not carried out: {reason}")
     return made.exit_code
 
 
@@ -235,19 +239,6 @@ def _verify(certificate: Path, rules: tuple[Path, ...], jobs: int | None, progre
     holds = "does not hold" if again.differences else "holds"
     print_lines(f"{again.certificate.verdict}; the certificate {holds}")
     return again.exit_code
-
-
-def _print_certificate(made: Certificate) -> None:
-    rows = sum(made.coverage.rows.values())
-    print_lines(
-        f"{made.verdict}: {plural(len(made.claims), 'claim')}, {plural(rows, 'quantity', 'quantities')} compared, "
-        f"{plural(len(made.coverage.sizes), 'size')}, {plural(made.coverage.samples, 'configuration')}"
-    )
-    print_lines(visible(proved_line(made.target)))
-    for example, *_ in made.mistakes()[:3]:
-        print_lines(f"  {example.stage}/{example.module} {example.kind} {example.metric}: {example.difference}")
-    for reason in made.missing[:3]:
-        print_lines(f"  not carried out: {reason}")
 
 
 @click.command()

@@ -39,7 +39,7 @@ from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
 from costproof.models.decoding.plans import MORE_AXES, by_heads, given_plan, mesh_problems
-from costproof.models.decoding.rank_model import as_rank, distributed, refuse_values, shard_for_export
+from costproof.models.decoding.ranks import as_rank, distributed, refuse_values, shard_for_export
 from costproof.models.decoding.sharding import (
     SPLIT_ALL,
     ShardPlan,

@@ -24,7 +24,7 @@ from costproof.models.decoding.build import build
 from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta
 from costproof.models.decoding.names import prefill_name
 from costproof.models.decoding.plans import OWN, mesh_problems
-from costproof.models.decoding.rank_model import as_rank, distributed, refuse_values, shard_for_export
+from costproof.models.decoding.ranks import as_rank, distributed, refuse_values, shard_for_export
 from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards, mesh_symbols
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, is_of
 from costproof.models.image_text.layout import CALL, IMAGES, SYMBOLS, ModelLayout, images_of, with_images
