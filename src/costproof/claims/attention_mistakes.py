@@ -176,7 +176,7 @@ def _stepping(term: ClaimTerm) -> bool:
 
 
 def _seen(term: ClaimTerm, most: int | None, own: int = 1) -> int:
-    """Return the number of keys that N decode steps attend to in total, if the cost model limits them.
+    """Return the total number of keys that N decode steps attend to, with at most ``most`` keys in each step.
 
     Args:
         term: the term of the decode steps, which has the symbols N (steps) and P (tokens of context before them).

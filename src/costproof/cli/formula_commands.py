@@ -109,7 +109,9 @@ class _Explain(TargetCommand):
     "--graph", "listed", is_flag=True, help="List the operators of the exported stage instead, each with its cost."
 )
 @click.option(
-    "--unrolled", is_flag=True, help="With --graph and an image format: draw each of several equal layers separately."
+    "--unrolled",
+    is_flag=True,
+    help="With --graph and an image format: draw equal layers one by one, not once with their number.",
 )
 @click.option(
     "-f",

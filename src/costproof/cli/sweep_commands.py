@@ -42,7 +42,7 @@ _EXAMPLES = 20
     "--also",
     multiple=True,
     metavar="'NAME=VALUES …'",
-    help="Another grid of points, appended after --over: 'NAME=VALUES NAME=VALUES'.",
+    help="A further grid, all combinations of these values; its points follow those of --over.",
 )
 @click.option("--table", type=FILE, metavar="CSV", help="Further points: a column per name, a row per point.")
 @click.option(
@@ -51,10 +51,16 @@ _EXAMPLES = 20
     multiple=True,
     type=ListParam(offered=lambda: EVERY_METRIC),
     metavar="LIST",
-    help="Metrics, each a column per stage and for the run.  [default: flops,weight_bytes,kv_cache_bytes,output_bytes]",
+    help="Metrics to evaluate; each has a column for every stage and one for the run."
+    "  [default: flops,weight_bytes,kv_cache_bytes,output_bytes]",
 )
 @click.option(
-    "--stage", "stages", multiple=True, type=STAGE, metavar="NAME", help="Only this stage, besides the whole run."
+    "--stage",
+    "stages",
+    multiple=True,
+    type=STAGE,
+    metavar="NAME",
+    help="Give columns of this stage and of the whole run only; may be repeated.",
 )
 @click.option("--dry-run", is_flag=True, help="Only count the points, and list the refused ones with reasons.")
 @click.option(
@@ -62,7 +68,11 @@ _EXAMPLES = 20
 )
 @click.option("--no-plot", is_flag=True, help="Do not draw FILE.svg, which needs matplotlib.")
 @click.option(
-    "--validate", "checked", type=IntParam(), metavar="N", help="Count N random points by their graphs and compare."
+    "--validate",
+    "checked",
+    type=IntParam(),
+    metavar="N",
+    help="Check N random points: export their graphs, count them, and compare with the formulas.",
 )
 @click.option(
     "--seed", type=IntParam(), default=1, show_default=True, metavar="N", help="Seed of the points of --validate."

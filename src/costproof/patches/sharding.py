@@ -470,7 +470,7 @@ class SharedSequence:
 
 
 class _HeadsOf:
-    """An attention module of which a rank has some heads: its own attributes, with a part of the sinks."""
+    """Proxy of an attention module for a rank with a part of the heads: its ``sinks`` are those of these heads."""
 
     def __init__(self, module: Any, ranks: int, rank: int) -> None:
         self._module, self._place = module, (ranks, rank)

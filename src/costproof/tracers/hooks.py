@@ -178,7 +178,14 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
 
 
 def causal_mask(tensor: torch.Tensor, window: int) -> Elements:
-    """Return a mask input whose last query is aligned with the last key; ``window``: of how many keys, 0 for all."""
+    """Return the values of a causal mask with the shape of ``tensor`` [.., queries, keys].
+
+    The last query is aligned with the last key, as behind a filled cache.
+
+    Args:
+        tensor: the mask input; boolean, or to be added to scores.
+        window: number of keys that a query attends to; 0 for all.
+    """
     import torch
 
     from costproof.tracers.kept_pairs import Elements
