@@ -29,7 +29,8 @@ from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 from costproof.ledger.mesh import Mesh
 from costproof.models.decoding.plans import ENGINES, styles_of
 from costproof.models.decoding.rank_model import shard
-from costproof.patches.sharding import GatheringExperts, cut_to_stage, expert_meshes, plans_of
+from costproof.patches.exchanges import GatheringExperts, expert_meshes
+from costproof.patches.sharding import cut_to_stage, plans_of
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8,

@@ -135,7 +135,7 @@ def _in_chunks(form: Pairs) -> TermChange:
 def _masked(
     width: str, exact: str, layers: str, change: Callable[[Pairs], TermChange], pairs: Callable[[int, int, int], int]
 ) -> Iterator[Mistake]:
-    """Yield the mistakes in the scores of a prompt in layers with a window or chunks; the truth counts all pairs.
+    """Yield the mistakes of counting a prompt's scores as if a window or chunks left some out; the truth counts all.
 
     Args:
         width: name of the mistake of counting S times the width.

@@ -360,7 +360,7 @@ class ProofCheckpoint:
         self._file.flush()
 
     def remove(self) -> None:
-        """Delete the file."""
+        """Delete the file of the answers found so far."""
         self.path.unlink(missing_ok=True)
 
 

@@ -261,12 +261,12 @@ class _Walk:
             self.open.pop()
 
     def items(self, values: Iterable[Any], place: str) -> None:
-        """Describe the items of a sequence."""
+        """Describe each item of a sequence, at its own place below that of the sequence."""
         for i, item in enumerate(values):
             self.value(item, f"{place}[{i}]")
 
     def mapping(self, values: Mapping[Any, Any], place: str) -> None:
-        """Describe the values of a mapping."""
+        """Describe each value of a mapping, at its own place below that of the mapping."""
         for key, item in values.items():
             shown = str(key)
             self.value(item, f"{place}.{shown}" if shown.isidentifier() else f"{place}[{shown[:MAX_TEXT]!r}]")

@@ -15,7 +15,8 @@ from costproof.models.decoding.fsdp import keep_parts
 from costproof.models.decoding.plans import ROWS_ALONE, LayoutPlan, named_plan, styles_of
 from costproof.models.decoding.rank_model import TABLES, shard
 from costproof.models.specs import Built, Run
-from costproof.patches.sharding import NOTE, Distributed, FullySharded, Plan, SharedSequence, plans_of
+from costproof.patches.exchanges import SharedSequence
+from costproof.patches.sharding import NOTE, Distributed, FullySharded, Plan, plans_of
 
 if TYPE_CHECKING:
     import torch

@@ -100,7 +100,6 @@ class CausalTarget(Native[C]):
 
     @property
     def decoder(self) -> Decoder:
-        """Return the calling convention of the decoder: module paths, masks and cache."""
         windows = self.config.windows()
         if not any(windows):
             return Decoder()
@@ -240,7 +239,6 @@ class CausalTarget(Native[C]):
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
-        """Return the settings of a run, other than the preset."""
         common_settings = (replace(s, choices=cls.attentions) if s is common.ATTENTION else s for s in SETTINGS)
         shared = () if cls.plan is None else (*common.MESH, common.CP_PLAN)
         return (*common_settings, *cls.extra_settings, *shared)
@@ -267,7 +265,6 @@ class CausalTarget(Native[C]):
         return workload
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Return an error for each reason why the model cannot run a workload."""
         found = cache_dtype.cache_problems(workload, latent=bool(self.decoder.latent))
         found += common.block_problems(workload)
         found += common.problems(workload, self.config.head_dim) + common.device_problems(workload, self.options)
@@ -385,7 +382,6 @@ class CausalTarget(Native[C]):
         return mesh_proof(made, self, self.drawn, mesh, plan, cp_plan, dispatch)
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
-        """Return the model on the meta device with the given implementation of routed experts, if it has experts."""
         kernel = experts if any(s.name == common.EXPERTS.name for s in self.extra_settings) else None
         model = build(*self.native(), dtype=workload.dtype, attention=workload.attention, experts=kernel)
         if workload.rows:

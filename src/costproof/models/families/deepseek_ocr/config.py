@@ -128,7 +128,6 @@ class OcrConfig(PageConfig):
 
     @property
     def projector_in(self) -> int:
-        """Return the number of features per vision token that the projector reads."""
         return self.clip.hidden + self.sam.downsample[1]
 
     def shapes(self) -> dict[str, Any]:
@@ -143,7 +142,6 @@ class OcrConfig(PageConfig):
         return data
 
     def config_hash(self) -> str:
-        """Return the first twelve hex digits of the SHA-256 of the normalised configuration."""
         text = json.dumps(self.normalised(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
