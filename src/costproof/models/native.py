@@ -33,7 +33,7 @@ from costproof.models.specs import Built
 from costproof.models.target import NamedWorkload, Setting
 from costproof.storage.scheme import PLAIN as NOT_QUANTISED
 from costproof.storage.scheme import CheckpointLayout, UnknownFormat
-from costproof.weights.stored import PLAIN, Stored, stored
+from costproof.weights.stored import NEXT_TOKEN, PLAIN, Stored, stored
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,6 +81,13 @@ class Configured(ABC, Generic[C]):
             Problems: as :func:`~costproof.configs.config.with_keys`.
         """
         return replace(self, config=with_keys(self.config, changes))
+
+    def quantised_as(self, other: Configured[Any]) -> Self:
+        """Return the same model in the formats of the checkpoint of another; unchanged if that is not quantised."""
+        if "weights" not in dict(other.stored.quantised):
+            return self
+        formats = other.stored.quantised, other.stored.described
+        return replace(self, stored=replace(self.stored, quantised=formats[0], described=formats[1]))
 
     def normalised(self) -> str:
         """Return the configuration as JSON text, the form that certificates contain."""
@@ -251,7 +258,11 @@ class Native(Configured[N]):
     def build_stored(self) -> nn.Module:
         """Return the model on the meta device in the dtype of its checkpoint, for any length of a run."""
         usual = self.default_workload(next(preset.name for preset in self.named if preset.default))
-        return self.build(replace(usual, dtype=self.dtype, attention=self.attentions[0]))
+        model = self.build(replace(usual, dtype=self.dtype, attention=self.attentions[0]))
+        for key, value in self.stored.stated or ():
+            if key == NEXT_TOKEN:  # which no formula reads, so that the class has its default
+                setattr(attribute(model, "config"), key, value)
+        return model
 
     @property
     def decoder(self) -> Decoder:
