@@ -103,7 +103,7 @@ def marked(run: str) -> Any:
     return pytest.param(run, marks=() if run in QUICK else mark)
 
 
-@pytest.mark.parametrize("run", map(marked, RUNS))
+@pytest.mark.parametrize("run", [marked(name) for name in RUNS])
 def test_a_live_peak_is_that_of_the_graph(run: str) -> None:
     target, work = target_with_settings(RUNS[run])
     assert isinstance(target, WithMemory)

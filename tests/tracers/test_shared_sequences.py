@@ -50,8 +50,8 @@ CASES: Final = {
 }
 
 
-IMPLIED: Final = {"ring, first rank", "zigzag, first rank"}
-"""Other ranks of the same family; the first rank of a zigzag is in the case of latents."""
+IMPLIED: Final = {"zigzag, first rank"}
+"""It is in the case of latents, and Llama in that of the last rank."""
 
 
 @pytest.mark.usefixtures("one_process")
