@@ -35,9 +35,7 @@ def stale(certificate: Certificate) -> list[str]:
         f"{n.stage}/{n.module}#{metric}: {expr}"
         for n in evaluate_formulas(target, proof.usual).nodes
         for metric, expr in n.exprs.items()
-        if metric in METRICS
-        and metric not in left
-        and (n.stage, metric, version(parse(expr))) not in claimed
+        if metric in METRICS and metric not in left and (n.stage, metric, version(parse(expr))) not in claimed
     ]
 
 

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 _FEWEST: Final = 16
 """Omitted layers for which two small exports and a run are faster than one export."""
+_TIMES: Final = 2
+"""How many times the layers of three truncated models a model has at least whose exports they replace."""
 COUNTED_FROM: Final = "counted from exports of"
 
 
@@ -148,9 +150,7 @@ def truncated_by_periods(target: Exportable, workload: Workload) -> tuple[list[E
         least = max(before + period, 2)
         first = least + (count - least) % period
         depths = [first + i * period for i in range(3)]
-        if 2 * sum(depths) > count and count > _FEWEST:
-            continue
-        if depths[-1] < count:
+        if _TIMES * sum(depths) <= count and depths[-1] < count:
             cut = [_truncated(target, depth) for depth in depths]
             kept = [{path: len(each) for path, each in one.cut.stretch.times} if one.cut else {} for one in cut]
             if kept == [{whole.path: depth} for depth in depths]:
