@@ -285,7 +285,11 @@ def _most(x: MemoryLimit) -> str | None:
     """Return a sentence on the largest value of a setting that fits; ``None`` if it was not solved."""
     if x.outcome == "from" and x.at is not None:
         return next((exact(p.at) for p in x.points if p.at < x.at), "none")
-    return {"never": "any", "refused": "any that the model takes"}.get(x.outcome)
+    if x.outcome == "refused" and x.at is not None:
+        return next(
+            (f"{exact(p.at)}, the most that is accepted" for p in x.points if p.at < x.at), "any that is accepted"
+        )
+    return "any" if x.outcome == "never" else None
 
 
 def limit_sentences(x: MemoryLimit, found: Fits) -> tuple[str, str]:
@@ -300,7 +304,7 @@ def limit_sentences(x: MemoryLimit, found: Fits) -> tuple[str, str]:
     if x.outcome == "never":
         return f"{held} fit at every {name}", sides
     if x.outcome == "refused":
-        return f"{held} would not fit from {name} {exact(x.at)} on, which the model does not take: {x.why}", sides
+        return f"{held} would not fit from {name} {exact(x.at)} on, which is refused: {x.why}", sides
     return f"from which {name} on {held} do not fit is not solved: {x.why}", sides
 
 

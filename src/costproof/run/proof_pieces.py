@@ -26,13 +26,13 @@ from costproof.compare.proof.certificate import (
     verdict_of,
 )
 from costproof.compare.proof.judge import Answer, judge
+from costproof.configs.config import keys_of
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import EVERY_METRIC, FLOOR, KEPT_SCORES, STAGE_WIDE, UNPACKING, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import ROWS_INVOCATION, SettingValue, Workload
-from costproof.models.config import keys_of
 from costproof.models.native import Native, stored_formulas
 from costproof.models.proof import Piece, Proof, Provable, RowIdentity, SymbolicRun
 from costproof.models.reader_check import check_reader, written

@@ -22,7 +22,6 @@ from costproof.ledger.metrics import UNPACKING, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
 from costproof.models.specs import ExportJob, Run, SymbolicSize
-from costproof.models.stored_module import StoredMatrix
 from costproof.models.target import Target
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.merge import expression
@@ -32,6 +31,7 @@ from costproof.storage.formats import Format, LinearShape
 from costproof.storage.scheme import UnknownFormat
 from costproof.tracers.exported import export_graph
 from costproof.tracers.headers import layout_of
+from costproof.tracers.stored_module import StoredMatrix
 from costproof.tracers.unpacking_runs import SCALE_BY_BLOCK, UNPACK_BY_GROUP, Tensors, torch_dtype
 
 if TYPE_CHECKING:

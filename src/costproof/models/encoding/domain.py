@@ -10,8 +10,8 @@ from typing import Any, Final, Protocol
 
 from costproof.analytic.elementwise import ACTIVATION_FLOPS
 from costproof.compare.proof.certificate import Settings
+from costproof.configs.config import Config
 from costproof.ledger.workload import FLOAT_BYTES, AttentionKind, Dtype, Workload
-from costproof.models.config import Config
 from costproof.models.decoding.domain import STEPS, layers
 from costproof.models.proof import Piece, Proof, Provable, reasons
 from costproof.patches.flash_attention import FLASH

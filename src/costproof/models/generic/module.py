@@ -31,7 +31,6 @@ from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding import STAGE
 from costproof.models.generic.caches import OwnCache, is_cache
-from costproof.models.generic.described import arguments, module_kinds, shapes
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
 from costproof.models.generic.factories import Cuttable, Given, Made, ModuleMaker
 from costproof.models.generic.inputs import Inputs, example_inputs, other_dtypes
@@ -63,6 +62,7 @@ from costproof.models.generic.truncation import CutModel
 from costproof.models.specs import BUFFER, Built, ExportJob, Run, Truncation
 from costproof.models.target import NamedWorkload, Setting
 from costproof.snapshots.copies import inputs_on_meta, materialize, on_meta, runs_on_meta, unwrapped, with_values
+from costproof.snapshots.described import arguments, module_kinds, shapes
 from costproof.weights.stored import ImageSize, Stored, unfit
 
 if TYPE_CHECKING:
