@@ -275,13 +275,15 @@ def test_real_ranks_return_the_same_and_send_as_much() -> None:
 
     In float32, of two layers: three matrices of 64 more columns or rows of 64, and in each of 6 experts, of which
     4 ranks store 2 each. A rank of n sends n - 1 of its parts; headers are equal and cancel. Two ranks along tp have
-    half of each matrix, and exchange nothing that depends on the inner width; replicas exchange nothing.
+    half of each matrix, and exchange nothing that depends on the inner width; replicas exchange nothing. Of a prompt
+    more, 2 ranks that share its 8 tokens send 4 keys and values of 4 heads of 8 in each layer; they store parts too.
     """
     script = Path(__file__).parents[1] / "oracles" / "gloo_fsdp.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     matrices = 2 * 3 * 64 * 64 * 4
     more = {(4, "replicas"): matrices // 2, (4, "tensor"): matrices // 4,
+            (4, "sequences"): 3 * matrices // 4 + 2 * 4 * 64 * 4,
             (4, "experts and tensor"): 6 * matrices // 4, (2, "llama"): matrices // 2, (4, "llama"): 3 * matrices // 4,
             (2, "qwen3_moe"): 3 * matrices, (4, "qwen3_moe"): 3 * 2 * matrices}  # fmt: skip
     for ranks, every in json.loads(done.stdout).items():
@@ -294,6 +296,13 @@ def test_real_ranks_return_the_same_and_send_as_much() -> None:
                 narrow, wide = found["sent"]
                 if narrow is not None:
                     assert wide - narrow == more[int(ranks), name]
+    counted = []
+    for batch, width in ((4, 32), (6, 96)):
+        target = small("llama", kv_heads=4, layers=2, intermediate=width, tied=True, attention_bias=True)
+        mesh = {"fsdp": 2, "cp": 2, "batch": batch, "text_tokens": 8, "new_tokens": 0, "dtype": "float32"}
+        nodes = evaluate_formulas(target, workload(target, **mesh)).nodes
+        counted.append(sum(node.cost("comm_bytes") or 0 for node in nodes if "comm_bytes" in node.costs))
+    assert counted[1] - counted[0] == more[4, "sequences"]
 
 
 @pytest.mark.parametrize(
