@@ -311,9 +311,16 @@ def test_real_ranks_return_the_same_and_send_as_much() -> None:
         ({"dp": 2, "batch": 7}, "--batch"), ({"tp": 2, "plan": "vllm"}, "--plan"),
         ({"dp": 2, "batch": 8, "ep": 2}, "--fsdp, --ep"),
         ({"batch": 3}, "--batch"), ({"fsdp": 0}, "--fsdp"), ({"rank": 4}, "--rank"),
+        ({"fsdp": 1, "cp": 2}, "--fsdp, --cp"),
     ],
 )  # fmt: skip
 def test_other_meshes_are_refused(settings: dict[str, Any], where: str) -> None:
     with pytest.raises(Problems) as refused:
         workload(small("llama"), **{"fsdp": 4, "batch": 4, **settings})
     assert any(where in str(problem.where) for problem in refused.value.problems)
+
+
+def test_parts_along_sequences_are_not_proved_as_whole_parameters() -> None:
+    with pytest.raises(Problems, match="torchtitan"):
+        small("llama").proof(1, 0, fsdp=1, cp=2)
+    assert "fsdp" not in workload(small("llama"), fsdp=1, tp=2).inputs
