@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 from weakref import ref
 
@@ -26,6 +23,9 @@ from costproof.run.peaks import gathered_bytes, measure_peaks
 from costproof.run.roofline import roofline
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.static import static_ledger
+from tests.oracles.gloo_fsdp import CASES as CASES_OF_RANKS
+from tests.oracles.gloo_fsdp import rank_main
+from tests.oracles.gloo_ranks import run_ranks
 from tests.tracers.test_ranks import LATENT, by_module, collectives, small, workload
 from tests.tracers.test_real_ranks import REASON
 
@@ -270,7 +270,8 @@ def test_a_roofline_names_its_reads_of_gathered_parameters() -> None:
 
 
 @pytest.mark.skipif(not (dist.is_gloo_available() and sys.platform == "linux"), reason=REASON)
-def test_real_ranks_return_the_same_and_send_as_much() -> None:
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_real_ranks_return_the_same_and_send_as_much(ranks: int) -> None:
     """Two and four processes return one device's logits; wider layers send the bytes of the formula more.
 
     In float32, of two layers: three matrices of 64 more columns or rows of 64, and in each of 6 experts, of which
@@ -278,31 +279,31 @@ def test_real_ranks_return_the_same_and_send_as_much() -> None:
     half of each matrix, and exchange nothing that depends on the inner width; replicas exchange nothing. Of a prompt
     more, 2 ranks that share its 8 tokens send 4 keys and values of 4 heads of 8 in each layer; they store parts too.
     """
-    script = Path(__file__).parents[1] / "oracles" / "gloo_fsdp.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
     matrices = 2 * 3 * 64 * 64 * 4
     more = {(4, "replicas"): matrices // 2, (4, "tensor"): matrices // 4,
             (4, "sequences"): 3 * matrices // 4 + 2 * 4 * 64 * 4,
             (4, "experts and tensor"): 6 * matrices // 4, (2, "llama"): matrices // 2, (4, "llama"): 3 * matrices // 4,
             (2, "qwen3_moe"): 3 * matrices, (4, "qwen3_moe"): 3 * 2 * matrices}  # fmt: skip
-    for ranks, every in json.loads(done.stdout).items():
-        assert len(every) == int(ranks)
-        for rank in every:
-            for name, found in rank.items():
-                assert found["largest"] > 0.5
-                assert found["theirs"] < 1e-5
-                assert found["ours"] < 1e-5
-                narrow, wide = found["sent"]
-                if narrow is not None:
-                    assert wide - narrow == more[int(ranks), name]
+    for rank in run_ranks(rank_main, ranks):
+        assert rank.keys() == CASES_OF_RANKS[ranks].keys()
+        for name, found in rank.items():
+            assert found["largest"] > 0.5
+            assert found["theirs"] < 1e-5
+            assert found["ours"] < 1e-5
+            narrow, wide = found["sent"]
+            if narrow is not None:
+                assert wide - narrow == more[ranks, name]
+
+
+def test_bytes_of_parts_and_sequences_are_those_of_real_ranks() -> None:
+    """The difference of two widths and batches, as above for two ranks by two."""
     counted = []
     for batch, width in ((4, 32), (6, 96)):
         target = small("llama", kv_heads=4, layers=2, intermediate=width, tied=True, attention_bias=True)
         mesh = {"fsdp": 2, "cp": 2, "batch": batch, "text_tokens": 8, "new_tokens": 0, "dtype": "float32"}
         nodes = evaluate_formulas(target, workload(target, **mesh)).nodes
         counted.append(sum(node.cost("comm_bytes") or 0 for node in nodes if "comm_bytes" in node.costs))
-    assert counted[1] - counted[0] == more[4, "sequences"]
+    assert counted[1] - counted[0] == 3 * 2 * 3 * 64 * 64 * 4 // 4 + 2 * 4 * 64 * 4
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -13,6 +10,7 @@ import torch.distributed as dist
 
 from costproof.parametric.targets import evaluate_formulas
 from costproof.tracers.dynamic import dynamic_ledger
+from tests.oracles.gloo_ranks import RUNS, rank_main, run_ranks
 from tests.tracers.test_ranks import small, workload
 
 REASON: Final = "gloo and a kernel that counts the bytes of sockets"
@@ -29,7 +27,8 @@ def counted_uneven(rank: int) -> int:
 
 
 @pytest.mark.skipif(not (dist.is_gloo_available() and sys.platform == "linux"), reason=REASON)
-def test_real_ranks_return_the_same_and_send_as_much() -> None:
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_real_ranks_return_the_same_and_send_as_much(ranks: int) -> None:
     """Two and four processes that exchange by gloo return one device's logits, and send the bytes of the formulas.
 
     A prompt of 24 tokens differs from one of 8 by 2 x 16 positions, in float32; headers are equal and cancel.
@@ -44,22 +43,18 @@ def test_real_ranks_return_the_same_and_send_as_much() -> None:
     prompts and for those of the other rank, of 16 positions, 280 x 16 and 256 x 16 bytes. gloo's reduce exchanges
     halves and then collects them, so that who gets the sum sends half of its part too.
     """
-    script = Path(__file__).parents[1] / "oracles" / "gloo_ranks.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
     sent = {2: 5 * 8192 + 6528, 4: 5 * 12_288 + 3 * 3328}
-    every = json.loads(done.stdout)
-    stages = [rank.pop("pipeline") for rank in every["2"]]
-    assert stages[1]["off"] < 1e-12 < 0.5 < stages[1]["largest"]
-    for stage, one in zip(stages, (8192, 0), strict=True):  # of 2 x 16 positions; the last stage sends nothing
-        shorter, longer = stage["sent"]
-        if shorter is not None:
-            assert longer - shorter == one
+    every = run_ranks(rank_main, ranks, RUNS[ranks])
+    if ranks == 2:
+        stages = [rank.pop("pipeline") for rank in every]
+        assert stages[1]["off"] < 1e-12 < 0.5 < stages[1]["largest"]
+        for stage, one in zip(stages, (8192, 0), strict=True):  # of 2 x 16 positions; the last stage sends nothing
+            shorter, longer = stage["sent"]
+            if shorter is not None:
+                assert longer - shorter == one
     shared = 2 * (8960 + 2 * 8192)
     over = {(2, 2): shared, (4, 4): 3 * shared, (4, 2): sent[2] + shared}
-    for ranks, rank, families in (
-        (int(n), rank, family) for n, each in every.items() for rank, family in enumerate(each)
-    ):
+    for rank, families in enumerate(every):
         assert len(families) == ranks + 2 - ranks // 4
         for name, found in families.items():
             prompts = [*map(int, name.partition(" of ")[2].split(" and "))]
@@ -76,9 +71,13 @@ def test_real_ranks_return_the_same_and_send_as_much() -> None:
             shorter, longer = found["sent"]
             if shorter is not None:
                 assert longer - shorter == expected, name
+
+
+def test_bytes_of_a_run_are_those_of_real_ranks() -> None:
+    """The difference of two prompts, as above for two ranks."""
     target, counted = small("llama", kv_heads=4), []
     for length in (8, 24):
         work = workload(target, tp=2, dtype="float32", text_tokens=length, new_tokens=0)
         nodes = dynamic_ledger(target, work).ledger.nodes
         counted.append(sum(n.cost("comm_bytes") or 0 for n in nodes if "comm_bytes" in n.costs))
-    assert counted[1] - counted[0] == sent[2]
+    assert counted[1] - counted[0] == 5 * 8192 + 6528

@@ -21,7 +21,6 @@ from costproof.ledger.metrics import UNPACKED
 from costproof.ledger.node import Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, BatchRow, Workload
 from costproof.models.cache_dtype import BlockedCache
-from costproof.models.native import stored_formulas
 from costproof.models.target import WithBlocks, WithFormulas, WithMemory, WithStorage
 from costproof.parametric.targets import evaluate_formulas, live_peaks
 
@@ -199,7 +198,7 @@ def cache_held(model: WithFormulas, run: Workload) -> int:
     """Return the bytes of the cache at the end of a run, with those that were there before."""
     calls = {(call.stage, call.id): call.symbols for call in model.invocations(run)}
     config, every = model.info().symbols, Counter[tuple[str, str, str]]()
-    for node in stored_formulas(model, run).nodes:
+    for node in model.formulas(run).nodes:  # whatever is stored
         for metric in ("kv_cache_bytes", *(("kv_read_bytes",) * (run.past > 0 and node.stage == "prefill"))):
             if metric in node.exprs and (node.stage, node.invocation) in calls:
                 every[node.stage, node.invocation, node.exprs[metric]] += 1
