@@ -136,7 +136,8 @@ def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
     for stage in found.stages:
         again = max((n for (of, _, _), n in peaks.items() if of == stage.id), default=0)
         yield Recount("memory", f"{where}, {stage.id}", "live_bytes", stage.live_bytes or 0, again)
-    few = live_peaks(model, replace(run, logits="last"), inputs_held=False) if run.logits != "last" else {}
+    last = replace(run, logits="last")
+    few = live_peaks(model, last, inputs_held=False) if run != last and _is_accepted(model, last) else {}
     yield Recount("memory", where, "last_logits_bytes", found.last_logits_bytes or 0, max(few.values(), default=0))
 
 
