@@ -61,7 +61,7 @@ def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, 
             "torch.export cannot export a part of the model",
             where=f"{job.stage}, export {job.id}",
             got=_reason(error),
-            fix="the analytic and dynamic sources need no export",
+            fix=NO_EXPORT,
         ) from error
 
 
@@ -157,6 +157,7 @@ def _linear(expr: sympy.Expr, symbol: sympy.Symbol) -> tuple[sympy.Integer | Non
     return (factor, offset) if factor.is_Integer and plain and symbol not in offset.free_symbols else (None, offset)
 
 
+NO_EXPORT: Final = "costproof report --sources analytic,dynamic needs no export; other commands read its folder"
 _HALVES: Final = tuple(2**i for i in range(9))
 
 
