@@ -272,7 +272,10 @@ def test_what_no_key_states_of_a_checkpoint_is_said(tmp_path: Path) -> None:
         "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 96,
         "torch_dtype": "bfloat16", "tie_word_embeddings": False, **latent, **routed,
     }  # fmt: skip
-    for modules, left in ((0, []), (2, ["2 modules for further tokens (num_nextn_predict_layers), which --mtp counts"])):
+    for modules, left in (
+        (0, []),
+        (2, ["2 modules for further tokens (num_nextn_predict_layers), which --mtp counts"]),
+    ):
         file.write_text(json.dumps({**deepseek, "num_nextn_predict_layers": modules}), encoding="utf-8")
         found = stored(f"hf:{file}")
         assert (found.assumed, list(found.left_out)) == ((), left)

@@ -63,8 +63,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         BadInput: the target has no checkpoint, or fewer modules for further tokens (MTP) than ``next_token``.
         Incomplete: the format of the weights is not known.
     """
-    from costproof.models.library_reading import library_reading
-    from costproof.models.stored_module import (
+    from costproof.tracers.stored_module import (
         assumed_of_experts,
         gguf_layout,
         model_facts,
@@ -74,6 +73,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         stored_tensors,
         tied_head,
     )
+    from costproof.weights.library_reading import library_reading
 
     if not isinstance(target, WithStorage):
         raise BadInput(
@@ -142,7 +142,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
 
 def _not_stated(target: WithStorage, model: nn.Module, tensors: Iterable[StoredTensor]) -> Iterator[str]:
     """Yield what is assumed of plain weights and of the output layer, where a configuration does not state it."""
-    from costproof.models.stored_module import tied_head
+    from costproof.tracers.stored_module import tied_head
 
     if (stated := target.stored.stated) is None:
         return

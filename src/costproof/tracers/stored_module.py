@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput
-from costproof.models.library_reading import LibraryReading
 from costproof.snapshots.copies import held_bytes
 from costproof.storage import gguf
 from costproof.storage.checkpoint import ModelNames
@@ -17,6 +16,7 @@ from costproof.storage.formats import Format, LinearShape, cache_tensors
 from costproof.storage.headers import HeaderTensor
 from costproof.storage.scheme import LinearModule, Rule, Scheme, UnknownFormat, in_numbered_layer
 from costproof.storage.tensors import StoredTensor
+from costproof.weights.library_reading import LibraryReading
 from costproof.weights.stored import NEXT_TOKEN
 
 if TYPE_CHECKING:
