@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
+NO_EXPORT: Final = "costproof report --sources analytic,dynamic needs no export; other commands read its folder"
+"""Fix of a failed export."""
+
 
 def export_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
     """Export a job; return the program, and notes on assumptions that the export made."""
@@ -157,7 +160,6 @@ def _linear(expr: sympy.Expr, symbol: sympy.Symbol) -> tuple[sympy.Integer | Non
     return (factor, offset) if factor.is_Integer and plain and symbol not in offset.free_symbols else (None, offset)
 
 
-NO_EXPORT: Final = "costproof report --sources analytic,dynamic needs no export; other commands read its folder"
 _HALVES: Final = tuple(2**i for i in range(9))
 
 
