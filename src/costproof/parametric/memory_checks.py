@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, Final
 
 from costproof.algebra.evaluation import evaluate
-from costproof.estimate.memory import Fits, MemoryLimit
+from costproof.estimate.memory import Fits, MemoryLimit, MeshTried
+from costproof.ledger.capture import Padding
 from costproof.ledger.errors import CostproofError, Recount
 from costproof.ledger.mesh import RANK
 from costproof.ledger.metrics import UNPACKED
@@ -42,6 +44,7 @@ def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], f
         of = _of_rank(found.workload, ranks[0])
         yield from _parts(answer)
         yield from _lasting(model, of, answer)
+        yield from _last_logits(model, of, answer)
         yield from _cached(model, of, answer)
         yield from gathered_recounts(model, of, answer.unpacked_bytes)
     yield from _quantised(model, found)
@@ -82,6 +85,14 @@ def room_recounts(found: Fits, whole: int, reserve: int | str | None) -> Iterato
         )
 
 
+def tried_recounts(tried: MeshTried, found: Fits, rank: int) -> Iterator[Recount]:
+    """Yield the weights and buffers of a mesh that was tried, from the answer for it if that is of the same rank."""
+    rows = [row.weights_bytes for row in found.ranks if rank in row.ranks] or [found.held_weights]
+    if tried.weights_bytes is not None and rows[0] is not None and found.buffers_bytes is not None:
+        again = rows[0] + found.buffers_bytes
+        yield Recount("memory", f"tp {tried.tp}, ep {tried.ep}", "weights_bytes", tried.weights_bytes, again)
+
+
 def _of_rank(workload: Workload, rank: int) -> Workload:
     return workload if workload.mesh.one else replace(workload, inputs={**workload.inputs, RANK: rank})
 
@@ -117,6 +128,13 @@ def _lasting(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recoun
     if found.stored_bytes is not None and not run.mesh.one and run.mesh.fsdp == 1:
         stored = sizes["resident_bytes"] - sizes["buffer_bytes"]
         yield Recount("memory", f"rank {run.rank}", "stored_bytes", found.stored_bytes, stored)
+
+
+def _last_logits(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
+    """Yield the live peak of a run that computes logits of the last position only."""
+    if found.last_logits_bytes is not None and isinstance(model, WithMemory):
+        peaks = live_peaks(model, replace(run, logits="last"), inputs_held=False).values()
+        yield Recount("memory", f"rank {run.rank}, --logits last", "live_bytes", found.last_logits_bytes, max(peaks))
 
 
 def format_recounts(model: object, found: Fits) -> Iterator[Recount]:
@@ -289,6 +307,38 @@ def _surplus(of: BlockedCache, run: Workload) -> dict[str, int]:
         if stage not in found or held >= found[stage][0]:
             found[stage] = held, more
     return {stage: more for stage, (_, more) in found.items()}
+
+
+def padding_recounts(model: WithBlocks, run: Workload, found: Padding) -> Iterator[Recount]:
+    """Yield the padded tokens of a run with their FLOPs, and the blocks of its cache, each block a token at a time."""
+    yield from (Recount("", problem.line, "problem", 1, 0) for problem in found.problems())
+    if not isinstance(model, WithFormulas):
+        return
+    tokens = {"prefill": run.batch * run.text_tokens, "decode": run.batch * (run.new_tokens > 0)}
+    tokens |= {"prefill": run.text_tokens} if run.rows else {}
+    for one in found.batch:
+        fits = sorted(size for size in run.padded_sizes if not size < tokens[one.stage])
+        yield Recount(one.stage, "padding", "tokens", one.tokens, tokens[one.stage])
+        yield Recount(one.stage, "padding", "size", one.size, fits[0] if fits else one.tokens)
+        if "text_kv_rank" not in model.info().symbols:  # a projection of latents has rows of its own
+            of_token = Fraction(0)
+            for node in evaluate_formulas(model, run).nodes:
+                if node.stage == one.stage and node.kind != "attention" and node.role != "lm_head":
+                    of_token += Fraction(node.cost("flops") or 0, one.tokens)
+            again = of_token * (one.size - one.tokens)
+            yield Recount(one.stage, "padding", "flops", one.flops, again)
+    blocks = model.blocked_cache(run) if found.cache else None
+    for stage in dict.fromkeys(row.stage for row in found.cache) if blocks is not None else ():
+        held: dict[int, list[tuple[tuple[int, int], ...]]] = {}
+        for rows in (rows for name, rows in _calls(run, blocks.size) if name == stage):
+            used = []
+            for group in blocks.groups:
+                each = [(row.count, *_in_use(row.past, row.new, group.window, blocks.size)) for row in rows]
+                used.append((sum(n * many for n, many, _ in each), sum(n * many for n, _, many in each)))
+            size = sum(n * of.layers * of.token_bytes for (n, _), of in zip(used, blocks.groups, strict=True))
+            held.setdefault(size, []).append(tuple(used))
+        got = tuple((row.blocks, row.tokens) for row in found.cache if row.stage == stage)
+        yield Recount(stage, "blocks of the cache and tokens in them", "are those in use", got in held[max(held)], True)
 
 
 # --- Weights ---------------------------------------------------------------------------------------------------------
