@@ -57,6 +57,35 @@ def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], f
             yield from _limit(model, held, found, limit)
 
 
+def graph_recounts(found: Fits) -> Iterator[Recount]:
+    """Yield the sums and limits of a run whose bytes are those of exported graphs, from each other.
+
+    A cache has equal parts for all sequences, and grows with a text by no more than at its beginning. A live peak has a
+    part for each sequence and one that all share, which is not negative.
+    """
+    yield from _parts(found)
+    cache, certain, run = found.cache_bytes, found.certain_bytes, found.workload
+    if cache is None or certain is None or found.lasting_bytes is None:
+        return
+    grown = {"batch": Fraction(cache, run.batch), "text_tokens": Fraction((found.token_bytes or 0) * run.batch)}
+    least = grown["text_tokens"] * run.text_tokens
+    yield Recount("memory", "a token of a sequence", "more than all of the cache", max(Fraction(0), least - cache), 0)
+    for limit in found.limits:
+        yield from _bounds(limit, found)
+        own: int = getattr(run, limit.setting)
+        ends = limit.points
+        slope = Fraction(ends[1].bytes - ends[0].bytes, ends[1].at - ends[0].at) if len(ends) == 2 else None
+        for point in ends:
+            where = f"bytes at {limit.setting} {point.at}"
+            if limit.held == "weights and cache" and slope in (None, grown[limit.setting]):
+                again = certain + grown[limit.setting] * (point.at - own)
+                if slope is not None or point.at == own:
+                    yield Recount("memory", limit.held, where, point.bytes, again)
+            elif limit.held == _LIVE and limit.setting == "batch" and slope is not None and ends[0].at > 1:
+                shared = point.bytes - found.lasting_bytes - (found.unpacked_bytes or 0) - slope * point.at
+                yield Recount("memory", limit.held, f"{where}, below the sum", max(Fraction(0), -shared), 0)
+
+
 def room_recounts(found: Fits, whole: int, reserve: int | str | None) -> Iterator[Recount]:
     """Yield the memory that is compared, its reserve, and the meshes that were tried to find the smallest.
 

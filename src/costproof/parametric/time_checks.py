@@ -12,13 +12,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
+from math import ceil, comb
 from typing import Any, Final
 
+import sympy
+
 from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import parse
 from costproof.estimate.arithmetic import CONVOLUTION, FUSED, Arithmetic
 from costproof.estimate.hardware import Device
 from costproof.estimate.links import CollectiveBound, Devices, LinkBounds, StageLinks
 from costproof.estimate.roofline import BottleneckThreshold, PartBound, Roof, StageBound, UnpackingTime, WorkBound
+from costproof.estimate.routing import TouchedExperts
 from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import Bug, Recount
 from costproof.ledger.mesh import PAIRS, Collectives, Mesh, Schedule
@@ -34,6 +39,7 @@ from costproof.ledger.metrics import (
     UNFUSED,
     UNPACKED,
 )
+from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.native import stored_formulas
 from costproof.models.target import WithFormulas, sharded
@@ -234,6 +240,27 @@ def mean_recounts(whole: Folded, mean: Folded, ranks: int) -> Iterator[Recount]:
                         fixed = cost
                     again = fixed + (cost - fixed) // ranks
                     yield Recount(stage, f"{kind} of {part}, mean of the ranks", metric, shared, again)
+
+
+def touched_recounts(
+    ledger: Ledger, sizes: Mapping[tuple[str, str], Mapping[str, int]], found: Iterable[TouchedExperts]
+) -> Iterator[Recount]:
+    """Yield the bytes of the experts that layers touch, of a uniform routing from the sets that leave an expert out."""
+    reads = [n for n in ledger.nodes if n.role.endswith("experts") and not n.kind and "weight_read_bytes" in n.exprs]
+    known: dict[tuple[object, ...], int] = {}
+    touched = sympy.Symbol("touched")
+    for one in found:
+        node = [n for n in reads if n.stage == one.stage][one.layer]
+        key = node.stage, node.invocation, node.exprs["weight_read_bytes"], one.touched
+        if key not in known:
+            left_out = Fraction(comb(one.experts - 1, one.top_k), comb(one.experts, one.top_k))
+            of_all = "*" in one.touched  # by a uniform routing
+            mean = one.experts - one.experts * left_out**one.tokens if of_all else Fraction(one.touched)
+            line = parse(key[2]).replace(lambda e: e.func == sympy.Min, lambda _: touched)
+            values = {s: sizes[node.stage, node.invocation][s.name] for s in line.free_symbols - {touched}}
+            ends = [int(line.xreplace({**values, touched: n})) for n in (0, one.experts)]
+            known[key] = ceil(ends[0] + (ends[1] - ends[0]) * mean / one.experts)
+        yield Recount(one.stage, f"experts of layer {one.layer}", "bytes", one.bytes, known[key])
 
 
 # --- Borders ---------------------------------------------------------------------------------------------------------

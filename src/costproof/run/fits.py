@@ -38,7 +38,13 @@ from costproof.ledger.workload import ATTRIBUTES, FLOAT_BYTES, KV_BLOCK, KV_DTYP
 from costproof.models.cache_dtype import BlockedCache
 from costproof.models.target import Exportable, Sharded, Target, WithBlocks, WithMemory, sharded
 from costproof.opgraph.rules.files import Files
-from costproof.parametric.memory_checks import format_recounts, memory_recounts, room_recounts, tried_recounts
+from costproof.parametric.memory_checks import (
+    format_recounts,
+    graph_recounts,
+    memory_recounts,
+    room_recounts,
+    tried_recounts,
+)
 from costproof.parametric.run_family import EQUAL_BATCHES, SettingCurve, Threshold
 from costproof.parametric.targets import count_ranks, evaluate_formulas, live_peaks
 from costproof.run.count_lock import count_lock
@@ -175,6 +181,8 @@ def _of_all_ranks(target: OperandInput, found: Operand, room: _Room) -> Fits:
         answer = _of_rank(found, room)
         if found.counted and found.target is not None:
             check_recounts(memory_recounts(found.target, {(workload.rank,): answer}, answer))
+        elif found.exported is not None:
+            check_recounts(graph_recounts(answer))
         return answer
     answers: list[tuple[tuple[int, ...], Fits]] = []
     counted = count_ranks(model, workload, evaluate_formulas(model, workload))

@@ -47,7 +47,7 @@ from costproof.estimate.roofline import (
 )
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
 from costproof.ledger.baseline import Folded, fold_ledger
-from costproof.ledger.errors import check_recounts
+from costproof.ledger.errors import Recount, check_recounts
 from costproof.ledger.mesh import PAIRS, RANK, RankCosts, Schedule
 from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED, UNPACKING
 from costproof.ledger.node import CostNode, Ledger
@@ -66,6 +66,7 @@ from costproof.parametric.time_checks import (
     overlap_recounts,
     rank_recounts,
     schedule_recounts,
+    touched_recounts,
     unpacked_recounts,
 )
 from costproof.run.operand_files import OperandInput, check_whole
@@ -151,6 +152,7 @@ def roofline(
         if batch is None or (ledger := batch.regime(batch.own).ledger) is None:
             raise no_formulas_error()
         folded, kind, experts = apply_routing(folded, ledger, batch.sizes(batch.own), routing)
+        check_recounts(touched_recounts(ledger, batch.sizes(batch.own), experts))
     run, stages, parts = bounds(folded, of, arithmetic, routed=kind != "bound")
     check_recounts(clock_recounts(of, folded, run, stages, parts, routed=kind != "bound"))
     if math is None and device.bounding_peak(FLOAT8) is None:
@@ -159,6 +161,9 @@ def roofline(
     if not mesh.one:
         rates, why = link_rates(devices, mesh)
         sent = folded.total("comm_bytes")
+        if name == "analytic" and read.target is not None:
+            every = evaluate_formulas(read.target, side.workload).total("comm_bytes")
+            check_recounts([Recount("", "the counted rank", "comm_bytes", sent or 0, every or 0)])
         unsent = "" if rates is not None else f": {'unknown' if sent is None else f'{sent:,}'} B in {mesh.text}"
         notes = (*notes, *([f"{why}{unsent}"] if why else ()))
         if rates is not None and sent is not None:
