@@ -16,7 +16,7 @@ from typing import Final
 
 from tests.oracles.attribution import Exhausted
 
-from costproof.models.config import keys_of
+from costproof.configs.config import keys_of
 from costproof.models.registry import load_target
 
 TARGETS: Final = ("deepseek-ocr", "qwen3-30b-a3b")

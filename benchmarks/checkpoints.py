@@ -80,7 +80,7 @@ code 3. Frequencies (`rope_freqs`, `rope_factors_*`) and tied copies have known 
 ## What is independent
 
 Formulas (`analytic/quantised.py`) and layouts (`storage/formats.py`) define each format twice. The configuration is
-read twice too: by rules (`storage/scheme.py`), and as libraries do (`models/library_reading.py`); where they differ,
+read twice too: by rules (`storage/scheme.py`), and as libraries do (`weights/library_reading.py`); where they differ,
 exit code 1. The third source is the module that transformers and the library build: fp8, AWQ and MXFP4 always,
 bitsandbytes, compressed-tensors and torchao with `costproof[quantised]`; GPTQ, MLX and ModelOpt have none. Tests hold
 all against 504 layers and 28 models that libraries quantised (`benchmarks.quantised_libraries`); shapes that they

@@ -13,9 +13,9 @@ import pytest
 from costproof.compare.patterns import expand
 from costproof.ledger.node import Ledger
 from costproof.models.families.deepseek_ocr.config import OcrConfig
-from costproof.models.families.deepseek_ocr.snapshot import Snapshot
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.deepseek_ocr.vendor import RemoteCodeOcr
+from costproof.models.families.deepseek_ocr.vendor_code import Snapshot
 from costproof.parametric.targets import evaluate_formulas
 
 VENDOR = RemoteCodeOcr(snapshot=Snapshot("/nowhere", OcrConfig(), "m.Config", "m.Model", "4.46.3"))

@@ -23,13 +23,13 @@ from costproof.compare.gate.judge import judge
 from costproof.compare.gate.policy import policy_from_text
 from costproof.ledger.baseline import Baseline, fold_capture
 from costproof.ledger.errors import BadInput
-from costproof.models.generic.described import MOST_ARGUMENTS, arguments, fingerprint, module_kinds, shapes
 from costproof.models.generic.live_module import at_hand
 from costproof.models.registry import load_target
 from costproof.models.target import WithValues
 from costproof.run.capture import count_sources
 from costproof.run.count_lock import count_lock
 from costproof.run.prepare import Prepared
+from costproof.snapshots.described import MOST_ARGUMENTS, arguments, fingerprint, module_kinds, shapes
 
 
 class Block(nn.Module):

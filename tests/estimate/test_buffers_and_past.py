@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from costproof import api
+from costproof.estimate.memory import HeldKind, MemoryLimit
+from costproof.ledger.baseline import BASELINE, fold_capture
+from costproof.ledger.capture import CAPTURE
+from costproof.ledger.schema import to_data
+from costproof.reports.fits import limit_sentences
+from costproof.views.static_compute import STATIC_COMPUTE, static_compute
 from tests.support.running import costproof
 
 PACKED = """
@@ -100,3 +108,30 @@ def test_tensors_that_are_attributes_are_held(tmp_path: Path) -> None:
     found = held(tmp_path, "tables.py:make")
     assert (found["weights_bytes"], found["buffers_bytes"], found["attributes_bytes"]) == (4 * 20, 0, HELD)
     assert costproof("fits", "tables.py:make", "--memory", f"{HELD + 79}B", cwd=tmp_path).code == 1
+
+
+def test_they_are_a_field_of_files(tmp_path: Path) -> None:
+    """Whatever a note says of them: no number is read from a text."""
+    (tmp_path / "tables.py").write_text(ATTRIBUTES)
+    captured = api.capture(f"{tmp_path / 'tables.py'}:make", sources=("static", "dynamic"))
+    for ledger in captured.ledgers:
+        assert ledger.attributes_bytes == HELD
+        assert any(f"{HELD:,}" in note for note in ledger.notes)
+    told = tuple(replace(x, notes=("7 B of something",), attributes_bytes=6) for x in captured.ledgers)
+    other = replace(captured, ledgers=told)
+    files = {
+        "capture": to_data(CAPTURE, other),
+        "baseline": to_data(BASELINE, fold_capture(other)),
+        "static_compute": to_data(STATIC_COMPUTE, static_compute(other, "exact")),
+    }
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+        found = api.fits(str(tmp_path / f"{name}.json"), memory="1GB")
+        assert (found.attributes_bytes, found.certain_bytes) == (6, 4 * 20 + 6), name
+
+
+@pytest.mark.parametrize("kind", ["weights and cache", "weights and live peak", "weights, cache and bound"])
+def test_limits_name_them(kind: HeldKind) -> None:
+    found = replace(api.fits("llama-3.2-1b", memory="80GB"), attributes_bytes=HELD)
+    limit = MemoryLimit("batch", kind, "from", 3, ())
+    assert limit_sentences(limit, found)[0].startswith("weights, buffers, attributes")

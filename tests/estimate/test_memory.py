@@ -104,7 +104,7 @@ def test_limits_by_hand(llama: Fits) -> None:
     assert not [x for x in llama.limits if x.held == BOUND]
     said = fits_text(llama)
     assert "The largest batch at this length: 315 (by the cache alone 950)." in said
-    assert "The longest text in this batch: any that the model takes." in said
+    assert "The longest text in this batch: 131,071, the most that is accepted." in said  # and 1 new token
     assert "with --logits last it is" in said
 
 
@@ -198,7 +198,7 @@ def test_a_length_that_the_model_does_not_take(llama: Fits) -> None:
     found = limit(llama, "text_tokens", CACHE)
     assert found.outcome == "refused"  # 131,072 positions
     assert "longer than the model's context" in found.why
-    assert [p.at for p in found.points] == [512]
+    assert [(p.at, p.bytes) for p in found.points] == [(131_071, LASTING + 131_072 * TOKEN)]
 
 
 WINDOW = (

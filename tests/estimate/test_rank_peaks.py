@@ -54,23 +54,16 @@ RUNS: Final = {
 }
 
 
-def peaks_of_graph(target: Exportable, work: Workload, *, inputs_held: bool) -> dict[tuple[str, str, str], int]:
-    return {
-        (job.stage, call, job.id): max(
-            timeline(exported_memory(on_fake_cpu(job)).program, inputs_held=inputs_held).held()
-        )
-        for call, job in calls(target, work)
-    }
-
-
 def check(target: object, work: Workload) -> int:
-    """Compare all calls; return their number."""
+    """Compare all calls, with inputs held and released; return the number of calls."""
     assert isinstance(target, WithMemory)
     assert isinstance(target, Exportable)
+    graphs = {(job.stage, call, job.id): exported_memory(on_fake_cpu(job)).program for call, job in calls(target, work)}
     for inputs_held in (True, False):
         found = live_peaks(target, work, inputs_held=inputs_held)
-        assert found == peaks_of_graph(target, work, inputs_held=inputs_held), (target, work)
-    return len(found)
+        of_graphs = {call: max(timeline(graph, inputs_held=inputs_held).held()) for call, graph in graphs.items()}
+        assert found == of_graphs, (target, work)
+    return len(graphs)
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)

@@ -22,14 +22,14 @@ from costproof.algebra.symbols import parse, term_count
 from costproof.claims import read_claims
 from costproof.compare.proof.certificate import Settings
 from costproof.compare.proof.judge import Answer
+from costproof.configs.reader import Section
 from costproof.ledger import files
 from costproof.ledger.callgraph import MOST_LEVELS, CallGraph, check_levels
 from costproof.ledger.capture import Capture, SymbolDoc, read_capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.files import MAX_PARTS, json_text, read_json
 from costproof.ledger.schema import to_data
-from costproof.models.config_reader import Section
-from costproof.models.families.deepseek_ocr.snapshot import CODE, imported
+from costproof.models.families.deepseek_ocr.vendor_code import CODE, imported
 from costproof.models.pages.page import image_sides
 from costproof.run import operand_files
 from costproof.run import proof as kept_answers

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from costproof.models.config import keys_of
+from costproof.configs.config import keys_of
 from costproof.models.families.deepseek_ocr.config import OcrConfig, parse_config
 
 VENDOR = Path(__file__).parents[1] / "data" / "vendor-config.json"

@@ -23,10 +23,10 @@ from transformers import (
 )
 
 from costproof import api
+from costproof.configs.config import NativeConfig
+from costproof.configs.known_keys import type_of_class
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.workload import FURTHER_TOKENS, NO_CLASS, OWN_CODE, UNREAD
-from costproof.models.config import NativeConfig
-from costproof.models.config_keys import type_of_class
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.encoding.config import TextEncoderConfig
 from costproof.models.families.deepseek_v3 import DeepseekV3Config

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import pytest
 
+from costproof.configs.config import NativeConfig
 from costproof.ledger.errors import CostproofError, Incomplete
 from costproof.ledger.workload import NOT_COMPARED
 from costproof.models import native
-from costproof.models.config import NativeConfig
 from costproof.models.families.qwen3_moe import Qwen3MoeConfig
 from costproof.models.known import KNOWN
 from costproof.models.native import Native

@@ -21,8 +21,8 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.progress import silent
 from costproof.ledger.run import run_options
 from costproof.models.families.deepseek_ocr import vendor, vendor_code
-from costproof.models.families.deepseek_ocr.snapshot import read_snapshot
 from costproof.models.families.deepseek_ocr.vendor import RemoteCodeOcr
+from costproof.models.families.deepseek_ocr.vendor_code import read_snapshot
 from costproof.reports.graph.view import GraphChoice, graph_view
 from costproof.tracers import sources
 from costproof.tracers.dynamic import dynamic_ledger
@@ -317,7 +317,7 @@ def test_the_native_classes_load_after_the_snapshot() -> None:
     code = (
         "from pathlib import Path\n"
         "from costproof.models.families.deepseek_ocr import vendor_code\n"
-        "from costproof.models.families.deepseek_ocr.snapshot import read_snapshot\n"
+        "from costproof.models.families.deepseek_ocr.vendor_code import read_snapshot\n"
         f"vendor_code.build_vendor(read_snapshot(Path({str(SNAPSHOT)!r})), 'float32', 'meta')\n"
         "from transformers.models.unlimited_ocr import modeling_unlimited_ocr\n"
     )

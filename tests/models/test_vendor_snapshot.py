@@ -11,8 +11,8 @@ from costproof import api
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.progress import silent
 from costproof.ledger.run import run_options
-from costproof.models.families.deepseek_ocr.snapshot import REQUIRED, read_snapshot
 from costproof.models.families.deepseek_ocr.vendor import RemoteCodeOcr
+from costproof.models.families.deepseek_ocr.vendor_code import REQUIRED, read_snapshot
 from costproof.models.registry import load_target
 from tests.models.vendor import SNAPSHOT, copied, rewritten, tree
 from tests.support.running import costproof, files

@@ -9,10 +9,10 @@ from typing import Any
 
 from costproof.compare.diff.attribution import attribute
 from costproof.compare.diff.diff import Levers, StageMetric
+from costproof.configs.config import keys_of
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
-from costproof.models.config import keys_of
 from costproof.models.target import Target, WithKeys
 from costproof.parametric.targets import evaluate_formulas
 from costproof.run.diff import levers

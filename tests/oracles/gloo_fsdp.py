@@ -1,4 +1,4 @@
-"""Run small models under ``fully_shard`` on real ranks by gloo; print what they return and send as JSON.
+"""Run small models under ``fully_shard`` on real ranks by gloo; find what they return and send.
 
 Per number of ranks and case: the largest difference of the logits from those of one device, with the model sharded by
 torch and by our own reading of it; and the bytes that each rank's sockets sent in one forward, for two inner widths.
@@ -7,8 +7,6 @@ torch and by our own reading of it; and the bytes that each rank's sockets sent 
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,12 +16,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from costproof.models.decoding.fsdp import keep_parts
 from costproof.models.decoding.rank_model import shard
 from costproof.patches.sharding import plans_of
-from tests.oracles.gloo_ranks import SIZES, run_ranks, settled
+from tests.oracles.gloo_ranks import SIZES, settled
 
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -112,12 +108,3 @@ def rank_main(rank: int, ranks: int, folder: str) -> None:
         json.dump(found, file)
     dist.barrier()
     dist.destroy_process_group()
-
-
-def main() -> None:
-    """Print, for each number of ranks, a list with the findings of each rank."""
-    print(json.dumps({ranks: run_ranks(rank_main, ranks) for ranks in (2, 4)}))
-
-
-if __name__ == "__main__":
-    main()

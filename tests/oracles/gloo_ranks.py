@@ -1,4 +1,4 @@
-"""Run small models on real ranks that exchange tensors by gloo; print what they return and send as JSON.
+"""Run small models on real ranks that exchange tensors by gloo; find what they return and send.
 
 Per number of ranks and family: the largest difference of the logits from those of one device, with the model split
 by transformers and by our own reading of its plan; and for prompts of two lengths the bytes that each rank's sockets
@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,13 @@ RUNS = {
     4: (("llama", 1), ("qwen3_moe_ep", 1), ("qwen3_moe_ep", 2), ("mixtral_ep", 4)),
 }
 """Number of ranks -> families, each with the number of batches that share experts."""
-_ACKED = 120
-"""Offset of ``tcpi_bytes_acked`` in the kernel's ``struct tcp_info``; repeated segments count once."""
+SECONDS = 240
+"""The most that the ranks of a group may take."""
+_UNACKED, _ACKED, _NOT_SENT = 24, 120, 144
+"""Offsets of ``tcpi_unacked``, ``tcpi_bytes_acked`` and ``tcpi_notsent_bytes`` in the kernel's ``struct tcp_info``.
+
+Repeated segments count once in the second.
+"""
 
 
 def model_of(family: str, dtype: torch.dtype) -> Any:
@@ -71,9 +77,12 @@ def logits(model: Any, length: int, batch: int = 0) -> torch.Tensor:
     return found
 
 
-def sent() -> int | None:
-    """Return the bytes that the TCP sockets of this process have sent; ``None`` if the kernel does not say."""
-    total = 0
+def sent() -> tuple[int, bool] | None:
+    """Return the bytes that the TCP sockets of this process have sent, and whether all that they were given arrived.
+
+    ``None`` if the kernel does not say.
+    """
+    total, arrived = 0, True
     for number in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             if not os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
@@ -81,19 +90,20 @@ def sent() -> int | None:
             with socket.socket(fileno=os.dup(int(number))) as one:
                 if one.type == socket.SOCK_STREAM and one.family in (socket.AF_INET, socket.AF_INET6):
                     info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                    if len(info) < _ACKED + 8:
+                    if len(info) < _NOT_SENT + 4:
                         return None
                     total += struct.unpack_from("Q", info, _ACKED)[0]
-    return total
+                    arrived &= not any(struct.unpack_from("I", info, at)[0] for at in (_UNACKED, _NOT_SENT))
+    return total, arrived
 
 
 def settled() -> int | None:
-    """Return :func:`sent` once it no longer changes."""
-    before, now = -1, sent()
-    while now is not None and now != before:
-        time.sleep(0.1)
+    """Return the bytes of :func:`sent` once all have arrived and they no longer change."""
+    before, now = None, sent()
+    while now is not None and not (now == before and now[1]):
+        time.sleep(0.02)
         before, now = now, sent()
-    return now
+    return None if now is None else now[0]
 
 
 def pipeline(rank: int, ranks: int) -> dict[str, Any]:
@@ -184,21 +194,26 @@ def rank_main(rank: int, ranks: int, families: tuple[tuple[str, int], ...], fold
 
 
 def run_ranks(rank_main: Callable[..., None], ranks: int, *arguments: object) -> list[Any]:
-    """Run ``rank_main(rank, ranks, *arguments, folder)`` in a process for each rank; return what each has written."""
+    """Run ``rank_main(rank, ranks, *arguments, folder)`` in a process for each rank; return what each has written.
+
+    The processes are forks of this one, so that none of them imports torch again.
+
+    Raises:
+        RuntimeError: a rank has failed or does not end.
+    """
     forked = multiprocessing.get_context("fork")
+    end = time.monotonic() + SECONDS
     with tempfile.TemporaryDirectory() as folder:
         started = [forked.Process(target=rank_main, args=(r, ranks, *arguments, folder)) for r in range(ranks)]
         for process in started:
             process.start()
-        for process in started:
-            process.join()
+        try:
+            while any(process.exitcode is None for process in started):
+                if time.monotonic() > end or any(process.exitcode for process in started):
+                    raise RuntimeError(f"exit codes of ranks: {[process.exitcode for process in started]}")
+                wait([process.sentinel for process in started if process.exitcode is None], timeout=1)
+        finally:
+            for process in started:
+                process.kill()
+                process.join()
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
-
-
-def main() -> None:
-    """Print, for each number of ranks, a list with the findings of each rank."""
-    print(json.dumps({ranks: run_ranks(rank_main, ranks, families) for ranks, families in RUNS.items()}))
-
-
-if __name__ == "__main__":
-    main()

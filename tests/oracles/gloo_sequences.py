@@ -1,4 +1,4 @@
-"""Run a small decoder on real ranks that share a sequence and exchange tensors by gloo; print what they return as JSON.
+"""Run a small decoder on real ranks that share a sequence and exchange tensors by gloo; find what they return.
 
 Per number of ranks and layout: the largest difference of a rank's logits from those of one device, of a prompt and of a
 decode step behind it, by torch's ring (the run) and by our own (the graph); and the bytes that a rank's sockets sent.
@@ -7,7 +7,6 @@ decode step behind it, by torch's ring (the run) and by our own (the graph); and
 from __future__ import annotations
 
 import json
-import sys
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from costproof.models.decoding.build import own_attention
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.sequence_model import OwnPositions, share_sequence
 from costproof.patches.sharding import SharedSequence
-from tests.oracles.gloo_ranks import run_ranks, settled
+from tests.oracles.gloo_ranks import settled
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -165,12 +164,3 @@ def rank_main(rank: int, ranks: int, folder: str) -> None:
         json.dump(found, file)
     dist.barrier()
     dist.destroy_process_group()
-
-
-def main() -> None:
-    """Print a list with the findings of each rank."""
-    print(json.dumps(run_ranks(rank_main, int(sys.argv[1]))))
-
-
-if __name__ == "__main__":
-    main()

@@ -28,6 +28,7 @@ from costproof.run.capture import _padding
 settings: Any = settings_module
 estimate_module: Any = importlib.import_module("costproof.estimate.roofline")
 fits_module: Any = importlib.import_module("costproof.run.fits")
+peaks_module: Any = importlib.import_module("costproof.run.peaks")
 roofline_module: Any = importlib.import_module("costproof.run.roofline")
 stored_module: Any = importlib.import_module("costproof.run.stored")
 
@@ -144,6 +145,37 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
     "weights of a rank with those of the next": (
         _after(fits_module, "choose_source", lambda of: (of[0], _double(of[1], "resident_bytes"))),
         _fits(f"{OSS},tp=2,rank=1"),
+    ),
+    "weights of a rank twice": (
+        _after(fits_module, "choose_source", lambda of: (of[0], _double(of[1], "weight_bytes"))),
+        _fits(f"{LLAMA},tp=2,rank=1"),
+    ),
+    "logits of all positions": (
+        (fits_module._LiveMemory, "with_last_logits", lambda self: max(self.stages().values())),
+        _fits(f"{LLAMA},tp=2,rank=1"),
+    ),
+    "few logits of the smallest stage": (
+        (fits_module._LiveMemory, "with_last_logits", lambda self: min(self.stages(logits="last").values())),
+        _fits(f"{LLAMA},tp=2"),
+    ),
+    "few logits where there are no others": (
+        (fits_module._LiveMemory, "with_last_logits", lambda self: max(self.stages(logits="last").values())),
+        _fits(f"{LLAMA},tp=2,logits=last"),
+    ),
+    "the live peak of one device": (
+        (fits_module, "live_peaks",
+         lambda model, work, right=fits_module.live_peaks, **given: right(
+             model, replace(work, inputs={k: v for k, v in work.inputs.items() if k not in ("tp", "rank")}), **given)),
+        _fits(f"{LLAMA},tp=2,rank=1"),
+    ),
+    "the cache of another stage": (
+        _after(fits_module, "StageMemory",
+               lambda of: replace(of, cache_bytes=of.cache_bytes + (2 if of.id == "prefill" else -2))),
+        _fits(f"{LLAMA},tp=2"),
+    ),
+    "peaks gathered without the layer before": (
+        _after(peaks_module, "gathered_bytes", lambda n: n - 2),
+        lambda: costproof.peaks("llama-3.1-8b", text_tokens=4, new_tokens=0, layers=1, batch=2, fsdp=2),
     ),
     "scales of half the bytes": (
         (cache_dtype, "CACHE_FORMATS",
@@ -307,3 +339,10 @@ def test_a_planted_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(*plant)
     with pytest.raises(Bug, match="counted in another way"):
         command()
+
+
+def test_bytes_that_are_not_sent_in_time() -> None:
+    """Of Llama 70B on 8 ranks and one token, 161 sums of 8,192 numbers: 2 x 7 / 8 x 16,384 B each, and the logits."""
+    found = costproof.roofline("llama-3.1-70b@chat,text_tokens=1,new_tokens=0,tp=8", on="rtx-4090")
+    assert found.links is None
+    assert any(f": {161 * 28_672 + 7 * 2 * 128_256 // 8:,} B in tp 8" in note for note in found.notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,18 @@ def test_what_is_not_known_is_null_and_ends_with_3() -> None:
     ]
     assert (found.exit_code, peaks(CALLS[0]).exit_code, peaks().exit_code) == (3, 0, 3)
     assert to_data(PEAKS, found)["calls"][1]["graph"] is None
+
+
+def test_a_formula_that_differs_from_its_graph_ends_with_1() -> None:
+    """A graph of 360 B: the same by formula is no finding, one byte more is; another peak may be unknown."""
+    right = replace(CALLS[0], formula=360, gathered_bytes=123_456)
+    wrong = replace(right, formula=361)
+    assert (peaks(right).exit_code, peaks(wrong).exit_code, peaks(wrong, CALLS[1]).exit_code) == (0, 1, 1)
+    texts = {kind: variants("peaks")[kind].text(peaks(wrong)) for kind in ("text", "md", "html")}
+    for text in texts.values():
+        assert "361, 1 more than the graph has" in text
+        assert "gathered parameters and their buffers are held besides: at most 123,456 B" in text
+    assert 'class="verdict unexplained"' in texts["html"]
 
 
 def test_hostile_names_stay_in_their_cells() -> None:

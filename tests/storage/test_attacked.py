@@ -53,6 +53,9 @@ def _compressed(*groups: tuple[list[str], dict[str, Any]], ignore: list[str]) ->
     return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": made, "ignore": ignore}
 
 
+HEAD = "lm_head.weight [96, 32]"
+
+
 @pytest.mark.parametrize(("general", "special"), [
     (["Linear"], ["re:.*down_proj"]),
     (["re:.*down_proj"], ["model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj"]),
@@ -257,3 +260,35 @@ def test_experts_of_an_unknown_layout_are_an_assumption(tmp_path: Path) -> None:
         )
         found = stored(f"hf:{tmp_path / 'config.json'}")
         assert any("experts are stored" in text for text in found.assumed) is said, found.assumed
+
+
+def test_what_no_key_states_of_a_checkpoint_is_said(tmp_path: Path) -> None:
+    """Kimi-K2 has no module for further tokens, Flan-T5 a head of its own; neither is what the class makes of it."""
+    file = tmp_path / "config.json"
+    latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
+    routed = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}
+    deepseek = {
+        "model_type": "deepseek_v3", "hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 96,
+        "torch_dtype": "bfloat16", "tie_word_embeddings": False, **latent, **routed,
+    }  # fmt: skip
+    for modules, left in (
+        (0, []),
+        (2, ["2 modules for further tokens (num_nextn_predict_layers), which --mtp counts"]),
+    ):
+        file.write_text(json.dumps({**deepseek, "num_nextn_predict_layers": modules}), encoding="utf-8")
+        found = stored(f"hf:{file}")
+        assert (found.assumed, list(found.left_out)) == ((), left)
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "vocab_size": 96}
+    tied: dict[str, Any] = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], **sizes}
+    for own, assumed, missing in (
+        ({}, ("weights are BF16, which no key says", f"{HEAD} is the table of words, which no key says"), ()),
+        (
+            {"torch_dtype": "float32", "tie_word_embeddings": False}, (),
+            (f"{HEAD}, which the class ties to the table of words in spite of tie_word_embeddings",),
+        ),
+        ({"torch_dtype": "float32", "tie_word_embeddings": True}, (), ()),
+    ):  # fmt: skip
+        file.write_text(json.dumps({**tied, **own}), encoding="utf-8")
+        found = stored(f"hf:{file}")
+        assert (found.assumed, found.left_out) == (assumed, missing)

@@ -208,8 +208,8 @@ EXPERTS = {
 def of_layout(target: str, next_token: int) -> Tensors:
     """Return the tensors of a layout, each expert by its own name."""
     found: Tensors = {}
-    from costproof.models.stored_module import next_token_tensors, stored_tensors
     from costproof.storage.scheme import PLAIN as SCHEME
+    from costproof.tracers.stored_module import next_token_tensors, stored_tensors
 
     model = load_target(target).build_stored()  # type: ignore[attr-defined]
     for tensor in (*stored_tensors(model, SCHEME), *next_token_tensors(model, SCHEME, next_token)):

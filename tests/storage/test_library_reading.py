@@ -11,13 +11,12 @@ from unittest import mock
 
 import pytest
 
-from costproof.models import stored_module
-from costproof.models.library_reading import LibraryReading, library_reading
 from costproof.models.registry import load_target
 from costproof.models.target import WithFormulas
 from costproof.run.stored import ReadingsDiffer, stored
 from costproof.storage import scheme
-from costproof.tracers import headers
+from costproof.tracers import headers, stored_module
+from costproof.weights.library_reading import LibraryReading, library_reading
 from costproof.weights.stored import Stored
 from tests.storage.test_quantised_libraries import LIBRARIES, REFUSED, module
 from tests.storage.test_quantised_libraries import scheme as by_rules

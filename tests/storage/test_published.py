@@ -12,8 +12,8 @@ import pytest
 from costproof import stored
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.models.generic.huggingface import huggingface
-from costproof.models.stored_module import stored_tensors
 from costproof.storage.scheme import read_scheme
+from costproof.tracers.stored_module import stored_tensors
 from tests.support.running import costproof
 
 CONFIGS = Path(__file__).parents[1] / "models" / "configs"
@@ -126,9 +126,9 @@ def test_the_module_of_mimo_by_hand() -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from costproof.models.stored_module import next_token_tensors
     from costproof.storage.scheme import PLAIN
     from costproof.storage.tensors import totals
+    from costproof.tracers.stored_module import next_token_tensors
 
     config = AutoConfig.for_model(
         "qwen2", hidden_size=40, intermediate_size=56, num_hidden_layers=2, vocab_size=30, num_attention_heads=4,

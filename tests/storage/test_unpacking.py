@@ -96,6 +96,7 @@ def test_scaling_by_hand(of: Format, rows: int, columns: int, expected: int) -> 
     each: Any = scaling(of, shape)
     assert 3 * each == expected
     assert [traced._count(of, linear, 3, run=run) for run in (False, True)] == [expected, expected]
+    assert 3 * traced._count(of, linear, traced._ROWS, run=False) == expected * traced._ROWS
 
 
 @pytest.mark.parametrize(

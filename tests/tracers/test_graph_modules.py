@@ -11,7 +11,7 @@ from torch import nn
 
 import costproof
 from costproof.ledger.capture import Capture
-from costproof.models.generic.described import fingerprint
+from costproof.snapshots.described import fingerprint
 
 X = torch.ones(4, 16)
 

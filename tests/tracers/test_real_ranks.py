@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
-from pathlib import Path
 from typing import Final
 
 import pytest
 import torch.distributed as dist
 
 from costproof.tracers.dynamic import dynamic_ledger
+from tests.oracles.gloo_ranks import RUNS, rank_main, run_ranks
 from tests.tracers.test_ranks import small, workload
 
 REASON: Final = "gloo and a kernel that counts the bytes of sockets"
 
 
 @pytest.mark.skipif(not (dist.is_gloo_available() and sys.platform == "linux"), reason=REASON)
-def test_real_ranks_return_the_same_and_send_as_much() -> None:
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_real_ranks_return_the_same_and_send_as_much(ranks: int) -> None:
     """Two and four processes that exchange by gloo return one device's logits, and send the bytes of the formulas.
 
     A prompt of 24 tokens differs from one of 8 by 2 x 16 positions, in float32; headers are equal and cancel.
@@ -29,20 +28,18 @@ def test_real_ranks_return_the_same_and_send_as_much() -> None:
     its weight: (n - 1) (8192 + 512 + 256). gloo has no reduce-scatter: it all-reduces n 8192 bytes, which sends
     2 (n - 1) 8192, twice what a reduce-scatter does. Two such ranks along tp also have the all-reduces and the gather.
     """
-    script = Path(__file__).parents[1] / "oracles" / "gloo_ranks.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
     sent = {2: 5 * 8192 + 6528, 4: 5 * 12_288 + 3 * 3328}
-    every = json.loads(done.stdout)
-    stages = [rank.pop("pipeline") for rank in every["2"]]
-    assert stages[1]["off"] < 1e-12 < 0.5 < stages[1]["largest"]
-    for stage, one in zip(stages, (8192, 0), strict=True):  # of 2 x 16 positions; the last stage sends nothing
-        shorter, longer = stage["sent"]
-        if shorter is not None:
-            assert longer - shorter == one
+    every = run_ranks(rank_main, ranks, RUNS[ranks])
+    if ranks == 2:
+        stages = [rank.pop("pipeline") for rank in every]
+        assert stages[1]["off"] < 1e-12 < 0.5 < stages[1]["largest"]
+        for stage, one in zip(stages, (8192, 0), strict=True):  # of 2 x 16 positions; the last stage sends nothing
+            shorter, longer = stage["sent"]
+            if shorter is not None:
+                assert longer - shorter == one
     shared = 2 * (8960 + 2 * 8192)
     over = {(2, 2): shared, (4, 4): 3 * shared, (4, 2): sent[2] + shared}
-    for ranks, families in ((int(n), family) for n, each in every.items() for family in each):
+    for families in every:
         assert len(families) == ranks + 1 - ranks // 4
         for name, found in families.items():
             batches = int(name.rpartition(" ")[2])
@@ -53,9 +50,13 @@ def test_real_ranks_return_the_same_and_send_as_much() -> None:
             shorter, longer = found["sent"]
             if shorter is not None:
                 assert longer - shorter == over.get((ranks, batches), sent[ranks]), name
+
+
+def test_bytes_of_a_run_are_those_of_real_ranks() -> None:
+    """The difference of two prompts, as above for two ranks."""
     target, counted = small("llama", kv_heads=4), []
     for length in (8, 24):
         work = workload(target, tp=2, dtype="float32", text_tokens=length, new_tokens=0)
         nodes = dynamic_ledger(target, work).ledger.nodes
         counted.append(sum(n.cost("comm_bytes") or 0 for n in nodes if "comm_bytes" in n.costs))
-    assert counted[1] - counted[0] == sent[2]
+    assert counted[1] - counted[0] == 5 * 8192 + 6528

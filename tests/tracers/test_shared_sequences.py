@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from typing import Any, Final
 
@@ -12,6 +10,8 @@ import torch.distributed as dist
 
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
+from tests.oracles.gloo_ranks import run_ranks
+from tests.oracles.gloo_sequences import rank_main
 from tests.tracers.test_ranks import LATENT, small, workload
 
 CASES: Final = {
@@ -70,12 +70,9 @@ def test_real_ranks_return_the_same_and_send_as_much(ranks: int) -> None:
     heads of keys of 12 and values of 8 are expanded, 160 elements of a position, and as many of queries and results. An
     absorbed step adds up 8 sums of 16 elements.
     """
-    command = [sys.executable, "-m", "tests.oracles.gloo_sequences", str(ranks)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
     positions = 2 * 16 // ranks
     step = 2 * ((ranks - 1) * 16 * 4 + 2 * (ranks - 1) * 512 // ranks)
-    for found in json.loads(done.stdout):
+    for found in run_ranks(rank_main, ranks):
         assert len(found) == 9
         for name, of in found.items():
             # Partial results are merged in float32, as torch does.

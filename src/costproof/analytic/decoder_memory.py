@@ -21,6 +21,16 @@ from costproof.analytic.transformer import DecoderStack, TransformerLayer
 
 
 @dataclass(frozen=True, slots=True)
+class SequencePart:
+    """Place of a rank among those that share each sequence."""
+
+    order: str
+    """``ring``, ``zigzag`` or ``ulysses``."""
+    ranks: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankSteps:
     """Steps that allocate memory on one rank of a mesh only, not on a single device: look-ups, gathers, biases, joins.
 
@@ -47,7 +57,11 @@ class RankSteps:
     last: bool = True
     """Whether the stage has the last norm and the output projection; others return hidden states."""
     sharing: Size | None = None
-    """Ranks that share each sequence and exchange heads for positions (Ulysses); a call is given positions then."""
+    """Ranks that share each sequence and cache heads of all positions (Ulysses); a call is given positions then."""
+    parts: SequencePart | None = None
+    """Place among ranks that share each sequence and cache own positions; a call is given positions then too."""
+    kept: Size | None = None
+    """Tokens in the cache of a rank in a step whose new token another rank keeps; ``None`` if it keeps them itself."""
 
 
 ALONE: Final = RankSteps()
@@ -98,7 +112,8 @@ class DecoderTape(MixtureTape):
         old = {i: self._given_cache(stack.layers[i]) if call.past != 0 else () for i in own}
         for windowed, (keys, item) in masks.items():
             self.masks[windowed] = tape.give(item * self._attended.rows * keys)
-        self.places = None if self.rank.sharing is None else tape.give(INT64 * call.tokens)
+        shared = self.rank.sharing is not None or self.rank.parts is not None
+        self.places = tape.give(INT64 * call.tokens) if shared else None
         hidden = given if embedded else self._embedding(stack, given)
         # A cache with a window, or with the prompt apart, holds a number until it is first extended.
         numbered = call.past == 0
@@ -114,7 +129,7 @@ class DecoderTape(MixtureTape):
                     self._attend, plain_attention(layer), table, (*old[i], *number), self.masks.get(windows[i] > 0)
                 )
                 hidden = self.layer(layer, hidden, attend)
-            else:
+            elif self.rank.kept is None:
                 for k, size in enumerate(self._cache_sizes(layer, past=0 if self._joins else call.past)):
                     tape.keep(tape.make(size, *old[i][k : k + 1]))
                 tape.read(*number)
@@ -218,7 +233,7 @@ class DecoderTape(MixtureTape):
 
     def _given_cache(self, layer: TransformerLayer) -> tuple[Piece, ...]:
         given = tuple(map(self.tape.give, self._cache_sizes(layer, new=0)))
-        self.tape.keep(*given if self._joins else ())
+        self.tape.keep(*given if self._joins or self.rank.kept is not None else ())
         return given
 
     @property
@@ -235,7 +250,8 @@ class DecoderTape(MixtureTape):
             past: tokens before the call (default: its own).
         """
         call, block = self._attended, self._of_own_heads(plain_attention(layer))
-        keys = call.tokens if past == 0 else self._keys(block) - (0 if new is None else call.tokens)
+        added = 0 if new is None or self.rank.kept is not None else call.tokens
+        keys = call.tokens if past == 0 else self._keys(block) - added
         if isinstance(block, LatentBlock):
             return call.batch * keys * block.rank * call.item_bytes, call.batch * keys * block.rope * call.item_bytes
         size = call.batch * keys * block.kv_heads * block.head_dim * call.item_bytes
@@ -243,6 +259,8 @@ class DecoderTape(MixtureTape):
 
     def _keys(self, block: AttentionBlock | LatentBlock) -> Size:
         """Return the keys per sequence after the call; a full window of w keys caches w - 1."""
+        if self.rank.kept is not None:
+            return self.rank.kept
         if isinstance(block, AttentionBlock) and block.window != 0 and self.call.past != 0 and not block.filling:
             return block.window - 1 + self.call.tokens
         return self.call.past + self._attended.tokens
@@ -292,6 +310,11 @@ class DecoderTape(MixtureTape):
         if self.rank.sharing is not None:
             return self._project_out(block, self._with_own_heads(block, (queries, keys, values), old, mask))
         size = self.call.batch * self._keys(block) * width
+        if self.rank.parts is not None:
+            own = self._extended((size, size), old, (keys, values))
+            heads = (block.heads, block.kv_heads)
+            core = self._in_parts(heads, (block.head_dim,) * 2, (queries, *own), ordered=block.pairs)
+            return self._project_out(block, core)
         if self.apart and self.call.past == 0:
             self.tape.read(*old)
             old = ()
@@ -384,14 +407,110 @@ class DecoderTape(MixtureTape):
         call, keys = self.call, self._keys(block)
         q, turned, *new = self._latent_projected(block, x, table)
         sizes = (call.batch * keys * block.rank, call.batch * keys * block.rope)
-        cache = [self._make(size, *old[i : i + 1], one) for i, (size, one) in enumerate(zip(sizes, new, strict=True))]
-        self.tape.keep(*cache)
+        cache = self._extended(sizes, old, (new[0], new[1]))
         if block.absorbed:
             core = self._absorbed(block, q, turned, cache, mask, copied=not self.branches.one_sequence)
         else:
             q = self._make(call.rows * block.heads * (block.nope + block.rope), q, turned)
-            core = self._latent_core(block, q, *self._expanded(block, call.batch * keys, cache), mask)
+            joined, expanded = self._expanded(block, call.batch * keys, cache)
+            if self.rank.parts is None:
+                core = self._latent_core(block, q, joined, expanded, mask)
+            else:
+                widths, heads = (block.nope + block.rope, block.value_dim), (block.heads, block.heads)
+                core = self._in_parts(heads, widths, (q, joined, expanded), ordered=True, inside=True)
         return self._project_out(block, core)
+
+    def _extended(
+        self, sizes: tuple[Size, Size], old: tuple[Piece, ...], new: tuple[Piece, Piece]
+    ) -> tuple[Piece, Piece]:
+        """Record the extension of a layer's cache, unless another rank keeps what is new; return its pieces."""
+        if self.rank.kept is not None:
+            return old[0], old[1]
+        first, second = (
+            self._make(size, *old[i : i + 1], one) for i, (size, one) in enumerate(zip(sizes, new, strict=True))
+        )
+        self.tape.keep(first, second)
+        return first, second
+
+    def _in_parts(
+        self,
+        heads: tuple[Size, Size],
+        widths: tuple[Size, Size],
+        reads: tuple[Piece, Piece, Piece],
+        *,
+        ordered: bool,
+        inside: bool = False,
+    ) -> Piece:
+        """Record attention to the parts of a sequence, which several ranks have.
+
+        In a step each rank attends to its own part, and weighted results of all are added in place. In a ring the parts
+        pass by, and each is merged into the result; otherwise positions of all heads are exchanged for those of some.
+
+        Args:
+            heads: of queries, and of keys and values.
+            widths: of keys and of values.
+            reads: queries, keys and values.
+            ordered: whether queries lie head by head, so that the result does too.
+            inside: whether values are a part of a wider piece, and copied before they are sent.
+
+        Branches: a call behind a past is a step; of a zigzag order, parts of later ranks are seen by the second half.
+
+        Source: :mod:`costproof.models.decoding.sequence_model`.
+        """
+        part, call, tape, (q, k, v), value = self.rank.parts, self.call, self.tape, reads, widths[1]
+        assert part is not None
+        rows, context = call.rows * heads[0], call.rows * heads[1]
+        whole = rows * value
+        if call.past != 0:
+            result, logs = self._with_logs(rows, value, q, k, v)
+            total = tape.make(4 * rows, tape.make(4 * part.ranks * rows, logs))
+            share = tape.make(4 * rows, tape.make(4 * rows, logs, total))
+            return self._narrow(tape.make(4 * whole, result, share), whole)
+        if part.order == "ulysses":
+            q, k, v = (
+                self._exchanged(n, piece)
+                for n, piece in ((rows * widths[0], q), (context * widths[0], k), (context * value, v))
+            )
+            result, _ = self._with_logs(rows, value, q, k, v)
+            return self._in_order(self._exchanged(whole, result), whole)
+        v = self._make(context * value, v) if inside else v
+        result, logs = self._with_logs(rows, value, q, k, v)
+        result = self._widen(result, whole)
+        passed = [k, v]
+        for step in range(1, part.ranks):
+            sent = self._make(context * (widths[0] + value), *passed)
+            passed = [self._make(context * (widths[0] + value), self._make(context * (widths[0] + value), sent))]
+            tape.read(sent, *passed)
+            later = step > part.place
+            if later and part.order == "ring":
+                continue
+            seen = rows / 2 if later else rows
+            merged = self._merged(seen, value, result, logs, *self._with_logs(seen, value, q, *passed))
+            if later:
+                merged = tape.make(4 * whole, result, merged[0]), tape.make(4 * rows, logs, merged[1])
+                ordered = True
+            result, logs = merged
+        result = self._narrow(result, whole)
+        return self._in_order(result, whole) if ordered else result
+
+    def _with_logs(self, rows: Size, value: Size, *reads: Piece) -> tuple[Piece, Piece]:
+        """Record a kernel that also returns logarithms of the sums, and two numbers of a generator."""
+        made = self._make(rows * value, *reads), self.tape.make(4 * rows, *reads)
+        self.tape.read(*reads, *made, self.tape.make(INT64, *reads), self.tape.make(INT64, *reads))
+        return made
+
+    def _merged(
+        self, rows: Size, value: Size, result: Piece, logs: Piece, part: Piece, more: Piece
+    ) -> tuple[Piece, Piece]:
+        """Record the merge of results over two parts of keys, and of the logarithms of their sums."""
+        tape, whole = self.tape, rows * value
+        weight = tape.make(4 * rows, tape.make(4 * rows, more, logs))
+        wide = self._widen(part, whole)
+        joined = tape.make(4 * whole, result, tape.make(4 * whole, weight, tape.make(4 * whole, result, wide)))
+        apart = tape.make(4 * rows, logs, more)
+        share = tape.make(4 * rows, apart)
+        tape.read(apart, tape.make(4 * rows, apart))
+        return joined, tape.make(4 * rows, logs, share)
 
     def _latent_projected(self, block: LatentBlock, x: Piece, table: tuple[Piece, ...]) -> tuple[Piece, ...]:
         """Record the projections; return queries, their rotated part, the new latents and their rotated keys."""
@@ -528,7 +647,9 @@ class DecoderTape(MixtureTape):
         width, heads = block.rank + block.rope, rows * block.heads
         q = self._make(heads * width, self._make(heads * block.rank, q), turned)
         joined = self._make(call.batch * keys * width, *cache)
-        if block.written_out:
+        if self.rank.parts is not None:
+            core = self._in_parts((block.heads, 1), (width, block.rank), (q, joined, cache[0]), ordered=True)
+        elif block.written_out:
             core = self._shared_scores(block, q, joined, cache[0], mask)
         else:
             core = self._unfused(block.heads, keys, (q, joined, cache[0]), (width, block.rank), 1, None, copied=False)

@@ -156,7 +156,7 @@ def _as_run(
         for metric, of_metric in work.get((node.stage, node.module), _FormatWork()).shares():
             if metric in exprs and of_metric is None:
                 costs[UNPACKING] = None
-            elif metric in exprs and of_metric is not None and of_metric[0] != 0:
+            elif metric in exprs and of_metric is not None and of_metric[0] is not sympy.S.Zero:
                 exprs[UNPACKING] = _of_read(exprs[metric], *of_metric)
         if "weight_read_bytes" in exprs:
             less, of = shares.get((node.stage, node.module), _ALL)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from costproof.claims.attention_mistakes import LATENTS, ROWS, WINDOWS
 from costproof.claims.effects import ClaimTerms, Effect, Mistake, Mistakes, MistakeTable
-from costproof.claims.memory_mistakes import BYTES_AND_CACHES, PEAKS, RANKS
+from costproof.claims.memory_mistakes import BYTES_AND_CACHES, FORMATS, PEAKS, RANKS
 from costproof.claims.mistakes import DECODER, REST, RULES_OF_THUMB, TRAINING, VIEWS, units
 from costproof.ledger.metrics import Metric
 
@@ -18,7 +18,7 @@ def mistake_table(own: Mistakes) -> MistakeTable:
     Args:
         own: the mistakes that the target adds.
     """
-    general = (*RANKS, *TRAINING, *RULES_OF_THUMB, *DECODER, *LATENTS, *WINDOWS, *ROWS, *BYTES_AND_CACHES)
+    general = (*RANKS, *TRAINING, *RULES_OF_THUMB, *DECODER, *LATENTS, *WINDOWS, *ROWS, *BYTES_AND_CACHES, *FORMATS)
     return (*units(own.written_out), *general, *own.table, *VIEWS, *REST, *PEAKS)
 
 

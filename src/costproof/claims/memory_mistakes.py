@@ -1,4 +1,4 @@
-"""Define the known mistakes in bytes, caches, ranks and memory peaks, and the terms of a claim about a peak."""
+"""Define the known mistakes in bytes, caches, formats, ranks and peaks, and the terms of a claim about a peak."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from costproof.claims.effects import (
     substituted,
     times,
 )
-from costproof.claims.terms import ClaimTerm, nodes_of
+from costproof.claims.terms import ClaimTerm, nodes_of, tokens_of
 from costproof.claims.types import TOTAL, PublishedClaim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.mesh import ON_ONE_DEVICE
-from costproof.ledger.metrics import COMM, METRICS, PEAK_METRICS, Metric
+from costproof.ledger.metrics import COMM, METRICS, PEAK_METRICS, UNPACKING, Metric
 from costproof.ledger.node import Ledger, total
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.workload import FLOAT_BYTES, ITEM_BYTES
@@ -107,6 +107,34 @@ BYTES_AND_CACHES: Final[MistakeTable] = (
             "of equal layers one is counted, as if its activations took the room of the others'",
             (TermChange(_layer, lambda t: Fraction(1, t.count)),),
             metrics=(IN_BYTES & NOT_STAGE_WIDE) - CACHE - frozenset(COMM)),
+)  # fmt: skip
+
+
+# --- Vector work of formats of weights -------------------------------------------------------------------------------
+
+_OF_FORMATS: Final = frozenset[Metric]({UNPACKING})
+
+
+def _unpacked(term: ClaimTerm) -> bool:
+    """Return whether a term unpacks whole matrices: its formula does not grow with each token."""
+    names = free_symbols(term.expr) if term.counted and term.expr else frozenset({"S"})
+    return names.isdisjoint({"B", "S", "L"}) or f"{term.tower}_experts" in names
+
+
+def _for_each_token(term: ClaimTerm) -> Fraction | None:
+    """Return the cost if each token of a call unpacks the matrices that it passes, relative to that of the term."""
+    tokens = tokens_of(term.values)
+    if tokens is None or (term.part == "lm_head" and "L" in term.values):
+        return None if tokens is None else Fraction(term.values["B"] * term.values["L"])
+    each = tokens // term.values.get("N", 1)
+    return substitute(term, experts=f"experts * {each}") if term.part == "experts" else Fraction(each)
+
+
+FORMATS: Final[MistakeTable] = (
+    Mistake("unpacked for each token", "format", "quantised weights are unpacked for each token, not once in a call",
+            (TermChange(_unpacked, _for_each_token),), metrics=_OF_FORMATS),
+    Mistake("unpacked when loaded", "format", "quantised weights are unpacked before the run, not in each call",
+            (left_out(_unpacked),), metrics=_OF_FORMATS),
 )  # fmt: skip
 
 

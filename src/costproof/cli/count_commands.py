@@ -149,7 +149,7 @@ def peaks(run: api.RunRequest, progress: Progress) -> object:
     the two is listed tensor by tensor, with the variables that hold each. Sizes are those of a run on a CPU, but
     nothing is computed. Inputs and outputs count, parameters and buffers do not.
 
-    Exit code 3 if a peak is unknown.
+    Exit code 1 if a formula differs from its graph, 3 if a peak is unknown.
     """
     return api.peaks(run, progress=progress)
 

@@ -69,6 +69,8 @@ class Folded:
     """See :class:`~costproof.ledger.node.Ledger`."""
     notes: tuple[str, ...] = ()
     """Notes of the source on how it counted and on work that it omitted."""
+    attributes_bytes: int = 0
+    """See :class:`~costproof.ledger.node.Ledger`."""
 
     def items(self) -> Iterator[tuple[BaselineRow, int | None]]:
         """Yield all rows with their numbers, in a fixed order."""
@@ -122,8 +124,13 @@ class Baseline:
         """Return the notes of all sources, each once."""
         return tuple(dict.fromkeys(note for _, folded in sorted(self.sources.items()) for note in folded.notes))
 
+    @property
+    def attributes_bytes(self) -> int:
+        """Return the memory of tensors that are plain attributes of modules, as a graph or a run has it."""
+        return max((folded.attributes_bytes for folded in self.sources.values()), default=0)
 
-BASELINE: Final = FileKind(name="costproof/baseline", version=(3, 1), type=Baseline)
+
+BASELINE: Final = FileKind(name="costproof/baseline", version=(3, 2), type=Baseline)
 
 
 _AGAIN: Final = "costproof capture TARGET -f baseline -o FILE; make baselines writes those of the built-in targets"
@@ -228,7 +235,7 @@ def fold_ledger(ledger: Ledger, roles: Mapping[str, str]) -> Folded:
     uneven = () if roles else _uneven(ledger)
     found = Folded(
         ledger.metrics, ledger.stages, rows, {}, ledger.conventions, _versions(ledger.nodes), uneven, ledger.bounds,
-        ledger.notes,
+        ledger.notes, ledger.attributes_bytes,
     )  # fmt: skip
     for metric in (m for m in METRICS if m in STAGE_WIDE and m in ledger.metrics):
         by_stage, once = exact_sum(found.total(metric, s) for s in ledger.stages), ledger.total(metric)

@@ -138,6 +138,8 @@ class Ledger(NotebookRepr):
     """``stage[invocation]`` -> symbol -> value from the shapes of the inputs, independent of formulas."""
     bounds: bool = False
     """Whether nodes have the metrics of :data:`~costproof.ledger.metrics.OF_BOUNDS` where they are not 0."""
+    attributes_bytes: int = 0
+    """Memory of tensors that are plain attributes of modules, neither parameters nor buffers, from 1 MB on."""
     differences: tuple[StatedDifference, ...] = ()
     """Amounts that headers of a checkpoint have unlike its layout, for known reasons; empty for other sources."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
+from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
@@ -106,6 +106,8 @@ class CallPeaks:
     """Path conditions of the exported graph: expressions that are all nonnegative where it is valid."""
     formula: int | None = None
     """Graph peak by the formula of the target; ``None``: it has none."""
+    gathered_bytes: int | None = None
+    """Upper bound of the gathered parameters and their buffers, held besides; ``None``: nothing is gathered."""
 
     @property
     def gap_bytes(self) -> int | None:
@@ -140,7 +142,9 @@ class Peaks:
 
     @property
     def exit_code(self) -> int:
-        """Return 0 if every peak is known, else 3."""
+        """Return 1 if a formula differs from its graph, else 0 if every peak is known and 3 if not."""
+        if any(c.formula not in (None, c.graph.bytes) for c in self.calls if c.graph is not None):
+            return EXIT_FINDINGS
         known = all(c.graph is not None and c.eager is not None for c in self.calls)
         return EXIT_OK if known and self.calls else EXIT_INCOMPLETE
 
@@ -149,7 +153,7 @@ class Peaks:
         return f"Peaks({self.target.name} at {self.workload.name}: {plural(len(self.calls), 'call')})"
 
 
-PEAKS: Final = FileKind(name="costproof/peaks", version=(1, 6), type=Peaks)
+PEAKS: Final = FileKind(name="costproof/peaks", version=(1, 7), type=Peaks)
 
 
 def by_stage(calls: Iterable[CallPeaks]) -> tuple[StagePeaks, ...]:

@@ -53,6 +53,9 @@ def to_data(kind: FileKind[T], value: T) -> dict[str, Any]:
     return {"schema": kind.name, "schema_version": "{}.{}".format(*kind.version), **body}
 
 
+_CONFIGURATION_KEYS: Final = ("model_type", "architectures")
+
+
 def load(path: Path, kind: FileKind[T], *, make_again: str) -> T:
     """Read a file of a kind.
 
@@ -74,12 +77,13 @@ def from_data(data: object, kind: FileKind[T], *, where: str, make_again: str) -
     if not isinstance(data, dict):
         raise BadInput(f"not a {short} file", where=f"$ in {where}", expected="a JSON object", got=_name(data))
     if data.get("schema") != kind.name:
+        configuration = "schema" not in data and not data.keys().isdisjoint(_CONFIGURATION_KEYS)
         raise BadInput(
             f"not a {short} file",
             where=f"$.schema in {where}",
             expected=kind.name,
-            got=data.get("schema", "nothing"),
-            fix=make_again,
+            got="the configuration of a model" if configuration else data.get("schema", "nothing"),
+            fix=f"hf:{where} names the model in the file" if configuration else make_again,
         )
     version = data.get("schema_version")
     major, minor = _version(version)

@@ -33,7 +33,7 @@ class Known:
 
     def default(self) -> Target:
         """Return the target with the published configuration."""
-        from costproof.models.config import put
+        from costproof.configs.config import put
 
         usual = self._family().default()
         config = put(usual.config, self.config)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, Self,
 
 from costproof.analytic.storage import Storage, with_storage
 from costproof.analytic.symbols import MESH_SYMBOLS
+from costproof.configs.config import Config, NativeConfig, changes, keys_of, put, with_keys
 from costproof.ledger.attributes import attribute
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError, Problems
@@ -25,7 +26,6 @@ from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import NOT_COMPARED, WHOLE_FILE, AttentionKind, Dtype, ExpertKernel, TargetInfo, Workload
 from costproof.models import settings as common
-from costproof.models.config import Config, NativeConfig, changes, keys_of, put, with_keys
 from costproof.models.decoding.build import build, with_numbers
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.reader_check import ConfigFile, check_reader
@@ -33,7 +33,7 @@ from costproof.models.specs import Built
 from costproof.models.target import NamedWorkload, Setting
 from costproof.storage.scheme import PLAIN as NOT_QUANTISED
 from costproof.storage.scheme import CheckpointLayout, UnknownFormat
-from costproof.weights.stored import PLAIN, Stored, stored
+from costproof.weights.stored import NEXT_TOKEN, PLAIN, Stored, stored
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,9 +78,16 @@ class Configured(ABC, Generic[C]):
         """Return the same model with other values for some configuration keys.
 
         Raises:
-            Problems: as :func:`~costproof.models.config.with_keys`.
+            Problems: as :func:`~costproof.configs.config.with_keys`.
         """
         return replace(self, config=with_keys(self.config, changes))
+
+    def quantised_as(self, other: Configured[Any]) -> Self:
+        """Return the same model in the formats of the checkpoint of another; unchanged if that is not quantised."""
+        if "weights" not in dict(other.stored.quantised):
+            return self
+        formats = other.stored.quantised, other.stored.described
+        return replace(self, stored=replace(self.stored, quantised=formats[0], described=formats[1]))
 
     def normalised(self) -> str:
         """Return the configuration as JSON text, the form that certificates contain."""
@@ -255,7 +262,11 @@ class Native(Configured[N]):
     def build_stored(self) -> nn.Module:
         """Return the model on the meta device in the dtype of its checkpoint, for any length of a run."""
         usual = self.default_workload(next(preset.name for preset in self.named if preset.default))
-        return self.build(replace(usual, dtype=self.dtype, attention=self.attentions[0]))
+        model = self.build(replace(usual, dtype=self.dtype, attention=self.attentions[0]))
+        for key, value in self.stored.stated or ():
+            if key == NEXT_TOKEN:  # which no formula reads, so that the class has its default
+                setattr(attribute(model, "config"), key, value)
+        return model
 
     @property
     def decoder(self) -> Decoder:

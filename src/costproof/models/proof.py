@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from costproof.compare.proof.certificate import Settings
+from costproof.configs.config import Config
 from costproof.ledger.metrics import Metric
 from costproof.ledger.workload import Workload
-from costproof.models.config import Config
 from costproof.models.target import Exportable, Setting, WithFormulas
 
 

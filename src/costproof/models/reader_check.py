@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.configs.known_keys import harmless
+from costproof.configs.reader import shown
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete
-from costproof.models.config_keys import harmless
-from costproof.models.config_reader import shown
 from costproof.weights.stored import without, without_dtype
 
 if TYPE_CHECKING:
-    from costproof.models.config import NativeConfig
+    from costproof.configs.config import NativeConfig
 
 _FIXED_ROTATIONS: Final = frozenset({"default", "linear", "llama3", "yarn"})
 _ABSENT: Final = object()

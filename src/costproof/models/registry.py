@@ -13,6 +13,7 @@ from pkgutil import iter_modules
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
+from costproof.configs.known_keys import type_of_class
 from costproof.foreign import contained, skip
 from costproof.ledger.aside import scratch
 from costproof.ledger.environment import require
@@ -21,7 +22,6 @@ from costproof.ledger.files import read_configuration
 from costproof.ledger.schema import adapter
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.models import families
-from costproof.models.config_keys import type_of_class
 from costproof.models.generic.address import Address, address
 from costproof.models.generic.huggingface import default_config, huggingface, read_config
 from costproof.models.known import KNOWN, Known

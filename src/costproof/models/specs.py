@@ -89,6 +89,8 @@ class ExportJob:
     known: Mapping[str, Any] = field(default_factory=dict)
     """Arguments with the values that the user gave, where ``args`` has none, and integer buffers by name, behind
     :data:`BUFFER`; only masks and lengths are read."""
+    attributes_bytes: int = 0
+    """Memory of tensors that are plain attributes of modules of the model, from 1 MB on."""
     packed: bool = False
     """Whether all jobs that are packed stand for one call, which reads each weight once."""
     parts: Mapping[str, str] = field(default_factory=dict)
@@ -170,6 +172,8 @@ class Built:
     model: nn.Module
     notes: tuple[str, ...] = ()
     """Notes on what was loaded, converted or left out."""
+    attributes_bytes: int = 0
+    """As of :class:`ExportJob`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,7 @@ class WithKeys(WithFormulas, Protocol):
         """Return the same model with other values for some configuration keys.
 
         Raises:
-            Problems: as :func:`~costproof.models.config.with_keys`.
+            Problems: as :func:`~costproof.configs.config.with_keys`.
         """
 
 

@@ -10,13 +10,13 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 
 from costproof.algebra.symbols import parse
+from costproof.configs.config import key_named, keys_of
 from costproof.ledger.baseline import BaselineRow
 from costproof.ledger.errors import BadInput, Bug, CostproofError, Incomplete, Problems
 from costproof.ledger.metrics import COMM, PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, not_given
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Workload
-from costproof.models.config import key_named, keys_of
 from costproof.models.native import stored_formulas
 from costproof.models.registry import load_target
 from costproof.models.settings import option, typed_settings
@@ -288,7 +288,7 @@ class Evaluator(Generic[T]):
         return Evaluator(target)
 
     def key(self, name: str, where: str = "") -> str:
-        """Return the full configuration key for a short name; see :func:`~costproof.models.config.key_named`."""
+        """Return the full configuration key for a short name; see :func:`~costproof.configs.config.key_named`."""
         return key_named(self.target.config, name, where or name)
 
     def keys(self) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from costproof.configs.config import KEY
 from costproof.ledger.errors import BadInput, CostproofError, Problems, no_such
 from costproof.ledger.files import csv_rows
-from costproof.models.config import KEY
 from costproof.models.target import WithKeys
 from costproof.parametric.evaluator import Evaluator
 

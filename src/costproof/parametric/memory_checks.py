@@ -23,7 +23,6 @@ from costproof.ledger.metrics import UNPACKED
 from costproof.ledger.node import Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, BatchRow, Workload
 from costproof.models.cache_dtype import BlockedCache
-from costproof.models.native import stored_formulas
 from costproof.models.target import WithBlocks, WithFormulas, WithMemory, WithStorage
 from costproof.parametric.targets import evaluate_formulas, live_peaks
 
@@ -44,7 +43,7 @@ def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], f
         of = _of_rank(found.workload, ranks[0])
         yield from _parts(answer)
         yield from _lasting(model, of, answer)
-        yield from _last_logits(model, of, answer)
+        yield from _live(model, of, answer)
         yield from _cached(model, of, answer)
         yield from gathered_recounts(model, of, answer.unpacked_bytes)
     yield from _quantised(model, found)
@@ -159,11 +158,25 @@ def _lasting(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recoun
         yield Recount("memory", f"rank {run.rank}", "stored_bytes", found.stored_bytes, stored)
 
 
-def _last_logits(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
-    """Yield the live peak of a run that computes logits of the last position only."""
-    if found.last_logits_bytes is not None and isinstance(model, WithMemory):
-        peaks = live_peaks(model, replace(run, logits="last"), inputs_held=False).values()
-        yield Recount("memory", f"rank {run.rank}, --logits last", "live_bytes", found.last_logits_bytes, max(peaks))
+def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
+    """Yield the weights, and the cache and live peak of each stage of a rank; the peak with fewer logits too."""
+    nodes, where = evaluate_formulas(model, run).nodes, f"rank {run.rank}"
+    if found.weights_bytes is not None:
+        sizes = (node.cost("weight_bytes") or 0 for node in bearing(nodes, "weight_bytes"))
+        yield Recount("memory", where, "weights_bytes", found.weights_bytes, sum(sizes))
+    for stage in found.stages:
+        if stage.cache_bytes is not None:
+            added = sum(node.cost("kv_cache_bytes") or 0 for node in nodes if node.stage == stage.id)
+            yield Recount("memory", f"{where}, {stage.id}", "cache_bytes", stage.cache_bytes, added)
+    if found.live_source == "graph" or found.live_bytes is None or not isinstance(model, WithMemory):
+        yield Recount("memory", where, "last_logits_bytes", found.last_logits_bytes or 0, 0)
+        return
+    peaks = live_peaks(model, run, inputs_held=False)
+    for stage in found.stages:
+        again = max((n for (of, _, _), n in peaks.items() if of == stage.id), default=0)
+        yield Recount("memory", f"{where}, {stage.id}", "live_bytes", stage.live_bytes or 0, again)
+    few = live_peaks(model, replace(run, logits="last"), inputs_held=False) if run.logits != "last" else {}
+    yield Recount("memory", where, "last_logits_bytes", found.last_logits_bytes or 0, max(few.values(), default=0))
 
 
 def format_recounts(model: object, found: Fits) -> Iterator[Recount]:
@@ -223,7 +236,7 @@ def cache_held(model: WithFormulas, run: Workload) -> int:
     """Return the bytes of the cache at the end of a run, with those that were there before."""
     calls = {(call.stage, call.id): call.symbols for call in model.invocations(run)}
     config, every = model.info().symbols, Counter[tuple[str, str, str]]()
-    for node in stored_formulas(model, run).nodes:
+    for node in model.formulas(run).nodes:  # whatever is stored
         for metric in ("kv_cache_bytes", *(("kv_read_bytes",) * (run.past > 0 and node.stage == "prefill"))):
             if metric in node.exprs and (node.stage, node.invocation) in calls:
                 every[node.stage, node.invocation, node.exprs[metric]] += 1

@@ -75,12 +75,12 @@ class Threshold:
     at: int | None = None
     why: str = ""
     before: int | None = None
-    """If the outcome is ``from``: the last value below the threshold that the model accepts, if any."""
+    """The last value below the threshold that is accepted, if any."""
 
     def places(self, own: int) -> tuple[int, ...]:
-        """Return the values at which to show both sums: just around the threshold, or the run's own value."""
+        """Return the values at which to show both sums: around the threshold, the last accepted or the run's own."""
         if self.outcome != "from" or self.at is None:
-            return (own,)
+            return (own if self.before is None else self.before,)
         return (self.at,) if self.before is None else (self.before, self.at)
 
 
@@ -289,7 +289,7 @@ class SettingCurve(_RunFamily):
         values = self._values(found)
         if any(map(self._accepts, values)):  # the largest batch may be none of equal parts
             return self._checked(found, last.high if found == last.high + 1 else None, above)
-        return Threshold("refused", values[0], self._refusal_line(values[0]))
+        return Threshold("refused", values[0], self._refusal_line(values[0]), self.last(values[0]))
 
     def _values(self, part: int) -> range:
         """Return the values of the setting at which the counted rank has a part of this size."""

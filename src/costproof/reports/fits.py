@@ -82,7 +82,7 @@ def document(found: Fits, form: Form) -> Document:
     if len(found.ranks) > 1:
         rows = [_rank_row(x, found.workload.mesh.world) for x in found.ranks]
         body.append(Table(_labelled(found, *RANKS), "lrrrl", rows))
-    solved = [limit_sentences(x, found.memory_bytes) for x in found.limits]
+    solved = [limit_sentences(x, found) for x in found.limits]
     if form == "text":
         lines = tuple(line for both in solved for line in (both[0], f"    {both[1]}"))
         limits = DocumentSection("Limits, solved and evaluated on both sides:", [Items(lines)])
@@ -183,7 +183,7 @@ def _held_rows(found: Fits) -> list[tuple[str, ...]]:
 
 def _all_held(found: Fits, text: str) -> str:
     """Return a text about what is held with attributes named beside buffers, if some are held."""
-    return text.replace("buffers and", "buffers, attributes and") if found.attributes_bytes else text
+    return text.replace("weights, buffers", "weights, buffers, attributes") if found.attributes_bytes else text
 
 
 def _labelled(found: Fits, *names: str) -> tuple[str, ...]:
@@ -285,13 +285,17 @@ def _most(x: MemoryLimit) -> str | None:
     """Return a sentence on the largest value of a setting that fits; ``None`` if it was not solved."""
     if x.outcome == "from" and x.at is not None:
         return next((exact(p.at) for p in x.points if p.at < x.at), "none")
-    return {"never": "any", "refused": "any that the model takes"}.get(x.outcome)
+    if x.outcome == "refused" and x.at is not None:
+        return next(
+            (f"{exact(p.at)}, the most that is accepted" for p in x.points if p.at < x.at), "any that is accepted"
+        )
+    return "any" if x.outcome == "never" else None
 
 
-def limit_sentences(x: MemoryLimit, room: int) -> tuple[str, str]:
+def limit_sentences(x: MemoryLimit, found: Fits) -> tuple[str, str]:
     """Return two sentences on a solved limit: the limit itself, and the bytes just below and above it."""
-    name = x.setting.replace("_", "-")
-    held = _HELD[x.held]
+    name, room = x.setting.replace("_", "-"), found.memory_bytes
+    held = _all_held(found, _HELD[x.held])
     sides = "; ".join(
         f"at {name} {exact(p.at)}: {exact(p.bytes)} {'>' if p.bytes > room else '≤'} {exact(room)} B" for p in x.points
     )
@@ -300,7 +304,7 @@ def limit_sentences(x: MemoryLimit, room: int) -> tuple[str, str]:
     if x.outcome == "never":
         return f"{held} fit at every {name}", sides
     if x.outcome == "refused":
-        return f"{held} would not fit from {name} {exact(x.at)} on, which the model does not take: {x.why}", sides
+        return f"{held} would not fit from {name} {exact(x.at)} on, which is refused: {x.why}", sides
     return f"from which {name} on {held} do not fit is not solved: {x.why}", sides
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak, Peaks, by_stage
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import counted_line
@@ -58,7 +59,8 @@ def document(found: Peaks, form: Form) -> Document:
     if form in ("html", "cell"):
         body = list(filter(None, [section(found.calls)]))
         foot = conventions_foot(found.conventions, found.environment)
-        verdict, about = "incomplete" if found.exit_code else "", subject_lines(found.target, found.workload, form)
+        verdict = {EXIT_FINDINGS: "unexplained", EXIT_INCOMPLETE: "incomplete"}.get(found.exit_code, "")
+        about = subject_lines(found.target, found.workload, form)
         return Document(title, body, verdict, _sentence(found), about, foot)
     about = [counted_line(found.target, found.workload)]
     overview = Table(HEAD, "lllrrrr", [_row(c) for c in found.calls])
@@ -78,12 +80,12 @@ def _call_text(call: CallPeaks) -> Iterator[Block]:
         yield Table(ALIVE, "llllr", largest, title=title, most=MOST_ROWS, noun="smaller tensor", rest="-f json")
     if call.form:
         yield f"{call_name(call)}: {FORM}: {call.form}{condition_text(call)}"
-    yield from (f"{call_name(call)}: {note}" for note in (*_formula_note(call), *call.notes))
+    yield from (f"{call_name(call)}: {note}" for note in _notes(call))
 
 
 def _call_md(call: CallPeaks) -> Iterator[Block]:
     form = [(f"{FORM}: ", Code(call.form), condition_text(call))] if call.form else []
-    notes = (*_formula_note(call), *call.notes)
+    notes = tuple(_notes(call))
     if notes or form:
         yield Items((*notes, *form))
     if call.gap:
@@ -93,12 +95,14 @@ def _call_md(call: CallPeaks) -> Iterator[Block]:
             yield Details(f"Alive at the {which} peak, {peak_place(peak)}", [Table(ALIVE, "llllr", alive_rows(peak))])
 
 
-def _formula_note(call: CallPeaks) -> tuple[str, ...]:
-    """Return a sentence on how the peak by the target's formula compares with the graph peak."""
-    if call.formula is None or call.graph is None:
-        return ()
-    delta = call.formula - call.graph.bytes
-    return (f"{FORMULA}: {exact(call.formula)}, " + (f"{exact(delta)} more than the graph has" if delta else "equal"),)
+def _notes(call: CallPeaks) -> Iterator[str]:
+    """Yield how the peak by the target's formula compares with the graph peak, what is held besides, and the notes."""
+    if call.formula is not None and call.graph is not None:
+        delta = call.formula - call.graph.bytes
+        yield f"{FORMULA}: {exact(call.formula)}, " + (f"{exact(delta)} more than the graph has" if delta else "equal")
+    if call.gathered_bytes is not None:
+        yield f"gathered parameters and their buffers are held besides: at most {exact(call.gathered_bytes)} B"
+    yield from call.notes
 
 
 def _by_size(peak: Peak) -> list[tuple[tuple[str, ...], int]]:
@@ -204,7 +208,7 @@ def _bytes(size: int | None) -> Cell:
 
 
 def _call(call: CallPeaks) -> Markup:
-    blocks: list[Block] = [*map(Note, (*_formula_note(call), *call.notes))]
+    blocks: list[Block] = [*map(Note, _notes(call))]
     blocks += [(f"{FORM}: ", Code(call.form), condition_text(call))] if call.form else []
     blocks += [Markup(_curves(call) or "")]
     blocks += [_alive("as the module is written", call.eager)] if call.eager is not None else []

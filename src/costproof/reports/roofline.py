@@ -358,7 +358,7 @@ def border_sentences(b: BottleneckThreshold) -> tuple[str, str]:
     if b.outcome == "never":
         return f"{b.stage} {b.question} at no {name}", sides
     if b.outcome == "refused":
-        return f"{b.stage} {b.question} from {name} {exact(b.at)} on, which the model does not take: {b.why}", sides
+        return f"{b.stage} {b.question} from {name} {exact(b.at)} on, which is refused: {b.why}", sides
     return f"{b.stage} {b.question} from some {name} on or never, which is not solved: {b.why}", sides
 
 

@@ -34,7 +34,7 @@ from costproof.ledger.errors import BadInput, Incomplete, check_recounts, first_
 from costproof.ledger.mesh import RANK
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
-from costproof.ledger.workload import ATTRIBUTES, FLOAT_BYTES, KV_BLOCK, KV_DTYPE, Workload, cache_counted
+from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, Workload, cache_counted
 from costproof.models.cache_dtype import BlockedCache
 from costproof.models.target import Exportable, Sharded, Target, WithBlocks, WithMemory, sharded
 from costproof.opgraph.rules.files import Files
@@ -64,7 +64,6 @@ SETTINGS: Final = ("batch", "text_tokens")
 _RANK_NAMED: Final = re.compile(rf"[@,]{RANK}=")
 """Rank 0, the default, is not an input of a workload."""
 _CACHE_NAMED: Final = re.compile(r"[@,]kv[-_]dtype=")
-_SIZED: Final = re.compile(rf"{re.escape(ATTRIBUTES)}([0-9][0-9,]{{0,40}}) B")
 _FRACTION: Final = re.compile(r"[0-9]*\.[0-9]+")
 _PREFILL: Final = "prefill"
 _CACHES: Final = ("kv_read_bytes", "kv_cache_bytes")
@@ -239,8 +238,7 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         unpacked = gathered_bytes(read.target, side.workload)
         held = None if unpacked is None else held
     counted = not {*cache_counted(side.target, side.workload).quantised} - (set() if quantised is None else {"weights"})
-    attributes = _attributes(side.notes)
-    certain = None if held is None or buffers is None or not counted else held + buffers + attributes
+    certain = None if held is None or buffers is None or not counted else held + buffers + side.attributes_bytes
     kept = (*activations(element, rows=rows), *unfused_attention(side, sizes)) if along and live is None else None
     limits: tuple[MemoryLimit, ...] = ()
     exported, cached = read.exported, bool(folded.total("kv_cache_bytes")) and given_cache(side, folded) == 0
@@ -259,7 +257,7 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         stored_format="" if quantised is None else ", ".join(quantised.formats),
         unpacked_bytes=unpacked,
         buffers_bytes=buffers,
-        attributes_bytes=attributes,
+        attributes_bytes=side.attributes_bytes,
         cache_bytes=exact_sum((given_cache(side, folded), *(s.cache_bytes for s in stages))),
         activations_bytes=exact_sum(s.activations_bytes for s in stages),
         peak_bytes=max((s.peak_bytes for s in stages if s.peak_bytes is not None), default=None),
@@ -278,12 +276,6 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
         binding_ranks=() if held is None else _binding_ranks(read.target, side.workload),
     )  # fmt: skip
     return _with_graph(answer if blocked is None else _in_blocks(answer, blocked, by_stage), read)
-
-
-def _attributes(notes: Iterable[str]) -> int:
-    """Return the bytes of tensors that are attributes, from the note of the count that states them; 0 without it."""
-    found = (match for note in notes if (match := _SIZED.fullmatch(note)))
-    return next((int(match[1].replace(",", "")) for match in found), 0)
 
 
 def _with_graph(found: Fits, read: Operand) -> Fits:

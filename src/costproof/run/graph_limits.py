@@ -80,6 +80,8 @@ class GraphRun:
                 return
             points = tuple(MemoryPoint(n, held + self._cache(setting, n)) for n in (at - 1, at) if n > 0)
             if why := self._refusal(setting, at):
+                last = self._last_accepted(setting, at)
+                here = (MemoryPoint(last, held + self._cache(setting, last)),)
                 yield MemoryLimit(setting, "weights and cache", "refused", at, here, why)
                 return
             self._check_graphs(setting, [p.at for p in points])
@@ -401,7 +403,7 @@ def _where_graphs_hold(found: Threshold, of: SettingCurve, peaks: Iterable[CallP
     """
     if found.outcome == "not solved":
         return found
-    ends = found.places(of.own) if found.outcome == "from" else (of.last(found.at or FAR),)
+    ends = found.places(of.own) if found.outcome != "never" else (of.last(FAR),)
     for at in ends:
         if at == 1 < of.own:
             return Threshold("not solved", None, f"a graph in symbols need not be that of {of.setting} 1")

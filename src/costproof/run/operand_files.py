@@ -171,6 +171,7 @@ def _of_static(data: Mapping[str, Any], where: str) -> Baseline:
         stages = {str(s["id"]): dict(s["sources"]) for s in data["stages"]}
         calls = [_call(str(s["id"]), call) for s in data["stages"] for call in s["invocations"]]
         totals = {str(name): dict(costs) for name, costs in data["sources"].items()}
+        held = data.get("attributes_bytes", 0)
         numbers = [
             n for costs in (*totals.values(), *(c for s in stages.values() for c in s.values())) for n in costs.values()
         ]
@@ -179,7 +180,7 @@ def _of_static(data: Mapping[str, Any], where: str) -> Baseline:
             "this static_compute.json is damaged", where=where,
             expected="$.stages with id, sources and invocations, and $.sources", fix=_AGAIN,
         ) from None  # fmt: skip
-    numbers += [s.get(m) for s in data["stages"] for m in PEAK_METRICS]
+    numbers += [held, *(s.get(m) for s in data["stages"] for m in PEAK_METRICS)]
     if wrong := [n for n in numbers if n is not None and type(n) is not int]:
         raise BadInput(
             "a cost in this static_compute.json is not an integer", where=where, expected="an integer or null",
@@ -191,7 +192,7 @@ def _of_static(data: Mapping[str, Any], where: str) -> Baseline:
         metrics = tuple(m for m in EVERY_METRIC if all(m in costs for costs in (whole, *own.values())))
         repeated = {m: _minus(exact_sum(c[m] for c in own.values()), whole[m]) for m in metrics if m in STAGE_WIDE}
         rows = {stage: {WHOLE_STAGE: {"": {m: costs[m] for m in metrics}}} for stage, costs in own.items()}
-        sources[source] = Folded(metrics, tuple(own), rows, repeated)
+        sources[source] = Folded(metrics, tuple(own), rows, repeated, attributes_bytes=held)
     peaks = (StagePeaks(str(s["id"]), *(s.get(m) for m in PEAK_METRICS)) for s in data["stages"])
     sources |= fold_peaks([p for p in peaks if (p.graph_peak_bytes, p.eager_peak_bytes) != (None, None)])
     return Baseline(head.conventions, head.target, head.workload, head.environment, sources, describe_calls(calls))

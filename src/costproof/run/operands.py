@@ -9,15 +9,14 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from costproof.configs.config import key_named, keys_of
 from costproof.ledger.baseline import Baseline, fold_capture
 from costproof.ledger.capture import Capture, without_uncalled_stages
 from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput, no_such
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import ROWS, Workload
-from costproof.models.config import key_named, keys_of
 from costproof.models.generic.address import CONFIGURATION, names_function
-from costproof.models.generic.described import module_kinds
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.specs import RUNS_ALL
 from costproof.models.target import Exportable, Target, WithKeys
@@ -27,6 +26,7 @@ from costproof.run.count_lock import count_lock
 from costproof.run.graph_limits import GraphRun
 from costproof.run.operand_files import OperandInput, file_at, is_revision
 from costproof.run.request import build_workload, request, settings
+from costproof.snapshots.described import module_kinds
 from costproof.tracers.cache import check_configuration_file
 
 

@@ -71,13 +71,13 @@ def measure_peaks(
     require("trace", "a peak of a graph or of a run")
     from costproof.tracers.peaks.calls import call_peaks  # imports torch
 
+    most = None
+    if workload.mesh.fsdp > 1 and isinstance(model, Sharded):
+        most = gathered_bytes(model, workload)
+        check_recounts(gathered_recounts(model, workload, most))
     with count_lock():
         found = call_peaks(model, workload.gathered, progress, eager=eager, forms=forms)
-    if workload.mesh.fsdp > 1:
-        most = gathered_bytes(model, workload)
-        held = "not known" if most is None else f"at most {most:,} B"
-        note = f"gathered parameters and their buffers are held besides: {held}"
-        found = tuple(replace(call, notes=(note, *call.notes)) for call in found)
+    found = tuple(replace(call, gathered_bytes=most) for call in found)
     return _with_formulas(model, workload, found)
 
 
@@ -108,6 +108,4 @@ def gathered_bytes(target: Target | None, workload: Workload) -> int | None:
     gathers = [n for n in nodes if n.stage == "prefill" and n.cost("messages") and axis_of(n.role, n.kind) in along]
     root = sum(n.cost("comm_payload_bytes") or 0 for n in gathers if not n.module)  # a stage between has none
     layers = [n.cost("comm_payload_bytes") or 0 for n in gathers if n.module]
-    found = root + max(before + 2 * own for before, own in pairwise((root, *layers)))
-    check_recounts(gathered_recounts(target, workload, found))
-    return found
+    return root + max(before + 2 * own for before, own in pairwise((root, *layers)))

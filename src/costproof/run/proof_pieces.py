@@ -16,7 +16,6 @@ from costproof.algebra.symbols import parse, sym, text
 from costproof.analytic.symbols import PAST_SYMBOLS
 from costproof.compare.align import bound_metrics
 from costproof.compare.proof.certificate import (
-    LATER,
     Certificate,
     Claim,
     Counterexample,
@@ -27,13 +26,13 @@ from costproof.compare.proof.certificate import (
     verdict_of,
 )
 from costproof.compare.proof.judge import Answer, judge
+from costproof.configs.config import keys_of
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import EVERY_METRIC, FLOOR, KEPT_SCORES, STAGE_WIDE, UNPACKING, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import ROWS_INVOCATION, SettingValue, Workload
-from costproof.models.config import keys_of
 from costproof.models.native import Native, stored_formulas
 from costproof.models.proof import Piece, Proof, Provable, RowIdentity, SymbolicRun
 from costproof.models.reader_check import check_reader, written
@@ -116,8 +115,9 @@ class CountedPiece:
         """Compare the formulas of the piece's run with its graphs."""
         piece, static, ran = self.piece, self.static, self.piece.phase == "runs"
         config = piece.target.info().symbols
-        static = static.without({UNPACKING})  # counted at the sizes of a run
-        full = evaluate_ledger(formulas, self.values, config).without({UNPACKING})
+        full = evaluate_ledger(formulas, self.values, config)
+        if UNPACKING not in {*static.metrics} & {*full.metrics}:  # no format, or an unknown one
+            static, full = (ledger.without({UNPACKING}) for ledger in (static, full))
         return judge(
             Ledger(full.source, full.nodes, static.metrics if ran else full.metrics, static.stages, bounds=not ran),
             static, self.values, config,
@@ -384,7 +384,7 @@ def assemble_certificate(
         wrong += answer.counterexamples
         left_out |= dict.fromkeys(answer.conditions)
     info, samples = target.info(), proof.settings.samples
-    return Certificate(
+    made = Certificate(
         conventions=target.conventions(proof.usual),
         target=info,
         environment=environment() | versions_in_force(),
@@ -411,8 +411,9 @@ def assemble_certificate(
         missing=missing,
         symbols={s: d for s, d in target.symbol_docs().items() if s not in info.symbols}
         | (PAST_SYMBOLS if any(CACHED.name in claim.free for found in right.values() for _, claim in found) else {}),
-        not_claimed=(NOT_CLAIMED[0], *proof.not_claimed, *left_out, *NOT_CLAIMED[1:], *LATER),
+        not_claimed=(NOT_CLAIMED[0], *proof.not_claimed, *left_out, *NOT_CLAIMED[1:]),
     )
+    return replace(made, not_claimed=made.every_not_claimed)
 
 
 def proof_domain(proof: Proof) -> dict[str, Any]:

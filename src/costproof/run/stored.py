@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.attributes import attribute
 from costproof.ledger.environment import require
@@ -22,6 +22,9 @@ from costproof.storage.checkpoint import StoredCheckpoint, compare_headers, part
 from costproof.storage.headers import HeaderTensor, gguf_sections, read_checkpoint, read_header
 from costproof.storage.scheme import PLAIN, UnknownFormat
 from costproof.storage.tensors import BLOCKS, DTYPE_BITS, StoredTensor, totals
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def stored(
@@ -60,8 +63,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         BadInput: the target has no checkpoint, or fewer modules for further tokens (MTP) than ``next_token``.
         Incomplete: the format of the weights is not known.
     """
-    from costproof.models.library_reading import library_reading
-    from costproof.models.stored_module import (
+    from costproof.tracers.stored_module import (
         assumed_of_experts,
         gguf_layout,
         model_facts,
@@ -69,7 +71,9 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         named_as_class,
         next_token_tensors,
         stored_tensors,
+        tied_head,
     )
+    from costproof.weights.library_reading import library_reading
 
     if not isinstance(target, WithStorage):
         raise BadInput(
@@ -96,7 +100,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
                 _check_further(tensors, further, next_token, attribute(model, "config").get_text_config())
                 tensors, by_rules = tensors + further, by_rules + further_by_rules
             _check_readings(tensors, by_rules)
-            assumed += (*scheme.assumed, *assumed_of_experts(model, tensors))
+            assumed += (*scheme.assumed, *assumed_of_experts(model, tensors), *_not_stated(target, model, tensors))
     except UnknownFormat as error:
         raise Incomplete(
             "the bytes of this format are not known", where=target.name, expected="a format of docs/checkpoints.md",
@@ -106,7 +110,9 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     undetermined = tuple(dict.fromkeys(text for of in quantised for text in of.undetermined()))
     more = facts.next_token_modules - next_token
     key = f" ({facts.next_token_key})" if facts.next_token_key else ""
-    left = () if more < 1 else (f"{plural(more, 'module')} for further tokens{key}, which --mtp counts",)
+    left = [f"{plural(more, 'module')} for further tokens{key}, which --mtp counts"] if more > 0 else []
+    if not packed and (head := tied_head(model)) and ("tie_word_embeddings", False) in (target.stored.stated or ()):
+        left.append(f"{head}, which the class ties to the table of words in spite of tie_word_embeddings")
     headers = None
     if files is not None:
         named = there if packed else {name: named_as_class(found, model) for name, found in there.items()}
@@ -129,7 +135,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         undetermined,
         max((tensor.stands_for for tensor in tensors), default=0),
         sum(tensor.bytes for tensor in tensors if tensor.purpose == "buffer"),
-        left,
+        tuple(left),
         headers,
     )
     check_recounts(_recounts(made, facts.next_token_modules))
@@ -158,6 +164,25 @@ def _recounts(found: StoredCheckpoint, further: int) -> Iterator[Recount]:
         yield Recount("checkpoint", "parts", metric, number, again)
     left = [int(n) for text in found.left_out for n in re.findall(r"^(\d+) modules? for", text)]
     yield Recount("checkpoint", "for further tokens", "modules", found.next_token_modules + sum(left), further)
+
+
+def _not_stated(target: WithStorage, model: nn.Module, tensors: Iterable[StoredTensor]) -> Iterator[str]:
+    """Yield what is assumed of plain weights and of the output layer, where a configuration does not state it."""
+    from costproof.tracers.stored_module import tied_head
+
+    if (stated := target.stored.stated) is None:
+        return
+    keys = dict(stated)
+    if "dtype" not in keys:
+        plain = Counter[str]()
+        for tensor in tensors:
+            if tensor.purpose == "weight" and not tensor.stands_for:
+                plain[tensor.dtype] += tensor.bytes
+        if plain:
+            which = "weights that are not quantised" if any(tensor.stands_for for tensor in tensors) else "weights"
+            yield f"{which} are {plain.most_common(1)[0][0]}, which no key says"
+    if "tie_word_embeddings" not in keys and (head := tied_head(model)):
+        yield f"{head} is the table of words, which no key says"
 
 
 _REPORT: Final = "report the configuration: one of the two is wrong, so that no total is stated"

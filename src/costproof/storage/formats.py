@@ -125,7 +125,7 @@ class Fp8(Format):
     def assumed(self) -> tuple[str, ...]:
         """Return the assumption on the dtype of the scales."""
         if self.powers and self.block is not None:
-            return ()
+            return ("scales of blocks are F8_E8M0, where scale_fmt may also mean powers of two in F32",)
         return (f"scales{' of blocks' if self.block else ''} are {self.scale_dtype}, which no key says",)
 
 

@@ -236,6 +236,7 @@ def dynamic_ledger(
         stages=target.info().stages,
         unknown_ops=tally.missing(),
         notes=(*notes, *storage.notes),
+        attributes_bytes=built.attributes_bytes,
         bounds=True,
     )
     ledger = with_unpacking(ledger, matrices_of(target, built.model, workload), workload.dtype)

@@ -154,6 +154,8 @@ def _agree(fewer: Ledger, more: Ledger, cuts: Sequence[_Cut]) -> bool:
     """Return whether extrapolating the smaller model's ledger by one layer gives the larger one's layer nodes."""
     if fewer.unknown_ops or more.unknown_ops or (fewer.notes, fewer.stages) != (more.notes, more.stages):
         return False
+    if fewer.attributes_bytes != more.attributes_bytes:
+        return False
     given = {n.id: (n.costs, n.exprs) for n in _extrapolated(fewer.nodes, cuts, {})}
     expected = {n.id: (n.costs, n.exprs) for n in more.nodes}
     outside = {n.id for n in more.nodes if _located(n.module, cuts) is None}

@@ -35,7 +35,7 @@ _HEAP_TYPE: Final = 1 << 9
 """The flag of classes that are created at run time, as those written in Python are."""
 OWN: Final = Path(__file__).resolve().parents[1]
 """The folder of costproof's own code."""
-_DECIDING: Final = ("algebra", "opgraph", "ledger", "models", "patches", "snapshots", "tracers", "weights")
+_DECIDING: Final = ("algebra", "opgraph", "ledger", "configs", "models", "patches", "snapshots", "tracers", "weights")
 """Subpackages whose code determines the result of an export; editing a report or a command leaves exports valid."""
 
 

@@ -14,9 +14,14 @@ from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, StatedDifference
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import Workload
-from costproof.models.library_reading import LibraryReading, library_reading
 from costproof.models.native import NOT_KNOWN, Configured
-from costproof.models.stored_module import (
+from costproof.models.target import Exportable, Target, WithFormulas, WithStorage, options_of
+from costproof.storage.checkpoint import HeaderMismatch, mismatches
+from costproof.storage.gguf import CORRECTIONS
+from costproof.storage.headers import read_checkpoint
+from costproof.storage.scheme import PLAIN, Scheme, UnknownFormat
+from costproof.storage.tensors import STORED_AS, StoredTensor
+from costproof.tracers.stored_module import (
     StoredModule,
     checkpoint_names,
     gguf_layout,
@@ -25,12 +30,7 @@ from costproof.models.stored_module import (
     named_as_class,
     stored_modules,
 )
-from costproof.models.target import Exportable, Target, WithFormulas, WithStorage, options_of
-from costproof.storage.checkpoint import HeaderMismatch, mismatches
-from costproof.storage.gguf import CORRECTIONS
-from costproof.storage.headers import read_checkpoint
-from costproof.storage.scheme import PLAIN, Scheme, UnknownFormat
-from costproof.storage.tensors import STORED_AS, StoredTensor
+from costproof.weights.library_reading import LibraryReading, library_reading
 
 if TYPE_CHECKING:
     from torch import nn

@@ -164,11 +164,12 @@ def exported_ledger(
             *storage.notes,
         ),
         conventions=departs,
+        attributes_bytes=max((job.attributes_bytes for job in jobs), default=0),
     )
     found = evaluate_ledger(symbolic, {k: dict(v) for k, v in values.items()}, target.info().symbols)
     found = replace(found, nodes=tuple(_floor_as_number(found.nodes, jobs)), bounds=True)
     found = settle_kept(found) if settled else found
-    return with_unpacking(found, matrices_of(target, model, workload), workload.dtype)
+    return with_unpacking(found, matrices_of(target, model, workload), workload.dtype, in_symbols=whole)
 
 
 def _floor_as_number(nodes: Iterable[CostNode], jobs: Iterable[ExportJob]) -> Iterator[CostNode]:

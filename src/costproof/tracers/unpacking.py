@@ -14,20 +14,24 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+import sympy
+
+from costproof.algebra.symbols import sym, text
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.metrics import UNPACKING
+from costproof.ledger.metrics import UNPACKING, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import ITEM_BYTES, Dtype, Workload
-from costproof.models.specs import ExportJob, Run
-from costproof.models.stored_module import StoredMatrix
+from costproof.models.specs import ExportJob, Run, SymbolicSize
 from costproof.models.target import Target
 from costproof.opgraph.costed import cost_graph
+from costproof.opgraph.merge import expression
 from costproof.opgraph.rules.cost import OpCost
 from costproof.storage import formats
 from costproof.storage.formats import Format, LinearShape
 from costproof.storage.scheme import UnknownFormat
 from costproof.tracers.exported import export_graph
 from costproof.tracers.headers import layout_of
+from costproof.tracers.stored_module import StoredMatrix
 from costproof.tracers.unpacking_runs import SCALE_BY_BLOCK, UNPACK_BY_GROUP, Tensors, torch_dtype
 
 if TYPE_CHECKING:
@@ -40,10 +44,13 @@ _LARGEST: Final = 448.0
 """Of E4M3; its value decides no count."""
 
 
-def with_unpacking(ledger: Ledger, matrices: Matrices, dtype: Dtype) -> Ledger:
+def with_unpacking(ledger: Ledger, matrices: Matrices, dtype: Dtype, *, in_symbols: bool = False) -> Ledger:
     """Return the ledger of a graph with the vector FLOPs of the formats, or a note on why they are not known.
 
     How often a matrix is unpacked, and how many rows it multiplies, follow from the bytes and FLOPs of the ledger.
+
+    Args:
+        in_symbols: also give formulas, where the bytes and FLOPs have some, as a proof compares them.
     """
     if not matrices:
         return ledger
@@ -54,21 +61,31 @@ def with_unpacking(ledger: Ledger, matrices: Matrices, dtype: Dtype) -> Ledger:
     found = list[CostNode]()
     try:
         for (stage, invocation, module), nodes in given.items():
-            count = _flops(matrices[module], nodes, ITEM_BYTES[dtype], run=ledger.source != "static")
+            how = matrices[module], ITEM_BYTES[dtype]
+            count = int(_flops(*how, _sums(nodes, CostNode.cost), run=ledger.source != "static"))
+            form = _flops(*how, _sums(nodes, expression)) if in_symbols and any(n.exprs for n in nodes) else None
+            exprs = {UNPACKING: text(form)} if form is not None and form.free_symbols else {}
             if count:
-                found.append(CostNode(stage, invocation, module, "", {UNPACKING: count}))
+                found.append(CostNode(stage, invocation, module, "", {UNPACKING: count}, exprs))
     except (Incomplete, _Unknown) as error:
         why = error.line if isinstance(error, Incomplete) else str(error)
         return replace(ledger, notes=(*ledger.notes, NOT_COUNTED + why))
-    of = {(n.stage, n.invocation, n.module): n.costs for n in found}
-    nodes = [
-        node.with_costs({**node.costs, **of.pop((node.stage, node.invocation, node.module), {})}, node.exprs)
-        if not node.kind
-        else node
-        for node in ledger.nodes
-    ]
-    more = (n for n in found if (n.stage, n.invocation, n.module) in of)
-    return replace(ledger, nodes=(*nodes, *more), metrics=(*ledger.metrics, UNPACKING))
+    of = {(n.stage, n.invocation, n.module): n for n in found}
+    nodes = []
+    for node in ledger.nodes:
+        more = None if node.kind else of.pop((node.stage, node.invocation, node.module), None)
+        nodes.append(
+            node if more is None else node.with_costs({**node.costs, **more.costs}, {**node.exprs, **more.exprs})
+        )
+    return replace(ledger, nodes=(*nodes, *of.values()), metrics=(*ledger.metrics, UNPACKING))
+
+
+def _sums(nodes: Iterable[CostNode], cost: Callable[[CostNode, Metric], Any]) -> dict[Metric, sympy.Expr]:
+    """Return the reads, FLOPs and calls of a module, as numbers or in symbols."""
+    found = {m: [cost(n, m) for n in nodes] for m in ("weight_read_bytes", "flops", "calls")}
+    if any(None in sizes for sizes in found.values()):
+        raise _Unknown("a module has unknown reads or FLOPs")
+    return {metric: sympy.Integer(0) + sum(sizes) for metric, sizes in found.items()}
 
 
 def matrices_of(target: Target, model: nn.Module, workload: Workload) -> Matrices:
@@ -84,29 +101,34 @@ class _Unknown(Exception):
     """Raised if the work of a module's formats is not known."""
 
 
-def _flops(matrices: Collection[StoredMatrix], nodes: Iterable[CostNode], item: int, *, run: bool) -> int:
-    """Return the vector FLOPs of the formats in the calls of a module."""
-    costs = {m: [n.cost(m) for n in nodes] for m in ("weight_read_bytes", "flops", "calls")}
-    if any(None in found for found in costs.values()):
-        raise _Unknown("a module has unknown reads or FLOPs")
-    read, flops, calls = (sum(cost or 0 for cost in found) for found in costs.values())
+def _flops(
+    matrices: Collection[StoredMatrix], item: int, costs: Mapping[Metric, sympy.Expr], *, run: bool = False
+) -> sympy.Expr:
+    """Return the vector FLOPs of the formats in the calls of a module, as a number, or in the symbols of its costs."""
+    read, flops, calls = costs.values()
     first = next(iter(matrices))
     if first.kind == "Embedding":
         rows = _whole(read, first.linear.columns * item)
-        return _count(_format(first), replace(first.linear, rows=rows, bias=False), None, run=run) if rows else 0
+        if not rows.is_Integer:
+            raise _Unknown("a call looks up rows of a quantised table, which have a count but no formula")
+        linear = replace(first.linear, rows=int(rows), bias=False)
+        return _count(_format(first), linear, None, run=run) if rows else sympy.Integer(0)
     if first.kind == "Expert" and len({one.format for one in matrices}) > 1:
         raise _Unknown("a call reads experts in several formats, which the data chooses")
     of = _format(first)
     copies = sum(one.count for one in matrices)
     experts = min(one.count for one in matrices) if first.kind == "Expert" else 1
-    each = [(one.linear, one.count // experts) for one in matrices]
+    each = [(replace(one.linear, bias=False), one.count // experts) for one in matrices]
+    biases = sum(one.linear.rows * (one.count // experts) for one in matrices if one.linear.bias)
     rows = _whole(flops, 2 * sum(n * linear.rows * linear.columns for linear, n in each))
     if of.products:
-        return sum(n * _count(of, replace(linear, bias=False), rows, run=run) for linear, n in each) if rows else 0
+        if rows.is_Integer:
+            return sum((n * _count(of, linear, int(rows), run=run) for linear, n in each if rows), sympy.Integer(0))
+        return sum((n * _count(of, linear, _ROWS, run=run) for linear, n in each), sympy.Integer(0)).subs(_ROWS, rows)
     # The biases of experts are looked up row by row.
-    biases = item * sum(n * linear.rows for linear, n in each if linear.bias) * (rows if copies > 1 else calls)
-    reads = _whole(read - biases, item * sum(n * linear.rows * linear.columns for linear, n in each))
-    return reads * sum(n * _count(of, replace(linear, bias=False), None, run=run) for linear, n in each)
+    read -= item * biases * (rows if copies > 1 else calls)
+    reads = _whole(read, item * sum(n * linear.rows * linear.columns for linear, n in each))
+    return sympy.expand(reads * sum(n * _count(of, linear, None, run=run) for linear, n in each))
 
 
 def _format(one: StoredMatrix) -> Format:
@@ -115,23 +137,32 @@ def _format(one: StoredMatrix) -> Format:
     return one.format
 
 
-def _whole(size: int, unit: int) -> int:
-    if size % unit:
-        raise _Unknown(f"{size:,} is not a multiple of {unit:,}, what one call reads or multiplies")
-    return size // unit
+def _whole(size: sympy.Expr, unit: int) -> sympy.Expr:
+    found = sympy.expand(size / unit)
+    if any(isinstance(factor, sympy.Rational) and not factor.is_Integer for factor in found.atoms(sympy.Rational)):
+        raise _Unknown(f"{size} is not a multiple of {unit:,}, what one call reads or multiplies")
+    return found
+
+
+_ROWS: Final = sym("R")
+"""Rows of a product whose number is a symbol."""
 
 
 @lru_cache(maxsize=4096)
-def _count(of: Format, linear: LinearShape, rows: int | None, *, run: bool) -> int:
+def _count(of: Format, linear: LinearShape, rows: int | sympy.Symbol | None, *, run: bool) -> sympy.Expr:
     """Return the vector FLOPs of unpacking a matrix, or of a product of ``rows`` with it in the format's dtype."""
     from costproof.tracers.dispatched_trace import trace_dispatched
 
     stored = {tensor.name: _empty(tensor.shape, tensor.dtype) for tensor in of.tensors(linear)}
+    sizes = tuple[SymbolicSize, ...]()
     if rows is None:
         reference = (UNPACK_BY_GROUP if run else _UNPACK).get(type(of))
     else:
         reference = (SCALE_BY_BLOCK if run else _SCALE).get(type(of))
-        stored |= {"x": _empty((rows, linear.columns), "BF16"), "y": _empty((rows, linear.rows), "F32")}
+        if isinstance(rows, sympy.Symbol):
+            sizes = tuple(SymbolicSize(("tensors", len(stored) + i), 0, str(rows)) for i in range(2))
+        example = rows if isinstance(rows, int) else _EXAMPLE
+        stored |= {"x": _empty((example, linear.columns), "BF16"), "y": _empty((example, linear.rows), "F32")}
     if reference is None:
         raise _Unknown(f"the arithmetic of {of.title} has no reference")
     # The names of the tensors are keys, not arguments.
@@ -141,15 +172,19 @@ def _count(of: Format, linear: LinearShape, rows: int | None, *, run: bool) -> i
         if run:
             graph = trace_dispatched(Run("unpacking", module, given, lambda path, call: ("", ""))).graph
         else:
-            graph = export_graph(ExportJob("unpacking", "", (), module, {"": ""}, given)).graph
+            graph = export_graph(ExportJob("unpacking", "", (), module, {"": ""}, given, sizes)).graph
     except Incomplete as error:
         raise _Unknown(f"{of.title}: {error.line}") from error
-    total = 0
+    total = sympy.Integer(0)
     for op, cost in zip(graph.ops, cost_graph(graph).costs, strict=True):
-        if not isinstance(cost, OpCost) or not isinstance(cost.vector, int):
+        if not isinstance(cost, OpCost):
             raise _Unknown(f"{of.title}: {op.name} has no count")
         total += cost.vector
-    return total
+    return sympy.expand(total)
+
+
+_EXAMPLE: Final = 37
+"""Rows of an export in which they are a symbol: no size of a format."""
 
 
 def _empty(shape: Iterable[Any], dtype: str) -> Any:

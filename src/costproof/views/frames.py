@@ -319,7 +319,7 @@ def _peaks(found: Peaks) -> list[dict[str, Any]]:
             **_pick(c, "stage", "invocation", "part"),
             "graph_peak_bytes": None if c.graph is None else c.graph.bytes,
             "eager_peak_bytes": None if c.eager is None else c.eager.bytes,
-            **_pick(c, "gap_bytes", "residual", "form"),
+            **_pick(c, "gap_bytes", "residual", "form", "gathered_bytes"),
             "notes": "; ".join(c.notes),
         }
         for c in found.calls

@@ -123,6 +123,8 @@ class StaticCompute:
     """What all ranks together have or do more than one device; with these, the sums over ranks are exact."""
     dispatches: tuple[Dispatch, ...] = ()
     """Forms in which tokens may reach the experts of other ranks, with what the counted rank sends and computes."""
+    attributes_bytes: int = 0
+    """Memory of tensors that are plain attributes of modules, in no cost above."""
     padding: Padding | None = None
     """What the run holds only because sizes are rounded up, by the formulas; no cost above includes it."""
 
@@ -138,8 +140,8 @@ class StaticCompute:
 
 
 STATIC_COMPUTE: Final = FileKind(
-    name="costproof/static_compute", version=(3, 3), type=StaticCompute,
-    left_out=("parallel", "rank", "ranks", "collectives", "duplicates", "dispatches", "padding"),
+    name="costproof/static_compute", version=(3, 4), type=StaticCompute,
+    left_out=("parallel", "rank", "ranks", "collectives", "duplicates", "dispatches", "attributes_bytes", "padding"),
 )  # fmt: skip
 
 
@@ -183,6 +185,7 @@ def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> 
         whole=capture.whole,
         formulas_of="" if closed is None else "analytic" if closed.source == "analytic" else "derived",
         **_of_mesh(capture),
+        attributes_bytes=max((ledger.attributes_bytes for ledger in capture.ledgers), default=0),
         padding=capture.padding,
     )
     check_sums(result)

@@ -207,6 +207,10 @@ _DTYPES: Final = ("dtype", "torch_dtype")
 _BEFORE: Final = "_pre_quantization_dtype"
 _PLAIN_VALUES: Final = (None, "", "none", "auto", *get_args(Dtype))
 _NOT_NAMED: Final = "a format without a name"
+NEXT_TOKEN: Final = "num_nextn_predict_layers"
+"""Key with the number of modules that predict one more token, each after the last layer in the checkpoint."""
+_STATED: Final = ("tie_word_embeddings", NEXT_TOKEN)
+"""Keys that decide which tensors a checkpoint has, and for which a class may have a value of its own."""
 _LONGEST: Final = 40
 
 
@@ -227,6 +231,8 @@ class Stored:
     :mod:`costproof.storage.scheme` reads, and under ``beside`` those of files."""
     folder: str = ""
     """Folder with its weights in safetensors or GGUF files, or with their headers; empty if there are none."""
+    stated: tuple[tuple[str, str | int], ...] | None = None
+    """Dtype, and values of :data:`_STATED`, that the configuration states; ``None`` without a configuration."""
 
     def scheme(self, model_type: str) -> Scheme:
         """Return the quantisation scheme in which the weights are stored.
@@ -299,7 +305,8 @@ def stored(data: object, path: Path | None) -> Stored:
     described = _descriptions(data, path) if found["weights"] else ""
     weights_there = path is not None and any(next(path.parent.glob(kind), None) for kind in (_WEIGHTS, _GGUF))
     folder = str(path.parent.absolute()) if path is not None and weights_there else ""
-    return Stored(quantised, run, images, None if images else pixels, described, folder)  # type: ignore[arg-type]
+    stated = (*((("dtype", named),) if named else ()), *_stated(data))
+    return Stored(quantised, run, images, None if images else pixels, described, folder, stated)  # type: ignore[arg-type]
 
 
 def _check(data: object, path: str) -> None:
@@ -548,6 +555,14 @@ def _dtypes(data: object) -> Iterator[str]:
             yield from (text.removeprefix("torch.") for text in named if isinstance(text, str) and text)
         elif isinstance(value, dict) and not _describes(key, value):
             yield from _dtypes(value)
+
+
+def _stated(data: object) -> Iterator[tuple[str, int]]:
+    """Yield the keys of :data:`_STATED` that a configuration, or else its text section, has as numbers or booleans."""
+    parts = (data, data.get("text_config") if isinstance(data, dict) else None)
+    for key in _STATED:
+        values = (part.get(key) for part in parts if isinstance(part, dict))
+        yield from [(key, value) for value in values if isinstance(value, int)][:1]
 
 
 def _dtype(data: object) -> str:

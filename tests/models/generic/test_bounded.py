@@ -15,10 +15,11 @@ from torch.testing._internal.logging_tensor import LoggingTensorMode, capture_lo
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from costproof import api
+from costproof.configs import guarded_build
+from costproof.configs.guarded_build import check_keys
 from costproof.ledger import files
 from costproof.ledger.errors import BadInput, CostproofError, Problems
-from costproof.models.generic import guarded_build, memo
-from costproof.models.generic.guarded_build import check_keys
+from costproof.models.generic import memo
 from costproof.models.generic.huggingface import HuggingFace, huggingface
 from costproof.models.registry import load_target
 from costproof.run.prepare import load_run_target

@@ -14,7 +14,7 @@ from costproof.compare.gate.judge import judge
 from costproof.compare.gate.policy import policy_from_text
 from costproof.ledger.baseline import Baseline, fold_capture
 from costproof.ledger.errors import Incomplete
-from costproof.models.generic.described import arguments
+from costproof.snapshots.described import arguments
 
 POLICY = policy_from_text("costproof_policy: 1\nlimits:\n  - {metric: flops, increase: 1 G}\n", where="policy.yaml")
 FOLLOWS = {

@@ -15,7 +15,7 @@ import sympy
 from costproof.algebra.symbols import parse, sym
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError, Problems
-from costproof.ledger.metrics import Conventions, Metric
+from costproof.ledger.metrics import UNPACKING, Conventions, Metric
 from costproof.ledger.notebook import NotebookRepr
 from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind, load
@@ -96,7 +96,7 @@ class Settings:
 
 
 LATER: Final = ("the vector work of the format of quantised weights (unpacking_flops)",)
-"""Quantities that no certificate claims; certificates before version 2.7 do not list them among ``not_claimed``."""
+"""Not claimed by proofs without quantised weights, nor by certificates before version 2.8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,8 @@ class Certificate(NotebookRepr):
     @property
     def every_not_claimed(self) -> tuple[str, ...]:
         """Return what is not claimed, whatever version made the certificate."""
-        return (*(text for text in self.not_claimed if text not in LATER), *LATER)
+        later = () if any(claim.metric == UNPACKING for claim in self.claims) else LATER
+        return (*(text for text in self.not_claimed if text not in LATER), *later)
 
     def mistakes(self) -> tuple[tuple[Counterexample, ...], ...]:
         """Return the counterexamples grouped by quantity, headline FLOPs first and the simplest of each first."""
@@ -179,7 +180,7 @@ class Certificate(NotebookRepr):
         return {"proved": 0, "refuted": 1, "incomplete": 3}[self.verdict]
 
 
-CERTIFICATE: Final = FileKind(name="costproof/certificate", version=(2, 7), type=Certificate)
+CERTIFICATE: Final = FileKind(name="costproof/certificate", version=(2, 8), type=Certificate)
 
 
 def read_certificate(path: Path) -> Certificate:

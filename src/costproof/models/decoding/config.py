@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import Any, ClassVar, Final, Self
 
+from costproof.configs.config import NativeConfig, activation, check_padding, check_returns, check_type, yes_or_no
+from costproof.configs.reader import LARGEST, Section, renamed, shown
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.workload import BatchRow
-from costproof.models.config import NativeConfig, activation, check_padding, check_returns, check_type, yes_or_no
-from costproof.models.config_reader import LARGEST, Section, renamed, shown
 
 SIZES: Final = {
     "hidden": "hidden_size",

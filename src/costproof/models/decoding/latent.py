@@ -13,11 +13,11 @@ from costproof.analytic.compose import StackCall
 from costproof.analytic.latent_attention import LatentBlock
 from costproof.analytic.rotary import RotaryTable
 from costproof.analytic.router import RoutingRule
+from costproof.configs.reader import Section
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.workload import BatchRow, ExpertKernel, Workload
 from costproof.models import settings
-from costproof.models.config_reader import Section
 from costproof.models.decoding.config import (
     SIZES,
     UNUSED_ROUTER_KEYS,

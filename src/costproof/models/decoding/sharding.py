@@ -542,11 +542,11 @@ class Shards:
         Branches: a pipeline stage, a single row of logits, and columns that fill the rank's chunk.
 
         Raises:
-            Incomplete: ranks share the tokens of a prompt, or of a sequence other than by heads.
+            Incomplete: ranks share the tokens of a prompt between split modules.
         """
-        from costproof.analytic.decoder_memory import RankSteps
+        from costproof.analytic.decoder_memory import RankSteps, SequencePart
 
-        if self.plan.sequence or (self.cp_plan and not self.by_heads):
+        if self.plan.sequence:
             raise Incomplete("no formula gives the live peak of ranks that share tokens", where=self.mesh.text)
         tp, split = self.mesh.tp, self.plan.split if self.mesh.tp > 1 else frozenset[Part]()
         gathered, padded = None, False
@@ -557,6 +557,7 @@ class Shards:
             padded = stop - start < -(-_padded(self.vocab, self.plan.multiple) // tp)
         one = call.past == CONTEXT or workload.logits == "last" or workload.text_tokens == 1
         places = {"text.layer.attention.out": "attention", "text.layer.mlp.down": "mlp"}
+        at, parted = self.mesh.coordinates(workload.rank).cp, self.cp_plan != "" and not self.by_heads
         return RankSteps(
             masked="embedding" in split,
             gathered=gathered,
@@ -570,6 +571,8 @@ class Shards:
             first=self.stage == 0,
             last=self.last,
             sharing=sym("cp") if self.by_heads else None,
+            parts=SequencePart(self.cp_plan, self.mesh.cp, at) if parted else None,
+            kept=sym("cp_tokens") if parted and call.past == CONTEXT and not self.keeps else None,
         )
 
     def _of_other_ranks(self, experts: Experts | ClampedExperts, call: StackCall) -> Iterator[Layer]:

@@ -378,11 +378,15 @@ class CausalTarget(Native[C]):
         """
         from costproof.models.decoding.domain import mesh_proof, proof
 
-        made = proof(self, self.config, self.normalised(), samples, seed, self.drawn)
+        def draw(sizes: Mapping[str, int], rng: random.Random) -> Drawn | None:
+            found: Any = self.drawn(sizes, rng)
+            return None if found is None else (found[0].quantised_as(self), found[1])
+
+        made = proof(self, self.config, self.normalised(), samples, seed, draw)
         mesh = Mesh(**{axis: int(size) for axis, size in axes.items()})
         if mesh.one and cp_plan is None and dispatch is None:
             return made
-        return mesh_proof(made, self, self.drawn, mesh, plan, cp_plan, dispatch)
+        return mesh_proof(made, self, draw, mesh, plan, cp_plan, dispatch)
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
         """Return the model on the meta device with the given implementation of routed experts, if it has experts."""

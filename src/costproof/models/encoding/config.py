@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final, Self
 
+from costproof.configs.config import NativeConfig, activation, check_padding, check_type, yes_or_no
+from costproof.configs.reader import LARGEST, MOST_LAYERS, Section, renamed, shown
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.config import NativeConfig, activation, check_padding, check_type, yes_or_no
-from costproof.models.config_reader import LARGEST, MOST_LAYERS, Section, renamed, shown
 
 NO_CLASSIFIER: Final = {"labels": "the class has no classifier"}
 ONE_CLASS: Final = {"architecture": "the formulas describe one class", **NO_CLASSIFIER}

@@ -10,8 +10,8 @@ from typing import Any, Final, Protocol
 
 from costproof.analytic.elementwise import ACTIVATION_FLOPS
 from costproof.compare.proof.certificate import Settings
+from costproof.configs.config import Config
 from costproof.ledger.workload import FLOAT_BYTES, AttentionKind, Dtype, Workload
-from costproof.models.config import Config
 from costproof.models.decoding.domain import STEPS, layers
 from costproof.models.proof import Piece, Proof, Provable, reasons
 from costproof.patches.flash_attention import FLASH
@@ -145,6 +145,9 @@ class DrawnTarget(Provable, Protocol):
     def domain(self) -> Domain:
         """Return the domain of a proof."""
 
+    def quantised_as(self, other: Any) -> DrawnTarget:
+        """Return the same model in the formats of the checkpoint of another."""
+
     def drawn(self, p: Mapping[str, int], rng: random.Random) -> tuple[DrawnTarget, dict[str, bool]]:
         """Draw a random small configuration; return its target, and feature -> whether the configuration has it.
 
@@ -189,6 +192,7 @@ def _drawn(
     attention = rng.choice([one for one in family.attentions if one != FLASH])  # its package may be missing
     dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
     target, present = family.drawn(p, rng)
+    target = target.quantised_as(family)
     run = target.drawn_run(p, Workload(f"draw {number}", 0, steps, p.get("B", 1), dtype, attention))
     sizes = {"B": p.get("B", 1), **({"P": p["P"], "N": steps} if "P" in p else {})}
     piece: Piece[Provable] = Piece(f"draws: {number}", "draws", target, run, sizes=sizes)

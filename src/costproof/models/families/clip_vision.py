@@ -14,9 +14,9 @@ from costproof.analytic.layer_memory import LayerTape
 from costproof.analytic.linear import Linear
 from costproof.analytic.memory_tape import Piece
 from costproof.analytic.norms import LayerNorm
+from costproof.configs.reader import Section
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.config_reader import Section
 from costproof.models.encoding.config import NO_CLASSIFIER, EncoderConfig, VisionConfig
 from costproof.models.encoding.formulas import (
     IMAGES,

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final
 from costproof.algebra.symbols import sym
 from costproof.analytic.rotary import RotaryComplex
 from costproof.analytic.router import RoutingRule
+from costproof.configs.reader import Section
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.config_reader import Section
 from costproof.models.decoding.formulas import DecoderStyle
 from costproof.models.decoding.latent import LatentConfig, LatentTarget, draw_latents, latent_style, latents_of
 

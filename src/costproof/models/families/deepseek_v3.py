@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from costproof.algebra.symbols import sym
 from costproof.analytic.rotary import RotaryTable
 from costproof.analytic.router import RoutingRule
+from costproof.configs.reader import Section
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.config_reader import Section
 from costproof.models.decoding.config import number_of
 from costproof.models.decoding.formulas import DecoderStyle
 from costproof.models.decoding.latent import LatentConfig, LatentTarget, latent_style, latents_of

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.feed_forward import Mlp
+from costproof.configs.reader import Section
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.config_reader import Section
 from costproof.models.encoding.config import ONE_CLASS, EncoderConfig, VisionConfig
 from costproof.models.encoding.formulas import (
     ALL_PROJECTIONS,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
+from costproof.configs.reader import Section
 from costproof.ledger.workload import AttentionKind
-from costproof.models.config_reader import Section
 from costproof.models.decoding.config import WindowedConfig, pattern_of
 from costproof.models.decoding.formulas import ALL_PROJECTIONS, DecoderStyle
 from costproof.models.decoding.target import CausalTarget

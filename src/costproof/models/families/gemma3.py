@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from costproof.models.config_reader import Section
+from costproof.configs.reader import Section
 from costproof.models.decoding.config import WindowedConfig, pattern_of
 from costproof.models.decoding.formulas import ALL_PROJECTIONS, DecoderStyle
 from costproof.models.decoding.target import CausalTarget

@@ -15,11 +15,11 @@ from costproof.analytic.elementwise import ACTIVATION_FLOPS
 from costproof.analytic.embedding import Embedding, LearnedPositions
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.transformer import DecoderStack, TransformerLayer
+from costproof.configs.reader import Section
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import ROWS_INVOCATION, Workload
 from costproof.models.cache_dtype import cache_share
-from costproof.models.config_reader import Section
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.formulas import (

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Final
 
 from costproof.analytic.rotary import RotaryHalves
 from costproof.analytic.router import RoutingRule
+from costproof.configs.reader import Section
 from costproof.ledger.workload import AttentionKind
 from costproof.models import settings
-from costproof.models.config_reader import Section
 from costproof.models.decoding.config import UNUSED_ROUTER_KEYS, MixtureConfig, experts_of, pattern_of
 from costproof.models.decoding.formulas import ALL_PROJECTIONS, DecoderStyle
 from costproof.models.decoding.sharding import HEAD_ONLY, ShardPlan

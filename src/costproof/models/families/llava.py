@@ -15,11 +15,11 @@ from costproof.analytic.elementwise import Activation
 from costproof.analytic.layer_memory import LayerTape
 from costproof.analytic.linear import Linear
 from costproof.analytic.memory_tape import MemoryTape
+from costproof.configs.config import activation, yes_or_no
+from costproof.configs.reader import Section, shown
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
-from costproof.models.config import activation, yes_or_no
-from costproof.models.config_reader import Section, shown
 from costproof.models.decoding.decoder import on_meta
 from costproof.models.decoding.formulas import DecoderStyle, decoder_parts
 from costproof.models.decoding.names import STAGES, decoder_names

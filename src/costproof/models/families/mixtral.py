@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from costproof.analytic.router import RoutingRule
+from costproof.configs.reader import Section
 from costproof.models import settings
-from costproof.models.config_reader import Section
 from costproof.models.decoding.config import UNUSED_ROUTER_KEYS, MixtureConfig, experts_of, window_of_all
 from costproof.models.decoding.formulas import DecoderStyle
 from costproof.models.decoding.target import CausalTarget

@@ -19,13 +19,13 @@ from costproof.analytic.memory_tape import MemoryTape
 from costproof.analytic.patch_grid import AxialTable, PatchMerger, VolumePatches, WindowOrder, window_pairs
 from costproof.analytic.rotary import RotaryAxes
 from costproof.analytic.transformer import TransformerLayer
+from costproof.configs.config import yes_or_no
+from costproof.configs.reader import Section, shown
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, ROWS, SIZE_FROM, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
-from costproof.models.config import yes_or_no
-from costproof.models.config_reader import Section, shown
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import ids_on_meta, on_meta
 from costproof.models.decoding.formulas import DecoderStyle, decoder_parts

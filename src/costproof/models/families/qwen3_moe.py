@@ -8,9 +8,9 @@ from random import Random
 from typing import Any, ClassVar, Final
 
 from costproof.analytic.router import RoutingRule
+from costproof.configs.config import yes_or_no
+from costproof.configs.reader import Section
 from costproof.models import settings
-from costproof.models.config import yes_or_no
-from costproof.models.config_reader import Section
 from costproof.models.decoding.config import UNUSED_ROUTER_KEYS, MixtureConfig, experts_of, shortest, window_of_all
 from costproof.models.decoding.formulas import ALL_PROJECTIONS, DecoderStyle
 from costproof.models.decoding.target import CausalTarget

@@ -19,12 +19,12 @@ from costproof.analytic.memory_tape import MemoryTape
 from costproof.analytic.patch_grid import FLOAT32, AxialTable, InterpolatedPositions, PatchMerger, VolumePatches
 from costproof.analytic.symbols import VISION_SYMBOLS
 from costproof.analytic.transformer import TransformerLayer
+from costproof.configs.reader import Section
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, TensorSpec, Workload
 from costproof.models import settings as common
-from costproof.models.config_reader import Section
 from costproof.models.encoding import STAGE
 from costproof.models.encoding.formulas import branches_of, encoder_ledger
 from costproof.models.encoding.images import SIZE, side_of

@@ -11,8 +11,8 @@ from costproof.algebra.symbols import sym
 from costproof.analytic.compose import ModulePart
 from costproof.analytic.elementwise import Activation
 from costproof.analytic.linear import Linear
+from costproof.configs.reader import Section
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.config_reader import Section
 from costproof.models.encoding.config import TextEncoderConfig
 from costproof.models.encoding.formulas import TextEncoderStyle, masked_words
 from costproof.models.encoding.texts import TextTarget

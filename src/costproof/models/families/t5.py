@@ -30,13 +30,13 @@ from costproof.analytic.memory_tape import MemoryTape, Piece
 from costproof.analytic.norms import NormKind, RmsNorm
 from costproof.analytic.symbols import TWO_STACK_SYMBOLS
 from costproof.analytic.transformer import TransformerLayer
+from costproof.configs.config import NativeConfig, check_returns, check_type, yes_or_no
+from costproof.configs.reader import MOST_LAYERS, Section, renamed
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import AttentionKind, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
-from costproof.models.config import NativeConfig, check_returns, check_type, yes_or_no
-from costproof.models.config_reader import MOST_LAYERS, Section, renamed
 from costproof.models.decoding.decoder import ids_on_meta
 from costproof.models.generic.encoder_decoder import PROMPT, TWO_STAGES, FirstRun, TwoStacks, two_stack_calls
 from costproof.models.native import Native

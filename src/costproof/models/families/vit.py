@@ -13,10 +13,10 @@ from costproof.analytic.layer_memory import LayerTape
 from costproof.analytic.linear import Linear
 from costproof.analytic.memory_tape import Piece
 from costproof.analytic.pooling import FirstTokenPooler
+from costproof.configs.config import activation
+from costproof.configs.reader import Section
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.config import activation
-from costproof.models.config_reader import Section
 from costproof.models.encoding.config import EncoderConfig, VisionConfig
 from costproof.models.encoding.formulas import (
     VisionStyle,

@@ -20,10 +20,10 @@ from costproof.foreign import contained
 from costproof.ledger.errors import BadInput, first_line
 from costproof.ledger.files import first_bytes
 from costproof.ledger.workload import ITEM_BYTES, AttentionKind, Dtype
-from costproof.models.generic.described import check_parts
 from costproof.models.generic.factories import Made
 from costproof.patches.nested import in_parts, put_together
 from costproof.snapshots.copies import innermost
+from costproof.snapshots.described import check_parts
 from costproof.weights.stored import PLAIN, Stored
 
 if TYPE_CHECKING:

@@ -11,15 +11,15 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from costproof.configs.guarded_build import bounded, check_depth, check_keys, said_once, unasked
+from costproof.configs.known_keys import type_of_class
 from costproof.foreign import contained
 from costproof.ledger.attributes import attribute, has_attribute
 from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, first_line, message_of
 from costproof.ledger.files import read_configuration
 from costproof.ledger.offline import no_network, offline
 from costproof.ledger.workload import NO_CLASS, AttentionKind, Dtype
-from costproof.models.config_keys import type_of_class
 from costproof.models.generic.factories import Made
-from costproof.models.generic.guarded_build import bounded, check_depth, check_keys, said_once, unasked
 from costproof.models.generic.truncation import CutModel, Edits, edited, first_layers
 from costproof.models.generic.unread_keys import unused
 from costproof.weights.stored import PLAIN, Stored, stored, without

@@ -14,12 +14,12 @@ from costproof.ledger.plural import plural
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.generic.address import bound, check_call
-from costproof.models.generic.described import check_parts
 from costproof.models.generic.factories import Given
 from costproof.models.generic.module import GenericTarget
 from costproof.models.specs import ExportJob, Run
 from costproof.patches.nested import in_parts, put_together
 from costproof.snapshots.copies import inputs_on_meta, on_meta, own_copy, own_inputs
+from costproof.snapshots.described import check_parts
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,6 @@ from costproof.ledger.offline import offline
 from costproof.ledger.workload import AttentionKind, Dtype, Workload
 from costproof.models.decoding.decoder import text_config
 from costproof.models.generic.caches import HeldCache, OwnCache, own_cache
-from costproof.models.generic.described import fingerprint
 from costproof.models.generic.encoder_decoder import FirstRun, first_run, of_encoder
 from costproof.models.generic.factories import Given, Made, ModuleMaker
 from costproof.models.generic.inputs import KINDS, example_inputs, input_choices
@@ -25,6 +24,7 @@ from costproof.models.generic.stages import longest
 from costproof.models.generic.towers import NONE, Towers, towers
 from costproof.models.specs import RUNS_ALL
 from costproof.snapshots.copies import runs_on_meta, short_run
+from costproof.snapshots.described import fingerprint
 
 if TYPE_CHECKING:
     import torch

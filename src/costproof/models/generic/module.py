@@ -15,7 +15,6 @@ from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import (
-    ATTRIBUTES,
     PAST,
     ROWS,
     SIZE_FROM,
@@ -32,7 +31,6 @@ from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding import STAGE
 from costproof.models.generic.caches import OwnCache, is_cache
-from costproof.models.generic.described import arguments, module_kinds, shapes
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
 from costproof.models.generic.factories import Cuttable, Given, Made, ModuleMaker
 from costproof.models.generic.inputs import Inputs, example_inputs, other_dtypes
@@ -64,6 +62,7 @@ from costproof.models.generic.truncation import CutModel
 from costproof.models.specs import BUFFER, Built, ExportJob, Run, Truncation
 from costproof.models.target import NamedWorkload, Setting
 from costproof.snapshots.copies import inputs_on_meta, materialize, on_meta, runs_on_meta, unwrapped, with_values
+from costproof.snapshots.described import arguments, module_kinds, shapes
 from costproof.weights.stored import ImageSize, Stored, unfit
 
 if TYPE_CHECKING:
@@ -283,7 +282,10 @@ class GenericTarget:
         plan = self._plan(workload)
         jobs = (replace(j, elsewhere=not self.options.real) for j in plan.export_jobs(model))
         first, *rest = jobs
-        first = replace(first, notes=(*self._notes(workload), *first.notes), known=self._known(workload))
+        first = replace(
+            first, notes=(*self._notes(workload), *first.notes), known=self._known(workload),
+            attributes_bytes=self._attributes_bytes(workload),
+        )  # fmt: skip
         if isinstance(plan, Whole) and self._has_numbers(workload):
             first = replace(first, real=partial(self._numbered_job, workload))
         return (first, *rest)
@@ -346,13 +348,14 @@ class GenericTarget:
         Raises:
             Incomplete: the device is not available.
         """
-        made = self._built(workload)
+        made, attributes_bytes = self._built(workload), self._attributes_bytes(workload)
         if self.options.real and any(p.is_meta for p in made.module.parameters()):
             from costproof.models.decoding.build import with_numbers
 
             found = with_numbers(made.module, workload, Decoder(), self.options, progress)
-            return replace(found, notes=(*self._notes(workload), *found.notes))
-        return Built(made.module, self._notes(workload))
+            notes = (*self._notes(workload), *found.notes)
+            return replace(found, notes=notes, attributes_bytes=attributes_bytes)
+        return Built(made.module, self._notes(workload), attributes_bytes)
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """Return one forward, or the prefill and selected steps."""
@@ -406,6 +409,10 @@ class GenericTarget:
         growth = growth_of(self.maker, workload.dtype, workload.attention)
         loops = (growth.note(workload),) if growth is not None else ()
         return (*made.notes, *self._beyond(workload), *why, *given, *loops, *_of_modules(made.module))
+
+    def _attributes_bytes(self, workload: Workload) -> int:
+        held = _unregistered_bytes(made_of(self.maker, workload.dtype, workload.attention).module)
+        return held if held >= _MANY_BYTES else 0
 
     def _beyond(self, workload: Workload) -> tuple[str, ...]:
         """Return notes on work that a class of transformers does beyond its configuration."""
@@ -551,12 +558,14 @@ def _of_modules(module: nn.Module) -> tuple[str, ...]:
         for part in module.modules()
     ):
         notes.append("nn.TransformerEncoder drops rows that a padding mask hides, on its fast path; all are counted")
-    if (held := _unregistered_bytes(module)) >= _WORTH_A_NOTE:
-        notes.append(f"{ATTRIBUTES}{held:,} B")
+    if (held := _unregistered_bytes(module)) >= _MANY_BYTES:
+        notes.append(
+            f"tensors that are attributes, no parameters or buffers, are in no number of bytes of modules: {held:,} B"
+        )
     return tuple(notes)
 
 
-_WORTH_A_NOTE: Final = 1_000_000
+_MANY_BYTES: Final = 1_000_000
 
 
 def _unregistered_bytes(module: nn.Module) -> int:

@@ -14,10 +14,10 @@ from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.configs.known_keys import HARMLESS, contradiction, harmless
+from costproof.configs.reader import shown
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.workload import FURTHER_TOKENS, UNREAD
-from costproof.models.config_keys import HARMLESS, contradiction, harmless
-from costproof.models.config_reader import shown
 from costproof.models.generic import makers, structured
 
 if TYPE_CHECKING:

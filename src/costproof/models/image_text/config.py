@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Self, TypeVar
 
+from costproof.configs.config import NativeConfig, check_returns, check_type
+from costproof.configs.reader import Section, shown
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.config import NativeConfig, check_returns, check_type
-from costproof.models.config_reader import Section, shown
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.encoding.config import EncoderConfig
 

@@ -9,10 +9,10 @@ from operator import attrgetter
 from random import Random
 from typing import Any, ClassVar, Final, Self, cast
 
+from costproof.configs.config import NativeConfig, check_padding
+from costproof.configs.reader import Section, renamed, shown
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.workload import BatchRow
-from costproof.models.config import NativeConfig, check_padding
-from costproof.models.config_reader import Section, renamed, shown
 
 CHANNELS: Final = 3
 """RGB pages: the vendor's processor and both patch embeddings take three channels."""

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self, cast
 
+from costproof.configs.config import check_padding
+from costproof.configs.reader import Section, shown
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.workload import Workload
-from costproof.models.config import check_padding
-from costproof.models.config_reader import Section, shown
 from costproof.models.pages.config import (
     CHANNELS,
     DECODER_KEYS,

@@ -25,7 +25,7 @@ from costproof.models.families.deepseek_ocr.config import (
     parse_config,
 )
 from costproof.models.families.deepseek_ocr.formulas import SYMBOLS, glue_tape, ocr_ledger, view_tapes
-from costproof.models.families.deepseek_ocr.snapshot import CODE, REQUIRED
+from costproof.models.families.deepseek_ocr.vendor_code import CODE, REQUIRED
 from costproof.models.image_text.layout import StagePaths
 from costproof.models.pages.jobs import PageReader
 from costproof.models.pages.page import page_of

@@ -38,8 +38,14 @@ from costproof.models.families.deepseek_ocr.names import (
     VENDOR_SAM,
     VENDOR_STAGES,
 )
-from costproof.models.families.deepseek_ocr.snapshot import Snapshot, read_snapshot
-from costproof.models.families.deepseek_ocr.vendor_code import build_vendor, build_with_values, patched, patches_for
+from costproof.models.families.deepseek_ocr.vendor_code import (
+    Snapshot,
+    build_vendor,
+    build_with_values,
+    patched,
+    patches_for,
+    read_snapshot,
+)
 from costproof.models.image_text.layout import IMAGES
 from costproof.models.native import Configured
 from costproof.models.pages.config import CHANNELS

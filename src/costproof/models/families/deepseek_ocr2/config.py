@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, Self
 
+from costproof.configs.reader import Section, shown
 from costproof.ledger.errors import CostproofError
 from costproof.models import settings as common
-from costproof.models.config_reader import Section, shown
 from costproof.models.pages.config import (
     WAIVED,
     EqualHeads,

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
+from costproof.configs.reader import LARGEST, MOST_LAYERS, shown
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems
 from costproof.ledger.time_limits import check_time, time_limit
-from costproof.models.config_reader import LARGEST, MOST_LAYERS, shown
 
 if TYPE_CHECKING:
     import torch

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any, Final
 
+from costproof.configs import known_keys
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, did_you_mean
 from costproof.ledger.workload import UNREAD
-from costproof.models import config_keys
 
 LARGEST: Final = 2**31 - 1
 """Sizes above this are typing errors: no tensor dimension of a real model comes near it."""
@@ -182,12 +182,12 @@ class Section:
         for key in sorted(set(self.data) - self.known):
             value = self.data[key]
             below = next((path for path, known, data in parts if key in known and data.get(key) != value), None)
-            reason = config_keys.HARMLESS.get(key) if strict else config_keys.harmless(kind, key, value)
+            reason = known_keys.HARMLESS.get(key) if strict else known_keys.harmless(kind, key, value)
             if reason is not None:
                 waived.append((f"{self.path}.{key}", reason))
-            elif (wrong := config_keys.contradiction(kind, key, value, f"{self.path}.{key}")) is not None:
+            elif (wrong := known_keys.contradiction(kind, key, value, f"{self.path}.{key}")) is not None:
                 self.problems.append(wrong)
-            elif strict or config_keys.is_read(kind, key) or self._meant(kind, key):
+            elif strict or known_keys.is_read(kind, key) or self._meant(kind, key):
                 self.problem(
                     "nothing is known about this key",
                     key,
@@ -208,7 +208,7 @@ class Section:
 
     def _meant(self, kind: str, key: str) -> bool:
         """Return whether an unknown key is probably a misspelling of a known one, not a prefixed or suffixed name."""
-        close = get_close_matches(key, self.known | config_keys.aliases(kind), n=1, cutoff=_CLOSE)
+        close = get_close_matches(key, self.known | known_keys.aliases(kind), n=1, cutoff=_CLOSE)
         parts = (a.startswith(f"{b}_") or a.endswith(f"_{b}") for n in close for a, b in ((key, n), (n, key)))
         return bool(close) and not any(parts)
 

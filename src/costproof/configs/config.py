@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from costproof.analytic.elementwise import ACTIVATION_FLOPS
+from costproof.configs.known_keys import type_of_class
+from costproof.configs.reader import LARGEST, MOST_LAYERS, Section, shown
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
 from costproof.ledger.files import read_configuration
 from costproof.ledger.mesh import no_such_setting, of_mesh
 from costproof.ledger.workload import NO_CLASS
-from costproof.models.config_keys import type_of_class
-from costproof.models.config_reader import LARGEST, MOST_LAYERS, Section, shown
 from costproof.weights.stored import without, without_dtype
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput
-from costproof.models.library_reading import LibraryReading
 from costproof.snapshots.copies import held_bytes
 from costproof.storage import gguf
 from costproof.storage.checkpoint import ModelNames
@@ -17,6 +16,8 @@ from costproof.storage.formats import Format, LinearShape, cache_tensors
 from costproof.storage.headers import HeaderTensor
 from costproof.storage.scheme import LinearModule, Rule, Scheme, UnknownFormat, in_numbered_layer
 from costproof.storage.tensors import StoredTensor
+from costproof.weights.library_reading import LibraryReading
+from costproof.weights.stored import NEXT_TOKEN
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +33,6 @@ _DTYPES: Final = {
 _AS_IT_IS: Final[Mapping[str, str]] = {}
 Reading = Scheme | LibraryReading
 """What says which modules are quantised: that for formulas, or that for the static source."""
-NEXT_TOKEN: Final = "num_nextn_predict_layers"
-"""Key with the number of modules that predict one more token, each after the last layer in the checkpoint."""
 _IN_FLOAT32: Final = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
 """Attributes of a class with the names of what it loads in float32 whatever its dtype, as its checkpoint has it."""
 
@@ -283,6 +282,16 @@ def _embedding(model: nn.Module, method: str) -> nn.Module | None:
     except NotImplementedError:
         return None
     return found
+
+
+def tied_head(model: nn.Module) -> str:
+    """Return the name and shape of the weight of an output layer that is the table of words; empty if it is not."""
+    head, table = _embedding(model, "get_output_embeddings"), _embedding(model, "get_input_embeddings")
+    weight = attribute(head, "weight", None)
+    if weight is None or weight is not attribute(table, "weight", None):
+        return ""
+    path = next((path for path, module in model.named_modules() if module is head), "")
+    return f"{checkpoint_names(model).parameter(f'{path}.weight'.lstrip('.'))} {[*weight.shape]}"
 
 
 def assumed_of_experts(model: nn.Module, tensors: Iterable[StoredTensor]) -> tuple[str, ...]:
