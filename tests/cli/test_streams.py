@@ -173,7 +173,12 @@ def test_progress_of_foreign_code_is_written_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     """To a file, as Python opens stderr, and as it does with PYTHONUNBUFFERED."""
-    with (tmp_path / "err").open("wb") as file, io.TextIOWrapper(file, "utf-8", **{kind: True}) as stream:
+    with (
+        (tmp_path / "err").open("wb") as file,
+        io.TextIOWrapper(
+            file, "utf-8", line_buffering=kind == "line_buffering", write_through=kind == "write_through"
+        ) as stream,
+    ):
         for name in ("stderr", "__stderr__"):
             monkeypatch.setattr(sys, name, stream)
         with tolerant_streams(), as_command(), running("it ends"):

@@ -24,7 +24,8 @@ from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.fsdp import keep_parts
 from costproof.models.decoding.rank_model import shard
 from costproof.models.decoding.sequence_model import OwnPositions, share_sequence
-from costproof.patches.sharding import SharedSequence, plans_of
+from costproof.patches.exchanges import SharedSequence
+from costproof.patches.sharding import plans_of
 from tests.oracles.gloo_ranks import SIZES, settled
 from tests.oracles.gloo_sequences import as_cudnn, positions_of, written_out
 

@@ -390,13 +390,13 @@ def _sequences(given: Iterable[str | Mapping[str, Any]], usual: Logits) -> Itera
                 before |= {of["req_id"]: of["num_computed_tokens"] for of in one.get("scheduled_new_reqs") or ()}
                 before = {**(columns[2] or {}), **before}
                 drafts = one.get("scheduled_spec_decode_tokens") or {}
-                kept = [1 + len(drafts[name]) if name in drafts else "" for name in columns[1]]
-                columns = [(), columns[1].values(), [before[name] for name in columns[1]], kept]
+                verified = [1 + len(drafts[name]) if name in drafts else "" for name in columns[1]]
+                columns = [(), columns[1].values(), [before[name] for name in columns[1]], verified]
             elif not isinstance(columns[1], list):
                 columns = [[value] for value in columns]
-        for many, new, past, kept in zip_longest(*columns, fillvalue=""):
-            kept = kept or usual if kept != 0 else 0
-            yield int(many or 1), int(new), int(past or 0), int({"all": new, "last": 1}.get(kept, kept))
+        for times, tokens, context, logits in zip_longest(*columns, fillvalue=""):
+            rated: Any = logits or usual if logits != 0 else 0
+            yield int(times or 1), int(tokens), int(context or 0), int({"all": tokens, "last": 1}.get(rated, rated))
 
 
 def take_rows(given: dict[str, Any], found: list[CostproofError]) -> None:

@@ -355,8 +355,6 @@ def _surplus(of: BlockedCache, run: Workload) -> dict[str, int]:
 def padding_recounts(model: WithBlocks, run: Workload, found: Padding) -> Iterator[Recount]:
     """Yield the padded tokens of a run with their FLOPs, and the blocks of its cache, each block a token at a time."""
     yield from (Recount("", problem.line, "problem", 1, 0) for problem in found.problems())
-    if not isinstance(model, WithFormulas):
-        return
     tokens = {"prefill": run.batch * run.text_tokens, "decode": run.batch * (run.new_tokens > 0)}
     tokens |= {"prefill": run.text_tokens} if run.rows else {}
     for one in found.batch:
@@ -370,8 +368,9 @@ def padding_recounts(model: WithBlocks, run: Workload, found: Padding) -> Iterat
                     of_token += Fraction(node.cost("flops") or 0, one.tokens)
             again = of_token * (one.size - one.tokens)
             yield Recount(one.stage, "padding", "flops", one.flops, again)
-    blocks = model.blocked_cache(run) if found.cache else None
-    for stage in dict.fromkeys(row.stage for row in found.cache) if blocks is not None else ():
+    if not found.cache or (blocks := model.blocked_cache(run)) is None:
+        return
+    for stage in dict.fromkeys(row.stage for row in found.cache):
         held: dict[int, list[tuple[tuple[int, int], ...]]] = {}
         for rows in (rows for name, rows in _calls(run, blocks.size) if name == stage):
             used = []
