@@ -168,13 +168,17 @@ def test_a_stdout_without_bytes_takes_the_text() -> None:
     assert json.loads(out.getvalue())["name"] == "l4"
 
 
-@pytest.mark.parametrize("by_line", [True, False])
+@pytest.mark.parametrize("kind", ["line_buffering", "write_through"])
 def test_progress_of_foreign_code_is_written_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, by_line: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     """To a file, as Python opens stderr, and as it does with PYTHONUNBUFFERED."""
-    with (tmp_path / "err").open("wb") as file:
-        stream = io.TextIOWrapper(file, "utf-8", line_buffering=by_line, write_through=not by_line)
+    with (
+        (tmp_path / "err").open("wb") as file,
+        io.TextIOWrapper(
+            file, "utf-8", line_buffering=kind == "line_buffering", write_through=kind == "write_through"
+        ) as stream,
+    ):
         for name in ("stderr", "__stderr__"):
             monkeypatch.setattr(sys, name, stream)
         with tolerant_streams(), as_command(), running("it ends"):
