@@ -287,10 +287,12 @@ def test_real_ranks_return_the_same_and_send_as_much(ranks: int) -> None:
 
     In float32, of two layers: three matrices of 64 more columns or rows of 64, and in each of 6 experts, of which
     4 ranks store 2 each. A rank of n sends n - 1 of its parts; headers are equal and cancel. Two ranks along tp have
-    half of each matrix, and exchange nothing that depends on the inner width; replicas exchange nothing.
+    half of each matrix, and exchange nothing that depends on the inner width; replicas exchange nothing. Of a prompt
+    more, 2 ranks that share its 8 tokens send 4 keys and values of 4 heads of 8 in each layer; they store parts too.
     """
     matrices = 2 * 3 * 64 * 64 * 4
     more = {(4, "replicas"): matrices // 2, (4, "tensor"): matrices // 4,
+            (4, "sequences"): 3 * matrices // 4 + 2 * 4 * 64 * 4,
             (4, "experts and tensor"): 6 * matrices // 4, (2, "llama"): matrices // 2, (4, "llama"): 3 * matrices // 4,
             (2, "qwen3_moe"): 3 * matrices, (4, "qwen3_moe"): 3 * 2 * matrices}  # fmt: skip
     for rank in run_ranks(rank_main, ranks):
@@ -304,15 +306,33 @@ def test_real_ranks_return_the_same_and_send_as_much(ranks: int) -> None:
                 assert wide - narrow == more[ranks, name]
 
 
+def test_bytes_of_parts_and_sequences_are_those_of_real_ranks() -> None:
+    """The difference of two widths and batches, as above for two ranks by two."""
+    counted = []
+    for batch, width in ((4, 32), (6, 96)):
+        target = small("llama", kv_heads=4, layers=2, intermediate=width, tied=True, attention_bias=True)
+        mesh = {"fsdp": 2, "cp": 2, "batch": batch, "text_tokens": 8, "new_tokens": 0, "dtype": "float32"}
+        nodes = evaluate_formulas(target, workload(target, **mesh)).nodes
+        counted.append(sum(node.cost("comm_bytes") or 0 for node in nodes if "comm_bytes" in node.costs))
+    assert counted[1] - counted[0] == 3 * 2 * 3 * 64 * 64 * 4 // 4 + 2 * 4 * 64 * 4
+
+
 @pytest.mark.parametrize(
     ("settings", "where"),
     [
         ({"dp": 2, "batch": 7}, "--batch"), ({"tp": 2, "plan": "vllm"}, "--plan"),
         ({"dp": 2, "batch": 8, "ep": 2}, "--fsdp, --ep"),
         ({"batch": 3}, "--batch"), ({"fsdp": 0}, "--fsdp"), ({"rank": 4}, "--rank"),
+        ({"fsdp": 1, "cp": 2}, "--fsdp, --cp"),
     ],
 )  # fmt: skip
 def test_other_meshes_are_refused(settings: dict[str, Any], where: str) -> None:
     with pytest.raises(Problems) as refused:
         workload(small("llama"), **{"fsdp": 4, "batch": 4, **settings})
     assert any(where in str(problem.where) for problem in refused.value.problems)
+
+
+def test_parts_along_sequences_are_not_proved_as_whole_parameters() -> None:
+    with pytest.raises(Problems, match="torchtitan"):
+        small("llama").proof(1, 0, fsdp=1, cp=2)
+    assert "fsdp" not in workload(small("llama"), fsdp=1, tp=2).inputs

@@ -20,7 +20,7 @@ from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import COMM, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.decoding.rank_model import keep_stage
+from costproof.models.decoding.ranks import keep_stage
 from costproof.models.decoding.target import CausalTarget
 from costproof.models.registry import load_target
 from costproof.patches.sharding import cut_to_stage, fake_group
