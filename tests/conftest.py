@@ -116,7 +116,7 @@ def proof_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def kept_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     """As :func:`one_process`, and a run that these tests traced before is read again.
 
-    For tests of what comes behind the sources: commands, pages, files. The promise itself is tested on fresh traces.
+    For commands, pages, files, and what several of them count. A proof is tested on fresh traces.
     """
     from costproof.tracers import sources
 

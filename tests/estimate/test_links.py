@@ -6,6 +6,7 @@ import csv
 import re
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -203,6 +204,7 @@ def test_as_many_ranks_as_devices() -> None:
 def test_borders_of_shared_experts_have_the_clocks_of_the_stage(run: dict[str, int]) -> None:
     """At and below a border both sides are clocks of a run at that value, of the mean of the experts' rows."""
 
+    @cache
     def at(**changed: int) -> Roofline:
         settings = {"layers": 2, "text_tokens": 64, "new_tokens": 0, **run, **changed}
         return of(",".join(("qwen3-30b-a3b@chat", *(f"{k}={n}" for k, n in settings.items()))), "4xh100-sxm")

@@ -104,7 +104,8 @@ def sent() -> tuple[int, bool] | None:
 
 def settled() -> int | None:
     """Return the bytes of :func:`sent` once all have arrived and they no longer change."""
-    before, now = None, sent()
+    before: tuple[int, bool] | None = None
+    now = sent()
     while now is not None and not (now == before and now[1]):
         time.sleep(0.02)
         before, now = now, sent()

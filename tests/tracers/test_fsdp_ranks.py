@@ -40,7 +40,11 @@ CASES: Final = {
     "replicas": ("llama", {"tied": True}, {"fsdp": 2, "dp": 2, "rank": 3, "batch": 5}),
     "tensor": ("qwen2", {"tied": True}, {"fsdp": 3, "tp": 2, "rank": 3, "batch": 3}),
     "experts of a rank, tensor": ("mixtral", {}, {"fsdp": 3, "tp": 2, "ep": 2, "rank": 4, "batch": 3}),
-    "latents, tensor and replicas": ("deepseek-v3", LATENT, {"fsdp": 3, "tp": 2, "dp": 2, "rank": 7, "batch": 6}),
+    "latents, tensor and replicas": (
+        "deepseek-v3",
+        LATENT,
+        {"fsdp": 3, "tp": 2, "dp": 2, "rank": 7, "batch": 6},
+    ),
     "stage between": ("qwen3-moe", {"layers": 3}, {"fsdp": 2, "pp": 3, "tp": 2, "ep": 2, "batch": 3, "rank": 6}),
     "ring of sequences": (
         "llama",
