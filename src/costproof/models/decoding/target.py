@@ -16,7 +16,7 @@ from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc, TokenPadding
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.mesh import CP_PLAN, PAIRS, RANK, Mesh, stage_layers
+from costproof.ledger.mesh import CP_PLAN, PAIRS, RANK, Mesh, ambiguous_axes, stage_layers
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import (
@@ -375,12 +375,16 @@ class CausalTarget(Native[C]):
         """
         from costproof.models.decoding.domain import mesh_proof, proof
 
+        sizes = {axis: int(size) for axis, size in axes.items()}
+        if wrong := ambiguous_axes(sizes):
+            raise Problems("the workload cannot be run", wrong)
+
         def draw(sizes: Mapping[str, int], rng: random.Random) -> Drawn | None:
             found: Any = self.drawn(sizes, rng)
             return None if found is None else (found[0].quantised_as(self), found[1])
 
         made = proof(self, self.config, self.normalised(), samples, seed, draw)
-        mesh = Mesh(**{axis: int(size) for axis, size in axes.items()})
+        mesh = Mesh(**sizes)
         if mesh.one and cp_plan is None and dispatch is None:
             return made
         return mesh_proof(made, self, draw, mesh, plan, cp_plan, dispatch)
