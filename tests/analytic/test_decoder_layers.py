@@ -11,16 +11,12 @@ from costproof.analytic.attention import Attention, PackedAttention
 from costproof.analytic.collectives import (
     AllGather,
     AllReduce,
-    AttentionOfParts,
     ExchangedPairs,
     GatheredParameters,
     GatheredTokens,
     Joined,
     ReduceScatter,
-    RingAttention,
     Send,
-    StepOfHeads,
-    UlyssesAttention,
 )
 from costproof.analytic.costs import Layer
 from costproof.analytic.embedding import PickedPositions
@@ -28,6 +24,7 @@ from costproof.analytic.experts import ClampedExperts, MaskedRows
 from costproof.analytic.latent_attention import AbsorbedAttention, LatentAttention
 from costproof.analytic.norms import WideRmsNorm
 from costproof.analytic.rotary import RotaryAxes, RotaryComplex, RotaryHalves, RotaryPairs
+from costproof.analytic.shared_sequence import AttentionOfParts, RingAttention, StepOfHeads, UlyssesAttention
 from tests.analytic.test_layers import Expected, check
 
 DECODERS: list[tuple[str, Layer, Expected]] = [

@@ -11,12 +11,11 @@ from costproof.analytic.compose import ModulePart, analytic_ledger, invocation_n
 from costproof.analytic.costs import Layer, LayerCosts, layer
 from costproof.analytic.elementwise import Activation, Residual, SoftCap
 from costproof.analytic.embedding import FeaturesInPrompt
-from costproof.analytic.experts import ExpertLoop, Experts, LoopedExperts
+from costproof.analytic.experts import ExpertLoop, Experts, LoopedExperts, Router, RoutingRule
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.linear import Linear
 from costproof.analytic.norms import CentredRmsNorm, LayerNorm, LayerNorm2d, RmsNorm, WideRmsNorm
 from costproof.analytic.rotary import Rotary, RotaryAxes, RotaryPairs, RotaryProduct, RotaryTable
-from costproof.analytic.router import Router, RoutingRule
 from costproof.ledger.metrics import TRAFFIC
 from costproof.models.families.deepseek_ocr.formulas import PageInPlace
 from costproof.models.registry import load_target

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 import pytest
 
-from costproof.analytic import collectives, compose
+from costproof.analytic import collectives, compose, shared_sequence
 from costproof.analytic.costs import LayerCosts, costs_of
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.errors import BadInput, Problems
@@ -78,9 +78,9 @@ def uncached() -> Iterator[Callable[[], None]]:
 
 
 SHARED: Final = {
-    "ring": ("llama", {"cp": 2, "cp_plan": "ring"}, collectives.RingAttention),
-    "zigzag": ("llama", {"cp": 2, "tp": 2}, collectives.RingAttention),
-    "ulysses": ("llama", {"cp": 2, "cp_plan": "ulysses"}, collectives.UlyssesAttention),
+    "ring": ("llama", {"cp": 2, "cp_plan": "ring"}, shared_sequence.RingAttention),
+    "zigzag": ("llama", {"cp": 2, "tp": 2}, shared_sequence.RingAttention),
+    "ulysses": ("llama", {"cp": 2, "cp_plan": "ulysses"}, shared_sequence.UlyssesAttention),
     "gathers": ("llama", {"fsdp": 2, "cp": 2}, collectives.GatheredParameters),
     "pairs": ("qwen3-moe", {"ep": 2, "dp": 2, "dispatch": "all-to-all"}, collectives.ExchangedPairs),
 }

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from costproof.analytic.compose import CONTAINER, ModulePart
 from costproof.analytic.costs import Layer, Size
 from costproof.analytic.elementwise import Activation, GatedProduct, Residual
-from costproof.analytic.experts import ClampedExperts, ExpertLoop, Experts, LoopedExperts
+from costproof.analytic.experts import PLAIN, ClampedExperts, ExpertLoop, Experts, LoopedExperts, Router, RoutingRule
 from costproof.analytic.linear import Linear
-from costproof.analytic.router import PLAIN, Router, RoutingRule
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,11 @@ from costproof.analytic.compose import (
 from costproof.analytic.costs import Size
 from costproof.analytic.elementwise import SoftCap
 from costproof.analytic.embedding import PickedPositions
+from costproof.analytic.experts import RoutingRule
 from costproof.analytic.feed_forward import ExpertMixture, Mlp
 from costproof.analytic.latent_attention import LatentBlock, PackedLatentBlock
 from costproof.analytic.norms import NormKind
 from costproof.analytic.rotary import Rotary, RotaryTable
-from costproof.analytic.router import RoutingRule
 from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload

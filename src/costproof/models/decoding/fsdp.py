@@ -23,7 +23,7 @@ from costproof.algebra.symbols import sym, text
 from costproof.analytic.collectives import GatheredParameters
 from costproof.analytic.compose import CONTAINER, HeldNode, ModulePart, StackCall
 from costproof.analytic.costs import Layer, Size, costs_of
-from costproof.analytic.router import Router
+from costproof.analytic.experts import Router
 from costproof.ledger.node import CostNode
 from costproof.models.decoding.sharding import GATHERED_BEFORE
 from costproof.opgraph.rules.collectives import PARTS_GROUP as GROUP

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from costproof.algebra.series import CONTEXT
 from costproof.algebra.symbols import sym
 from costproof.analytic.compose import StackCall
+from costproof.analytic.experts import RoutingRule
 from costproof.analytic.latent_attention import LatentBlock
 from costproof.analytic.rotary import RotaryTable
-from costproof.analytic.router import RoutingRule
 from costproof.configs.reader import Section
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.metrics import Conventions

@@ -305,10 +305,10 @@ class Shards:
         Branches: in a decode step another rank may keep the new token.
         """
         from costproof.analytic.attention import Attention
-        from costproof.analytic.collectives import AttentionOfParts, RingAttention, StepOfHeads, UlyssesAttention
         from costproof.analytic.latent_attention import AbsorbedAttention, LatentAttention
         from costproof.analytic.linear import Linear
         from costproof.analytic.norms import RmsNorm
+        from costproof.analytic.shared_sequence import AttentionOfParts, RingAttention, StepOfHeads, UlyssesAttention
 
         local, *others = part.layers
         if not self.cp_plan:

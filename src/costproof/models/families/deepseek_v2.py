@@ -8,8 +8,8 @@ from random import Random
 from typing import Any, ClassVar, Final
 
 from costproof.algebra.symbols import sym
+from costproof.analytic.experts import RoutingRule
 from costproof.analytic.rotary import RotaryComplex
-from costproof.analytic.router import RoutingRule
 from costproof.configs.reader import Section
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.models.decoding.formulas import DecoderStyle

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.algebra.symbols import sym
+from costproof.analytic.experts import RoutingRule
 from costproof.analytic.rotary import RotaryTable
-from costproof.analytic.router import RoutingRule
 from costproof.configs.reader import Section
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.models.decoding.config import number_of

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, ClassVar, Final
 
+from costproof.analytic.experts import RoutingRule
 from costproof.analytic.rotary import RotaryHalves
-from costproof.analytic.router import RoutingRule
 from costproof.configs.reader import Section
 from costproof.ledger.workload import AttentionKind
 from costproof.models import settings

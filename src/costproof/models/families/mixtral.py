@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from costproof.analytic.router import RoutingRule
+from costproof.analytic.experts import RoutingRule
 from costproof.configs.reader import Section
 from costproof.models import settings
 from costproof.models.decoding.config import UNUSED_ROUTER_KEYS, MixtureConfig, experts_of, window_of_all

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, ClassVar, Final
 
-from costproof.analytic.router import RoutingRule
+from costproof.analytic.experts import RoutingRule
 from costproof.configs.config import yes_or_no
 from costproof.configs.reader import Section
 from costproof.models import settings
