@@ -194,7 +194,7 @@ class MemoryStep(NamedTuple):
     """Bytes, or an expression for them."""
 
 
-def repeated(first: Sequence[T], second: Sequence[T], third: Sequence[T], more: int) -> list[T] | None:
+def repeated(first: Sequence[T], second: Sequence[T], third: Sequence[T], *, more: int) -> list[T] | None:
     """Return a sequence with ``more`` further copies of the blocks that each sequence has beyond the one before.
 
     The second must be the first with blocks inserted, and the third the first with two copies of each at the same
