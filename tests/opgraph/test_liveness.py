@@ -148,5 +148,5 @@ def test_what_the_graph_alone_holds_is_subtracted() -> None:
     ],
 )
 def test_blocks_that_repeat(first: str, second: str, third: str, expected: str | None) -> None:
-    found = repeated(first, second, third, more=3)
+    found = repeated((first, second, third), 3)
     assert (None if found is None else "".join(found)) == expected

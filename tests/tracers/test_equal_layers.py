@@ -100,10 +100,10 @@ def test_ledgers_are_equal(data: dict[str, Any], tmp_path: Path, monkeypatch: py
     assert replace(found, nodes=(), notes=notes) == replace(whole, nodes=())
 
 
-def without_whole_export(target: Any) -> tuple[Ledger | None, int]:
+def without_whole_export(target: Any, **settings: Any) -> tuple[Ledger | None, int]:
     """The ledger from truncated models, if there is one, and the number of those that were exported."""
     exported: list[Ledger] = []
-    workload = target.workload()
+    workload = target.workload(**settings)
 
     def count(one: Any, built: Any) -> Ledger:
         values = {(i.stage, i.id): i.symbols for i in one.invocations(workload)}
@@ -135,12 +135,12 @@ def test_a_layer_that_works_otherwise_by_its_index(tmp_path: Path, monkeypatch: 
             object.__setattr__(layer.mlp, "number", i)
         return made
 
-    right, _ = without_whole_export(target_of(FALCON, tmp_path))
+    right, _ = without_whole_export(target_of(FALCON, tmp_path), new_tokens=0)
     assert right is not None
     monkeypatch.setattr(modeling_falcon.FalconMLP, "forward", twice)
     monkeypatch.setattr(HuggingFace, "make", numbered)
     other = {**FALCON, "vocab_size": 72}  # models are memoized by their configuration
-    assert without_whole_export(target_of(other, tmp_path)) == (None, 2)
+    assert without_whole_export(target_of(other, tmp_path), new_tokens=0) == (None, 2)
 
 
 # --- Live peaks ------------------------------------------------------------------------------------------------------

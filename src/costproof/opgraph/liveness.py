@@ -194,14 +194,14 @@ class MemoryStep(NamedTuple):
     """Bytes, or an expression for them."""
 
 
-def repeated(first: Sequence[T], second: Sequence[T], third: Sequence[T], *, more: int) -> list[T] | None:
-    """Return a sequence with ``more`` further copies of the blocks that each sequence has beyond the one before.
+def repeated(growing: Iterable[Sequence[T]], more: int) -> list[T] | None:
+    """Return a sequence with ``more`` further copies of the blocks that each of three has beyond the one before.
 
     The second must be the first with blocks inserted, and the third the first with two copies of each at the same
     places: x y, x A y B, x A A y B B. ``None`` if they are not, if they are in several ways that do not all give the
     same sequence, or if there are too many ways to look at.
     """
-    first, second, third = map(list, (first, second, third))
+    first, second, third = map(list, growing)
     if len(third) - len(second) != len(second) - len(first):
         return None
     found: list[T] | None = None

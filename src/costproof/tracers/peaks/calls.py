@@ -163,8 +163,8 @@ def _from_periods(target: Exportable, workload: Workload, whole: Sequence[Export
         for i, job in enumerate(whole):
             few = [jobs[i][1] for jobs in alike]
             with gc_disabled():
-                made = repeated(*map(_released, few), more=more)
-                if made is None or repeated(*map(_run_steps, few), more=more) != _run_steps(job):
+                made = repeated(map(_released, few), more)
+                if made is None or repeated(map(_run_steps, few), more) != _run_steps(job):
                     return None
             every.append(made)
     except Exception:  # of a truncated model, or of third-party code: the export of the whole model reports errors
@@ -216,7 +216,7 @@ def _forms_of_periods(cut: Sequence[Exportable], more: int, workload: Workload) 
             with gc_disabled():
                 memory = [exported_memory(on_fake_cpu(one)) for _, one, _ in same]
             lines = [memory_steps(timeline(m.program, inputs_held=False), m.sizes) for m in memory]
-            if (steps := repeated(*lines, more=more)) is None:
+            if (steps := repeated(lines, more)) is None:
                 raise ValueError(job.id)
             sizes = list(dict.fromkeys(step.size for step in steps))
             events = (MemoryEvent(sizes.index(step.size), step.made) for step in steps)
