@@ -94,6 +94,7 @@ SAME: Final[dict[str, tuple[Change, str]]] = {
     "Workload.name": (of("workload", name="other"), "a name; the settings decide"),
     "Workload.what": (of("workload", what="two pictures"), "the settings in words"),
     "Ledger.notes": (ledgers(notes=("a note",)), "texts"),
+    "Ledger.attributes_bytes": (ledgers(attributes_bytes=7), "fits has them; a gate limits costs of modules"),
     "Ledger.bounds": (ledgers(bounds=True), "what bounds of time know, which no gate limits"),
     "Ledger.differences": (
         ledgers(differences=(StatedDifference("text", "stored_bytes", "a copy", 2),)),

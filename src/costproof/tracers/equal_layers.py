@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 import sympy
 
 from costproof.algebra.symbols import text
-from costproof.ledger.errors import Incomplete
+from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.progress import silent
@@ -151,7 +151,10 @@ def truncated_by_periods(target: Exportable, workload: Workload) -> tuple[list[E
         first = least + (count - least) % period
         depths = [first + i * period for i in range(3)]
         if _TIMES * sum(depths) <= count and depths[-1] < count:
-            cut = [_truncated(target, depth) for depth in depths]
+            try:
+                cut = [_truncated(target, depth) for depth in depths]
+            except (BadInput, Incomplete):  # no key of the configuration truncates it
+                return None
             kept = [{path: len(each) for path, each in one.cut.stretch.times} if one.cut else {} for one in cut]
             if kept == [{whole.path: depth} for depth in depths]:
                 return cut, (count - depths[-1]) // period
