@@ -14,15 +14,23 @@ import pytest
 
 import costproof
 from costproof.estimate import links
+from costproof.estimate.arithmetic import FUSED
+from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import Bug
 from costproof.ledger.mesh import Mesh, Schedule
 from costproof.models import cache_dtype
-from costproof.parametric.memory_checks import _in_use
+from costproof.models import settings as settings_module
+from costproof.models.families.llama import Llama
+from costproof.parametric.memory_checks import _in_use, graph_recounts
 from costproof.parametric.time_checks import run_schedule
+from costproof.run.capture import _padding
 
+settings: Any = settings_module
+estimate_module: Any = importlib.import_module("costproof.estimate.roofline")
 fits_module: Any = importlib.import_module("costproof.run.fits")
 peaks_module: Any = importlib.import_module("costproof.run.peaks")
 roofline_module: Any = importlib.import_module("costproof.run.roofline")
+stored_module: Any = importlib.import_module("costproof.run.stored")
 
 
 def test_a_schedule_step_by_step() -> None:
@@ -178,7 +186,121 @@ PLANTED: dict[str, tuple[tuple[Any, str, object], Callable[[], object]]] = {
         (cache_dtype, "latent_bytes", lambda rank, rope: rank + 2 * rope),
         _fits("deepseek-v2-lite@chat,text_tokens=4,layers=1,kv_dtype=fp8"),
     ),
+    "a side of a border twice": (
+        _after(roofline_module, "_borders", lambda of: [
+            replace(b, points=tuple(replace(p, right=str(2 * Fraction(p.right))) for p in b.points)) for b in of]),
+        _roofline(f"{LLAMA},tp=2"),
+    ),
+    "a border of all rows of shared experts": (
+        (roofline_module, "_mean", lambda terms, ledger, shared: roofline_module._times(terms, shared)),
+        _roofline(QWEN),
+    ),
+    "weights read unpacked, in borders": (
+        (roofline_module, "UNPACKED", "kv_read_bytes"), _roofline(OSS),
+    ),
+    "sends of the stage with the number of the rank": (
+        (roofline_module, "schedule_recounts", lambda of, mesh, rank, said, right=roofline_module.schedule_recounts:
+         right(of, mesh, rank, of.sends(rank))),
+        _roofline("llama-3.1-8b@chat,text_tokens=12,layers=4,tp=2,pp=2,rank=1", microbatches=4),
+    ),
+    "bytes of a part that is not packed": (
+        (estimate_module, "UNPACKED", "buffer_bytes"), _roofline(OSS),
+    ),
+    "a floor that reads all experts": ((estimate_module, "_spared_experts", lambda rows: 0), _roofline(OSS)),
+    "a faster peak of three products": (
+        _after(roofline_module, "roof", lambda of: replace(of, peaks={**of.peaks, FUSED: of.peaks[FUSED] + 2})),
+        _roofline(LLAMA),
+    ),
+    "unpacking twice": (
+        _after(roofline_module, "unpacking_time", lambda of: replace(of, seconds=str(2 * Fraction(of.seconds)))),
+        _roofline(OSS),
+    ),
+    "experts that less is read of": (
+        _after(roofline_module, "apply_routing",
+               lambda of: (*of[:2], tuple(replace(one, bytes=one.bytes - 1) for one in of[2]))),
+        _roofline(OSS, routing="uniform"),
+    ),
+    "float8 without a peak": (
+        (roofline_module, "replace", lambda of, **changed: of if "instead" in changed else replace(of, **changed)),
+        lambda: costproof.roofline("deepseek-v3@chat,text_tokens=4,new_tokens=1,layers=4", on="a100-sxm-80gb"),
+    ),
+    "payload for what is sent": (
+        (Folded, "total", lambda self, metric, stage=None, right=Folded.total:
+         right(self, "comm_payload_bytes" if metric == "comm_bytes" else metric, stage)),
+        lambda: costproof.roofline(f"{LLAMA},tp=4", on="rtx-4090"),
+    ),
+    "the smaller peak with last logits": (
+        (fits_module._LiveMemory, "with_last_logits", lambda self: min(self.stages(logits="last").values())),
+        _fits(f"{LLAMA},logits=all"),
+    ),
+    "weights of a mesh without buffers": (
+        _after(fits_module, "_formula_weights", lambda n: n - 256),
+        lambda: costproof.fits(LLAMA, on="2xh100-sxm"),
+    ),
+    "padding of one step": (
+        _after(Llama, "token_padding", lambda of: tuple(replace(one, flops=one.flops // one.calls) for one in of)),
+        lambda: _padding(llama := Llama.default(), llama.workload("chat", text_tokens=12, new_tokens=3, pad_to="16")),
+    ),
+    "padding of one sequence": (
+        _after(Llama, "token_padding", lambda of: tuple(replace(one, tokens=1) for one in of)),
+        lambda: _padding(llama := Llama.default(), llama.workload("chat", batch=2, new_tokens=3, pad_to="16")),
+    ),
+    "waste as a share of what is used": (
+        _after(cache_dtype.BlockedCache, "rows", lambda of: tuple(replace(row, waste_share="1/7") for row in of)),
+        lambda: _padding(llama := Llama.default(), llama.workload("chat", text_tokens=12, kv_block=16)),
+    ),
+    "elements of one of equal tensors": (
+        (stored_module, "totals", lambda of, right=stored_module.totals: right(replace(one, count=1) for one in of)),
+        lambda: costproof.stored("qwen3-30b-a3b"),
+    ),
+    "rows without a past": (
+        _after(settings, "_written", lambda row: (row[0], 0, *row[2:])), lambda: settings.rows_of("5, 2x1+7", "last"),
+    ),
+    "equal rows once": (
+        (settings, "_checked", lambda row, where, usual, right=settings._checked: (*right(row, where, usual)[:3], 1)),
+        lambda: settings.rows_of("5,2x1+7/0,1", "last"),
+    ),
 }  # fmt: skip
+
+
+def test_an_answer_of_graphs_is_counted_again() -> None:
+    # Bytes of 8 key/value heads of 128 numbers: 4,096 for a token of a sequence, with two sequences 8,192.
+    found = costproof.fits(f"{LLAMA},batch=2", memory="3GB")
+    assert (found.token_bytes, found.cache_bytes) == (4_096, 2 * 502 * 4_096)
+    by_cache, by_peak = (
+        next(x for x in found.limits if (x.setting, x.held) == ("batch", f"weights and {held}"))
+        for held in ("cache", "live peak")
+    )
+
+    def shifted(limit: Any, by: int) -> Any:
+        return replace(limit, points=tuple(replace(point, bytes=point.bytes + by) for point in limit.points))
+
+    def wrong(of: Any) -> set[str]:
+        return {one.where for one in graph_recounts(of) if one.found != one.again}
+
+    assert not wrong(found)
+    assert wrong(replace(found, token_bytes=8_192)) == {"a token of a sequence"}
+    assert found.lasting_bytes is not None
+    for limit, by in ((by_cache, 4_096), (by_peak, found.lasting_bytes)):
+        assert limit.held in wrong(replace(found, limits=(shifted(limit, -by),)))
+
+
+def test_rows_of_a_step_are_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = {
+        "num_scheduled_tokens": {"a": 5, "b": 1, "c": 3}, "scheduled_spec_decode_tokens": {"c": [1, 2]},
+        "scheduled_new_reqs": [{"req_id": "a", "num_computed_tokens": 4}],
+        "scheduled_cached_reqs": {"req_ids": ["b", "c"], "num_computed_tokens": [7, 9]},
+    }  # fmt: skip
+    (tmp_path / "step.json").write_text(json.dumps(step), encoding="utf-8")
+    (tmp_path / "rows.csv").write_text("new,past,count,logits\n3,7,2,\n5,,1,2\n", encoding="utf-8")
+    assert [row.text for row in settings.rows_of(str(tmp_path / "step.json"), "last")] == ["5+4/1", "1+7", "3+9/3"]
+    assert [row.text for row in settings.rows_of(str(tmp_path / "rows.csv"), "last")] == ["2x3+7/1", "5/2"]
+    monkeypatch.setattr(*_after(settings, "_step", lambda rows: rows and [(n, p, None, k) for n, p, _, k in rows]))
+    with pytest.raises(Bug, match="logits"):
+        settings.rows_of(str(tmp_path / "step.json"), "last")
+    monkeypatch.setattr(*_after(settings, "_named", lambda row: (*row[:3], 1)))
+    with pytest.raises(Bug, match="sequences"):
+        settings.rows_of(str(tmp_path / "rows.csv"), "last")
 
 
 def _double(of: Any, metric: str) -> Any:

@@ -6,15 +6,26 @@ import csv
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from costproof.ledger.errors import OF_SOME_TARGETS, BadInput, CostproofError, Problems, did_you_mean, invalid_choice
+from costproof.ledger.errors import (
+    OF_SOME_TARGETS,
+    BadInput,
+    CostproofError,
+    Problems,
+    Recount,
+    check_recounts,
+    did_you_mean,
+    invalid_choice,
+)
 from costproof.ledger.files import MAX_BYTES, first_bytes
-from costproof.ledger.mesh import ALL_GATHER, AXES, DISPATCH, PAIRS, PLAN, RANK, no_such_setting
+from costproof.ledger.mesh import ALL_GATHER, AXES, DISPATCH, PAIRS, PLAN, RANK, ambiguous_axes, no_such_setting
 from costproof.ledger.mesh import CP_PLAN as SHARED_INPUT
 from costproof.ledger.plural import plural
 from costproof.ledger.run import RunOptions, parse_integer
@@ -122,6 +133,7 @@ def changed(
     common = {f.name for f in fields(Workload)}
     own = {name: values.pop(name) for name in values.keys() - common}
     inputs = {**workload.inputs, **own}
+    problems += ambiguous_axes(inputs)
     # A run without these is the same run.
     plain = {**dict.fromkeys(AXES, 1), PAST_INPUT: 0, RANK: 0, DISPATCH: ALL_GATHER}
     inputs = {k: v for k, v in inputs.items() if v != plain.get(k)}
@@ -326,7 +338,8 @@ def rows_of(text: str, usual: Logits) -> tuple[BatchRow, ...]:
         Problems: all rows that are not valid, by number.
         BadInput: the file cannot be read.
     """
-    given = [_written(part) for part in text.split(",")] if _is_written(text) else _filed(Path(text))
+    parts = text.split(",") if _is_written(text) else _filed(Path(text))
+    given = [*map(_written, parts)] if _is_written(text) else _of_file(parts)
     problems: list[CostproofError] = []
     found: dict[tuple[int, int, int], int] = {}
     for number, row in enumerate(given, 1):
@@ -341,7 +354,49 @@ def rows_of(text: str, usual: Logits) -> tuple[BatchRow, ...]:
         problems.append(BadInput("no row has logits", where=f"--{ROWS_INPUT}", expected="/1 or more in one of them"))
     if problems:
         raise Problems("the rows of the batch are not valid", problems)
+    own = _sums((row.count, row.new, row.past, row.logits) for row in rows)
+    again = _sums(_sequences(parts, usual))
+    check_recounts(Recount("rows of the batch", "all", name, n, again.get(name, 0)) for name, n in own.items())
     return rows
+
+
+def _sums(rows: Iterable[tuple[int, int, int, int]]) -> Mapping[str, int]:
+    """Return the sums over all sequences, from (number, new tokens, past, logits) of some that are equal."""
+    found = Counter[str]()
+    for many, new, past, kept in rows:
+        found["sequences"] += many
+        found["new tokens"] += many * new
+        found["past tokens and pairs of one with a new one"] += many * past * (1 + new)
+        found["logits"] += many * kept
+    return found
+
+
+def _sequences(given: Iterable[str | Mapping[str, Any]], usual: Logits) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (number, new tokens, past, logits) of valid rows from what a text or a file has, apart from the rows made.
+
+    A text is split at its signs. Of a scheduler's step, a request is told by whether it is new, known or drafted.
+    """
+    for one in given:
+        if isinstance(one, str):
+            head, _, kept = "".join(one.split()).partition("/")
+            size, _, past = head.partition("+")
+            many, _, new = size.rpartition("x")
+            columns: Sequence[Any] = ([many], [new], [past], [kept])
+        else:
+            columns = [_first(one, names, "") for names in (_COUNTS, _NEW, _BEFORE, _KEPT)]
+            if isinstance(columns[1], dict):
+                cached = one.get("scheduled_cached_reqs") or {"req_ids": ()}
+                before = {of: cached["num_computed_tokens"][i] for i, of in enumerate(cached["req_ids"])}
+                before |= {of["req_id"]: of["num_computed_tokens"] for of in one.get("scheduled_new_reqs") or ()}
+                before = {**(columns[2] or {}), **before}
+                drafts = one.get("scheduled_spec_decode_tokens") or {}
+                verified = [1 + len(drafts[name]) if name in drafts else "" for name in columns[1]]
+                columns = [(), columns[1].values(), [before[name] for name in columns[1]], verified]
+            elif not isinstance(columns[1], list):
+                columns = [[value] for value in columns]
+        for times, tokens, context, logits in zip_longest(*columns, fillvalue=""):
+            rated: Any = logits or usual if logits != 0 else 0
+            yield int(times or 1), int(tokens), int(context or 0), int({"all": tokens, "last": 1}.get(rated, rated))
 
 
 def take_rows(given: dict[str, Any], found: list[CostproofError]) -> None:
@@ -400,8 +455,8 @@ def _checked(row: _Numbers | str, where: str, usual: Logits) -> tuple[int, int, 
     return new, past, logits, count
 
 
-def _filed(path: Path) -> list[_Numbers | str]:
-    """Return the rows of a file."""
+def _filed(path: Path) -> list[Any]:
+    """Return what a file has for each row, or for one step."""
     text = first_bytes(path, MAX_BYTES, regular=True).decode(errors="replace") if path.is_file() else None
     if text is None:
         raise BadInput(
@@ -409,7 +464,7 @@ def _filed(path: Path) -> list[_Numbers | str]:
         )
     if path.suffix == ".csv":
         lines = csv.DictReader(text.splitlines())
-        return [_named({k: int(v) if v and v.strip().isdecimal() else v for k, v in line.items()}) for line in lines]
+        return [{k: int(v) if v and v.strip().isdecimal() else v for k, v in line.items()} for line in lines]
     try:
         data = json.loads(text)
     except ValueError:
@@ -419,7 +474,11 @@ def _filed(path: Path) -> list[_Numbers | str]:
             raise BadInput(
                 "not a file of rows", where=str(path), expected="CSV, JSON, or a JSON object a line", got=str(error)
             ) from None
-    steps = data if isinstance(data, list) else [data]
+    return data if isinstance(data, list) else [data]
+
+
+def _of_file(steps: Sequence[Any]) -> list[_Numbers | str]:
+    """Return the rows of a file."""
     if len(steps) == 1 and isinstance(steps[0], dict) and (found := _step(steps[0])) is not None:
         return found
     return [_named(step) if isinstance(step, dict) else str(step) for step in steps]

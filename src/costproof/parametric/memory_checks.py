@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, Final
 
 from costproof.algebra.evaluation import evaluate
-from costproof.estimate.memory import Fits, MemoryLimit
+from costproof.estimate.memory import Fits, MemoryLimit, MeshTried
+from costproof.ledger.capture import Padding
 from costproof.ledger.errors import CostproofError, Recount
 from costproof.ledger.mesh import RANK
 from costproof.ledger.metrics import UNPACKED
@@ -54,6 +56,35 @@ def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], f
             yield from _limit(model, held, found, limit)
 
 
+def graph_recounts(found: Fits) -> Iterator[Recount]:
+    """Yield the sums and limits of a run whose bytes are those of exported graphs, from each other.
+
+    A cache has equal parts for all sequences, and grows with a text by no more than at its beginning. A live peak has a
+    part for each sequence and one that all share, which is not negative.
+    """
+    yield from _parts(found)
+    cache, certain, run = found.cache_bytes, found.certain_bytes, found.workload
+    if cache is None or certain is None or found.lasting_bytes is None:
+        return
+    grown = {"batch": Fraction(cache, run.batch), "text_tokens": Fraction((found.token_bytes or 0) * run.batch)}
+    least = grown["text_tokens"] * run.text_tokens
+    yield Recount("memory", "a token of a sequence", "more than all of the cache", max(Fraction(0), least - cache), 0)
+    for limit in found.limits:
+        yield from _bounds(limit, found)
+        own: int = getattr(run, limit.setting)
+        ends = limit.points
+        slope = Fraction(ends[1].bytes - ends[0].bytes, ends[1].at - ends[0].at) if len(ends) == 2 else None
+        for point in ends:
+            where = f"bytes at {limit.setting} {point.at}"
+            if limit.held == "weights and cache" and slope in (None, grown[limit.setting]):
+                again = certain + grown[limit.setting] * (point.at - own)
+                if slope is not None or point.at == own:
+                    yield Recount("memory", limit.held, where, point.bytes, again)
+            elif limit.held == _LIVE and limit.setting == "batch" and slope is not None and ends[0].at > 1:
+                shared = point.bytes - found.lasting_bytes - (found.unpacked_bytes or 0) - slope * point.at
+                yield Recount("memory", limit.held, f"{where}, below the sum", max(Fraction(0), -shared), 0)
+
+
 def room_recounts(found: Fits, whole: int, reserve: int | str | None) -> Iterator[Recount]:
     """Yield the memory that is compared, its reserve, and the meshes that were tried to find the smallest.
 
@@ -80,6 +111,14 @@ def room_recounts(found: Fits, whole: int, reserve: int | str | None) -> Iterato
         yield Recount(
             "memory", f"tp {tried.tp}, ep {tried.ep}", "fits, and is not taken", tried.verdict == "fits", False
         )
+
+
+def tried_recounts(tried: MeshTried, found: Fits, rank: int) -> Iterator[Recount]:
+    """Yield the weights and buffers of a mesh that was tried, from the answer for it if that is of the same rank."""
+    rows = [row.weights_bytes for row in found.ranks if rank in row.ranks] or [found.held_weights]
+    if tried.weights_bytes is not None and rows[0] is not None and found.buffers_bytes is not None:
+        again = rows[0] + found.buffers_bytes
+        yield Recount("memory", f"tp {tried.tp}, ep {tried.ep}", "weights_bytes", tried.weights_bytes, again)
 
 
 def _of_rank(workload: Workload, rank: int) -> Workload:
@@ -136,7 +175,8 @@ def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
     for stage in found.stages:
         again = max((n for (of, _, _), n in peaks.items() if of == stage.id), default=0)
         yield Recount("memory", f"{where}, {stage.id}", "live_bytes", stage.live_bytes or 0, again)
-    few = live_peaks(model, replace(run, logits="last"), inputs_held=False) if run.logits != "last" else {}
+    last = replace(run, logits="last")
+    few = live_peaks(model, last, inputs_held=False) if run != last and _is_accepted(model, last) else {}
     yield Recount("memory", where, "last_logits_bytes", found.last_logits_bytes or 0, max(few.values(), default=0))
 
 
@@ -310,6 +350,37 @@ def _surplus(of: BlockedCache, run: Workload) -> dict[str, int]:
         if stage not in found or held >= found[stage][0]:
             found[stage] = held, more
     return {stage: more for stage, (_, more) in found.items()}
+
+
+def padding_recounts(model: WithBlocks, run: Workload, found: Padding) -> Iterator[Recount]:
+    """Yield the padded tokens of a run with their FLOPs, and the blocks of its cache, each block a token at a time."""
+    yield from (Recount("", problem.line, "problem", 1, 0) for problem in found.problems())
+    tokens = {"prefill": run.batch * run.text_tokens, "decode": run.batch * (run.new_tokens > 0)}
+    tokens |= {"prefill": run.text_tokens} if run.rows else {}
+    for one in found.batch:
+        fits = sorted(size for size in run.padded_sizes if not size < tokens[one.stage])
+        yield Recount(one.stage, "padding", "tokens", one.tokens, tokens[one.stage])
+        yield Recount(one.stage, "padding", "size", one.size, fits[0] if fits else one.tokens)
+        if "text_kv_rank" not in model.info().symbols:  # a projection of latents has rows of its own
+            of_token = Fraction(0)
+            for node in evaluate_formulas(model, run).nodes:
+                if node.stage == one.stage and node.kind != "attention" and node.role != "lm_head":
+                    of_token += Fraction(node.cost("flops") or 0, one.tokens)
+            again = of_token * (one.size - one.tokens)
+            yield Recount(one.stage, "padding", "flops", one.flops, again)
+    if not found.cache or (blocks := model.blocked_cache(run)) is None:
+        return
+    for stage in dict.fromkeys(row.stage for row in found.cache):
+        held: dict[int, list[tuple[tuple[int, int], ...]]] = {}
+        for rows in (rows for name, rows in _calls(run, blocks.size) if name == stage):
+            used = []
+            for group in blocks.groups:
+                each = [(row.count, *_in_use(row.past, row.new, group.window, blocks.size)) for row in rows]
+                used.append((sum(n * many for n, many, _ in each), sum(n * many for n, _, many in each)))
+            size = sum(n * of.layers * of.token_bytes for (n, _), of in zip(used, blocks.groups, strict=True))
+            held.setdefault(size, []).append(tuple(used))
+        got = tuple((row.blocks, row.tokens) for row in found.cache if row.stage == stage)
+        yield Recount(stage, "blocks of the cache and tokens in them", "are those in use", got in held[max(held)], True)
 
 
 # --- Weights ---------------------------------------------------------------------------------------------------------

@@ -7,28 +7,63 @@ model. A difference is a defect of costproof.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
-from typing import Final
+from math import ceil, comb
+from typing import Any, Final
 
+import sympy
+
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import parse
+from costproof.estimate.arithmetic import CONVOLUTION, FUSED, Arithmetic
+from costproof.estimate.hardware import Device
 from costproof.estimate.links import CollectiveBound, Devices, LinkBounds, StageLinks
-from costproof.estimate.roofline import PartBound, Roof, StageBound, WorkBound
+from costproof.estimate.roofline import BottleneckThreshold, PartBound, Roof, StageBound, UnpackingTime, WorkBound
+from costproof.estimate.routing import TouchedExperts
 from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import Bug, Recount
 from costproof.ledger.mesh import PAIRS, Collectives, Mesh, Schedule
-from costproof.ledger.metrics import STORAGE, UNFUSED
+from costproof.ledger.metrics import (
+    ARITHMETIC,
+    FLOOR,
+    KEPT_FLOPS,
+    SKIPPABLE,
+    SPARED,
+    SPARED_AT_FLOOR,
+    STORAGE,
+    TRAFFIC,
+    UNFUSED,
+    UNPACKED,
+)
+from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
+from costproof.models.native import stored_formulas
+from costproof.models.target import WithFormulas, sharded
 from costproof.parametric.rank_checks import EXCHANGED
 
 # --- Parts of the model one after another ---------------------------------------------------------------------------
 
 
 def clock_recounts(
-    of: Roof, counts: Folded, run: StageBound, stages: Sequence[StageBound], parts: Sequence[PartBound]
+    of: Roof,
+    counts: Folded,
+    run: StageBound,
+    stages: Sequence[StageBound],
+    parts: Sequence[PartBound],
+    *,
+    routed: bool = False,
 ) -> Iterator[Recount]:
-    """Yield the times of stages and of the run as sums over parts, and bounds that are in the wrong order."""
+    """Yield the times of stages and of the run as sums over parts, and bounds that are in the wrong order.
+
+    Args:
+        routed: whether the experts that the counts read are those of a routing, which the floor then has too.
+    """
     for stage in stages:
+        yield from _work_recounts(counts, stage, parts, routed)
         flops = [p.at_roof.flops for p in parts if p.stage == stage.id]
         if None not in flops and (every := counts.total("flops", stage.id)) is not None:
             yield Recount(stage.id, "all parts", "flops", sum(n or 0 for n in flops), every)
@@ -56,6 +91,56 @@ def clock_recounts(
             yield from _above(stage.id, "floor above what contains it", metric, least, most)
 
 
+def _work_recounts(counts: Folded, stage: StageBound, parts: Sequence[PartBound], routed: bool) -> Iterator[Recount]:
+    """Yield the bytes and the FLOPs that a stage has at least, from the counts; nothing if some are not known.
+
+    A call reads the experts of one token for certain: of their bytes, as they are held, active / all parameters.
+    """
+    held = counts.rows.get(stage.id, {}).values()
+    rows = [Counter({m: n or 0 for m, n in costs.items()}) for kinds in held for costs in kinds.values()]
+    of_parts = [sum((Counter({m: n or 0 for m, n in c.items()}) for c in kinds.values()), Counter[str]())
+                for kinds in held]  # fmt: skip
+    if any(n is None and metric in _SIDES for kinds in held for costs in kinds.values() for metric, n in costs.items()):
+        return
+    moved = (sum(c[metric] for metric in TRAFFIC) - c[SPARED] - c[UNPACKED] for c in of_parts)
+    yield Recount(stage.id, "all parts", "bytes", stage.modules.bytes or 0, sum(max(0, size) for size in moved))
+    mine = [p.at_roof for p in parts if p.stage == stage.id]
+    if counts.bounds and KEPT_FLOPS in counts.metrics:
+        least = sum(p.flops or 0 if p.least is None else sum(p.least.values()) for p in mine)
+        again = sum(c[KEPT_FLOPS] - c[SKIPPABLE] for c in rows)
+        yield Recount(stage.id, "all parts", "FLOPs that none skips", least, again)
+    if not sum(c[FLOOR] for c in rows):
+        return
+    calls = min((c["calls"] for c in rows if c["calls"]), default=0)
+    floor = sum(c[FLOOR] - c[SPARED_AT_FLOOR] - c[UNPACKED] for c in rows)
+    for c in () if routed else rows:
+        if c["params_active"] < c["params"] and c["weight_read_bytes"]:
+            stored = c["resident_bytes"] - c["buffer_bytes"] if c[UNPACKED] else c["weight_bytes"]
+            if c[UNPACKED] and stored != c["stored_bytes"]:  # files have descriptions besides
+                return
+            read = min(c["weight_read_bytes"] - c[UNPACKED], stored * calls)
+            floor -= max(0, read - int(Fraction(stored, c["params"]) * c["params_active"]) * calls)
+    yield Recount(stage.id, "floor", "bytes", stage.floor.bytes or 0, max(0, floor))
+
+
+def device_recounts(device: Device, of: Roof, unpacking: Iterable[UnpackingTime]) -> Iterator[Recount]:
+    """Yield the peaks of a device that bound products, and the time of the vector work of quantised weights."""
+    peaks = {p.dtype: max(q.flops for q in device.peaks if (q.dtype, q.sparsity) == (p.dtype, "dense"))
+             for p in device.peaks if p.sparsity == "dense"}  # fmt: skip
+    for dtype, rate in ((of.math, of.flops), *of.peaks.items()):
+        tf32, single = peaks.get(CONVOLUTION, 0), {**of.peaks, of.math: of.flops}.get("float32", 0)
+        if dtype == CONVOLUTION:
+            yield Recount("", dtype, "peak", rate, max(tf32, single))
+        elif dtype == FUSED:  # three products for one, rounded up
+            yield Recount("", dtype, "peak", 3 * rate >= max(tf32, 3 * single) > 3 * (rate - 1), True)
+        elif dtype in peaks:
+            yield Recount("", dtype, "peak", rate, peaks[dtype])
+    vector = [p.flops for p in device.peaks if p.unit == "vector" and p.sparsity != "sparse"]
+    for own in unpacking:
+        if own.seconds is not None:
+            yield Recount(own.stage, "unpacking", "flops", own.flops or 0, Fraction(own.seconds) * max(vector))
+
+
 def _above(stage: str, where: str, metric: str, least: int | str | None, most: int | str | None) -> Iterator[Recount]:
     """Yield how far a number is above another that is at least as large, if both are known."""
     if least is not None and most is not None:
@@ -71,6 +156,14 @@ def _clocks(work: WorkBound, of: Roof) -> tuple[Fraction, Fraction] | None:
     return sum((Fraction(n, rates[x]) for x, n in products.items() if x in rates), Fraction(0)), Fraction(
         work.bytes, of.bandwidth
     )
+
+
+def unpacked_recounts(counts: Folded, run: StageBound, dtype: str) -> Iterator[Recount]:
+    """Yield the products in a dtype without a peak, which take no time; most products must not be in it."""
+    rows = [costs for parts in counts.rows.values() for kinds in parts.values() for costs in kinds.values()]
+    ours, every = (sum(costs.get(metric) or 0 for costs in rows) for metric in (f"{dtype}_flops", "flops"))
+    if 2 * ours > every:
+        yield Recount("", f"products in {dtype}, without a peak", "flops", (run.modules.least or {}).get(dtype, 0), 0)
 
 
 def overlap_recounts(
@@ -149,17 +242,123 @@ def mean_recounts(whole: Folded, mean: Folded, ranks: int) -> Iterator[Recount]:
                     yield Recount(stage, f"{kind} of {part}, mean of the ranks", metric, shared, again)
 
 
+def touched_recounts(
+    ledger: Ledger, sizes: Mapping[tuple[str, str], Mapping[str, int]], found: Iterable[TouchedExperts]
+) -> Iterator[Recount]:
+    """Yield the bytes of the experts that layers touch, of a uniform routing from the sets that leave an expert out."""
+    reads = [n for n in ledger.nodes if n.role.endswith("experts") and not n.kind and "weight_read_bytes" in n.exprs]
+    known: dict[tuple[object, ...], int] = {}
+    touched = sympy.Symbol("touched")
+    for one in found:
+        node = [n for n in reads if n.stage == one.stage][one.layer]
+        key = node.stage, node.invocation, node.exprs["weight_read_bytes"], one.touched
+        if key not in known:
+            left_out = Fraction(comb(one.experts - 1, one.top_k), comb(one.experts, one.top_k))
+            of_all = "*" in one.touched  # by a uniform routing
+            mean = one.experts - one.experts * left_out**one.tokens if of_all else Fraction(one.touched)
+            line = parse(key[2]).replace(lambda e: e.func == sympy.Min, lambda _: touched)
+            values = {s: sizes[node.stage, node.invocation][s.name] for s in line.free_symbols - {touched}}
+            ends = [int(line.xreplace({**values, touched: n})) for n in (0, one.experts)]
+            known[key] = ceil(ends[0] + (ends[1] - ends[0]) * mean / one.experts)
+        yield Recount(one.stage, f"experts of layer {one.layer}", "bytes", one.bytes, known[key])
+
+
+# --- Borders ---------------------------------------------------------------------------------------------------------
+
+_SIDES: Final = (
+    "flops", KEPT_FLOPS, SKIPPABLE, SPARED, SPARED_AT_FLOOR, UNPACKED, FLOOR, "comm_payload_bytes",
+    *(f"{dtype}_flops" for dtype in ARITHMETIC), *TRAFFIC,
+)  # fmt: skip
+
+
+def border_recounts(
+    model: WithFormulas, workload: Workload, borders: Iterable[BottleneckThreshold], of: Roof, arithmetic: Arithmetic,
+    devices: Devices, shared: int,
+) -> Iterator[Recount]:  # fmt: skip
+    """Yield both sides of each border at its value, node by node, where borders are solved from sums of formulas.
+
+    Args:
+        of: the roofline of the device.
+        shared: ranks over which rows of routed experts are averaged.
+    """
+    known: dict[tuple[str, int], Mapping[tuple[str, str], Fraction | None]] = {}
+    for border in borders:
+        for point in border.points[-1:]:
+            key = border.setting, point.at
+            if key not in known:
+                changed: dict[str, Any] = {border.setting: point.at}
+                known[key] = _sides(model, replace(workload, **changed), of, arithmetic, devices, shared)
+            for name, value in ((border.left, point.left), (border.right, point.right)):
+                again = known[key].get((border.stage, name), Fraction(0))
+                if again is not None:
+                    where = f"{name} at {border.setting} {point.at}"
+                    yield Recount(border.stage, where, border.unit, Fraction(value), again)
+
+
+def _sides(
+    model: WithFormulas, run: Workload, of: Roof, arithmetic: Arithmetic, devices: Devices, shared: int
+) -> Mapping[tuple[str, str], Fraction | None]:
+    """Return (stage, side of a border) -> what it takes in a run, in the unit of the border; ``None`` if not known."""
+    config, ranks = model.info().symbols, sharded(model)
+    calls = {(call.stage, call.id): {**config, **call.symbols} for call in model.invocations(run)}
+    alike = Counter(
+        (n.stage, n.invocation, n.kind, n.role, tuple((m, n.exprs[m]) for m in _SIDES if m in n.exprs))
+        for n in stored_formulas(model, run).nodes if (n.stage, n.invocation) in calls
+    )  # fmt: skip
+    found: dict[tuple[str, str], Fraction | None] = {}
+    for (stage, call, kind, role, costs), many in alike.items():
+        parts = role.split(".")
+        cost: Counter[str] = Counter()
+        for metric, expr in costs:
+            rows = shared if "experts" in parts and metric not in _OF_EXPERTS else 1
+            cost[metric] += Fraction(many * evaluate(expr, calls[stage, call]), rows)  # type: ignore[assignment]
+        weights = cost["weight_read_bytes"] - cost[UNPACKED]
+        moved = sum(cost[metric] for metric in TRAFFIC) - cost[UNPACKED]
+        sides: dict[str, Fraction | int | None] = {
+            "compute": _least_compute(cost, kind, of, arithmetic),
+            "memory": Fraction(moved) / of.bandwidth,
+            "weights once": Fraction(weights) / of.bandwidth,
+            "scores of attention": cost[KEPT_FLOPS] if kind == "attention" else 0,
+            "MLPs": cost[KEPT_FLOPS] if {"mlp", "experts"} & {*parts} else 0,
+            "keys and values of the past": cost["kv_read_bytes"],
+            "weights": weights,
+            "links": 0,
+        }
+        if (payload := cost["comm_payload_bytes"]) and ranks is not None and devices.device.interconnect is not None:
+            group = run.mesh.ranks_of(kind, ranks.shares(run).axis_of(role, kind), run.rank)
+            if len(_nodes(group, devices)) == 1 or devices.device.network is not None:
+                sides["links"] = payload * least_seconds(kind, group, devices)
+        for name, amount in sides.items():
+            before = found.get((stage, name), Fraction(0))
+            found[stage, name] = None if before is None or amount is None else before + amount
+    return found
+
+
+def _least_compute(cost: Mapping[str, int], kind: str, of: Roof, arithmetic: Arithmetic) -> Fraction | None:
+    """Return the seconds of products that every implementation has; ``None`` for several dtypes in one operator."""
+    rates = {**of.peaks, of.math: of.flops}
+    others = [dtype for dtype in ARITHMETIC if cost[f"{dtype}_flops"]]
+    if len(others) > 1 or (others and not cost["flops"] == cost[KEPT_FLOPS] == cost[f"{others[0]}_flops"]):
+        return None
+    rate = rates.get(arithmetic.named(others[0] if others else arithmetic.run, kind))
+    return Fraction(cost[KEPT_FLOPS] - cost[SKIPPABLE]) / rate if rate else Fraction(0)
+
+
 # --- Pipelines -------------------------------------------------------------------------------------------------------
 
 _MOST_STEPS: Final = 20_000
 """Largest number of steps of a schedule that is run; a longer one is run with fewer microbatches."""
 
 
-def schedule_recounts(of: Schedule) -> Iterator[Recount]:
+def schedule_recounts(of: Schedule, mesh: Mesh, rank: int, said: int) -> Iterator[Recount]:
     """Yield the idle share and the sends of all stages, from a run of the schedule in which each part takes a step.
 
     After p microbatches every stage is busy at each step until the last ones, so that p more add p v steps to a forward
     and no waiting: a long schedule is run with p to 2 p - 1 and with p more microbatches, and waits as long in both.
+
+    Args:
+        rank: the counted rank of the mesh.
+        said: how often it is said to send.
     """
     p, m, v = of.stages, of.microbatches, of.parts
     runs = [m] if 2 * p * m * v <= _MOST_STEPS or m < 3 * p else [p + m % p, 2 * p + m % p]
@@ -171,6 +370,8 @@ def schedule_recounts(of: Schedule) -> Iterator[Recount]:
         yield Recount("", f"{of.order}, {few} of {m} microbatches", "idle", of.idle, Fraction(waits, waits + busy))
         for stage, sends in enumerate(sent):
             yield Recount("", f"{of.order}, stage {stage}", "sends", of.sends(stage), Fraction(sends * m, few))
+            if stage == rank // (mesh.world // p):
+                yield Recount("", f"{of.order}, rank {rank}", "sends", said, Fraction(sends * m, few))
 
 
 def run_schedule(order: str, stages: int, microbatches: int, parts: int) -> tuple[int, list[int]]:

@@ -11,7 +11,7 @@ from costproof.analytic.costs import formula_docs
 from costproof.analytic.symbols import MESH_SYMBOLS, PAST_SYMBOLS, row_symbols
 from costproof.ledger.capture import FAILED, GRADIENTS, Capture, Padding, without_uncalled_stages
 from costproof.ledger.environment import advice, environment, require
-from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
+from costproof.ledger.errors import BadInput, CostproofError, Incomplete, check_recounts, first_line
 from costproof.ledger.mesh import Parallel
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.profile import Profile
@@ -34,6 +34,7 @@ from costproof.models.target import (
     options_of,
 )
 from costproof.opgraph.rules.files import versions_in_force
+from costproof.parametric.memory_checks import padding_recounts
 from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.reports.report import Report
 from costproof.run.count_lock import count_lock, count_then_restore
@@ -197,6 +198,7 @@ def _padding(target: Target, workload: Workload) -> Padding | None:
         return None
     blocked = target.blocked_cache(workload)
     found = Padding(() if blocked is None else blocked.rows(workload), target.token_padding(workload))
+    check_recounts(padding_recounts(target, workload, found))
     return None if found == Padding() else found
 
 

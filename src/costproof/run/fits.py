@@ -30,7 +30,7 @@ from costproof.estimate.roofline import choose_source
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.capture import Padding
 from costproof.ledger.environment import require
-from costproof.ledger.errors import BadInput, Incomplete, check_recounts, first_problem
+from costproof.ledger.errors import BadInput, CostproofError, Incomplete, check_recounts, first_problem
 from costproof.ledger.mesh import RANK
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
@@ -38,7 +38,13 @@ from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, Workload,
 from costproof.models.cache_dtype import BlockedCache
 from costproof.models.target import Exportable, Sharded, Target, WithBlocks, WithMemory, sharded
 from costproof.opgraph.rules.files import Files
-from costproof.parametric.memory_checks import format_recounts, memory_recounts, room_recounts
+from costproof.parametric.memory_checks import (
+    format_recounts,
+    graph_recounts,
+    memory_recounts,
+    room_recounts,
+    tried_recounts,
+)
 from costproof.parametric.run_family import EQUAL_BATCHES, SettingCurve, Threshold
 from costproof.parametric.targets import count_ranks, evaluate_formulas, live_peaks
 from costproof.run.count_lock import count_lock
@@ -143,11 +149,16 @@ def _smallest_mesh(target: str, count: int, read: Callable[[str], Operand], room
             held = _formula_weights(side.baseline)
             found = None if held is not None and held > room.room else _of_all_ranks(spread, side, room)
             tried.append(MeshTried(tp, ep, "does not fit" if found is None else found.verdict, held))
+            if found is not None:
+                check_recounts(tried_recounts(tried[-1], found, side.baseline.workload.rank))
             if found is not None and found.verdict == "fits":
                 return replace(found, count=count, tried=tuple(tried))
             too_large = spread, side
     assert too_large is not None  # one device is tried first
-    return replace(_of_all_ranks(*too_large, room), count=count, tried=tuple(tried))
+    last = _of_all_ranks(*too_large, room)
+    of_last = next(one for one in reversed(tried) if one.verdict is not None)
+    check_recounts(tried_recounts(of_last, last, too_large[1].baseline.workload.rank))
+    return replace(last, count=count, tried=tuple(tried))
 
 
 def _formula_weights(side: Baseline) -> int | None:
@@ -169,6 +180,8 @@ def _of_all_ranks(target: OperandInput, found: Operand, room: _Room) -> Fits:
         answer = _of_rank(found, room)
         if found.counted and found.target is not None:
             check_recounts(memory_recounts(found.target, {(workload.rank,): answer}, answer))
+        elif found.exported is not None:
+            check_recounts(graph_recounts(answer))
         return answer
     answers: list[tuple[tuple[int, ...], Fits]] = []
     counted = count_ranks(model, workload, evaluate_formulas(model, workload))
@@ -314,8 +327,12 @@ class _LiveMemory:
         return found
 
     def with_last_logits(self) -> int | None:
-        """Return the largest live peak if only the last position gets logits; ``None`` if that is so already."""
-        return None if self.workload.logits == "last" else max(self.stages(logits="last").values())
+        """Return the largest live peak if only the last position gets logits; ``None`` if so already, or if refused."""
+        last = replace(self.workload, logits="last")
+        with suppress(CostproofError):
+            self.target.check(last)
+            return None if last == self.workload else max(self.stages(logits="last").values())
+        return None
 
 
 def _blocked_cache(target: Target | None, workload: Workload) -> BlockedCache | None:

@@ -47,7 +47,7 @@ from costproof.estimate.roofline import (
 )
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
 from costproof.ledger.baseline import Folded, fold_ledger
-from costproof.ledger.errors import check_recounts
+from costproof.ledger.errors import Recount, check_recounts
 from costproof.ledger.mesh import PAIRS, RANK, RankCosts, Schedule
 from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED, UNPACKING
 from costproof.ledger.node import CostNode, Ledger
@@ -58,12 +58,16 @@ from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import EQUAL_BATCHES, SettingCurve
 from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.parametric.time_checks import (
+    border_recounts,
     clock_recounts,
+    device_recounts,
     link_recounts,
     mean_recounts,
     overlap_recounts,
     rank_recounts,
     schedule_recounts,
+    touched_recounts,
+    unpacked_recounts,
 )
 from costproof.run.operand_files import OperandInput, check_whole
 from costproof.run.operands import Operand, check_counted, is_without_formulas, read_operand
@@ -148,12 +152,18 @@ def roofline(
         if batch is None or (ledger := batch.regime(batch.own).ledger) is None:
             raise no_formulas_error()
         folded, kind, experts = apply_routing(folded, ledger, batch.sizes(batch.own), routing)
+        check_recounts(touched_recounts(ledger, batch.sizes(batch.own), experts))
     run, stages, parts = bounds(folded, of, arithmetic, routed=kind != "bound")
-    check_recounts(clock_recounts(of, folded, run, stages, parts))
+    check_recounts(clock_recounts(of, folded, run, stages, parts, routed=kind != "bound"))
+    if math is None and device.bounding_peak(FLOAT8) is None:
+        check_recounts(unpacked_recounts(folded, run, FLOAT8))
     links = None
     if not mesh.one:
         rates, why = link_rates(devices, mesh)
         sent = folded.total("comm_bytes")
+        if name == "analytic" and read.target is not None:
+            every = evaluate_formulas(read.target, side.workload).total("comm_bytes")
+            check_recounts([Recount("", "the counted rank", "comm_bytes", sent or 0, every or 0)])
         unsent = "" if rates is not None else f": {'unknown' if sent is None else f'{sent:,}'} B in {mesh.text}"
         notes = (*notes, *([f"{why}{unsent}"] if why else ()))
         if rates is not None and sent is not None:
@@ -169,6 +179,7 @@ def roofline(
         found = _borders(batch, length, of, arithmetic, {} if links is None else links.rates(), shared)
         called = {stage.id for stage in stages}  # formulas of an uneven batch have stages that are never called
         solved = [border for border in found if border.stage in called]
+        check_recounts(border_recounts(read.target, side.workload, solved, of, arithmetic, devices, shared))
     # Formulas give a bound: if a stage reads other experts, its weight bytes are unknown.
     other = {t.stage for t in experts}
     borders = tuple(b for b in solved if b.stage not in other or b.unit == "FLOP")
@@ -177,10 +188,12 @@ def roofline(
     # Another routing reads other experts, ranks share them unevenly, and another arithmetic needs other work.
     has_work = not other and shared == 1 and arithmetic.instead is None and UNPACKING in folded.metrics
     works = {stage.id: folded.total(UNPACKING, stage.id) if has_work else None for stage in stages}
+    unpacking = tuple(unpacking_time(device, *work) for work in works.items()) if stored else ()
+    check_recounts(device_recounts(device, of, unpacking))
     return Roofline(
         *header, device, of.dtype, of.flops, of.bandwidth, name, run, stages, parts, borders, kind, experts, dtype,
         peaks_of(of, run), folded.bounds and not read.runs_all, notes,
-        stored, links, tuple(unpacking_time(device, *work) for work in works.items()) if stored else (),
+        stored, links, unpacking,
     )  # fmt: skip
 
 
@@ -231,7 +244,7 @@ class _Ranks:
     def links(
         self, folded: Folded, run: StageBound, stages: tuple[StageBound, ...], parts: tuple[PartBound, ...]
     ) -> LinkBounds:
-        """Return the bounds with communication of the counted rank and, with formulas, of all others."""
+        """Return time bounds that include communication: of the counted rank and, if formulas exist, of every rank."""
         workload = self.read.baseline.workload
         sent = tuple(collective_bounds(folded, self.rates, workload, self.axis_of))
         own = [_with_links(stage, sent) for stage in (*stages, run)]
@@ -288,8 +301,9 @@ def _bubble(workload: Workload, schedule: str, microbatches: int) -> str:
     """Return a sentence on the share of a pass in which a stage of a pipeline waits, and on the sends of the rank."""
     mesh = workload.mesh
     of = Schedule.of(schedule, mesh.pp, microbatches)
-    check_recounts(schedule_recounts(of))
-    sends = plural(of.sends(mesh.coordinates(workload.rank).pp), "time")
+    sent = of.sends(mesh.coordinates(workload.rank).pp)
+    check_recounts(schedule_recounts(of, mesh, workload.rank, sent))
+    sends = plural(sent, "time")
     apart = "; layers are counted as contiguous stages have them" if of.parts > 1 else ""
     return (
         f"{plural(microbatches, 'microbatch', 'microbatches')} of this batch by {schedule} in {mesh.pp} stages: if all "

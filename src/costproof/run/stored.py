@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.configs.known_keys import harmless
 from costproof.ledger.attributes import attribute
 from costproof.ledger.environment import require
-from costproof.ledger.errors import EXIT_FINDINGS, BadInput, CostproofError, Incomplete
+from costproof.ledger.errors import EXIT_FINDINGS, BadInput, CostproofError, Incomplete, Recount, check_recounts
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import FURTHER_TOKENS
 from costproof.models.registry import load_target
@@ -23,7 +23,7 @@ from costproof.run.count_lock import count_lock
 from costproof.storage.checkpoint import StoredCheckpoint, compare_headers, parts_of
 from costproof.storage.headers import HeaderTensor, gguf_sections, read_checkpoint, read_header
 from costproof.storage.scheme import PLAIN, UnknownFormat
-from costproof.storage.tensors import StoredTensor, totals
+from costproof.storage.tensors import BLOCKS, DTYPE_BITS, StoredTensor, totals
 
 if TYPE_CHECKING:
     from torch import nn
@@ -127,7 +127,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     formats = dict.fromkeys(of.title for of in quantised)
     if packed:
         formats = dict.fromkeys(f"GGUF {dtype}" for dtype, _ in totals(tensors).by_dtype)
-    return StoredCheckpoint(
+    made = StoredCheckpoint(
         target.name,
         "gguf" if packed else scheme.method,
         tuple(formats),
@@ -142,6 +142,32 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         tuple(left),
         headers,
     )
+    check_recounts(_recounts(made, facts.next_token_modules))
+    return made
+
+
+def _recounts(found: StoredCheckpoint, further: int) -> Iterator[Recount]:
+    """Yield the totals of a checkpoint from the shapes of its parts, and the modules that are counted or left out.
+
+    Args:
+        further: modules for further tokens that the checkpoint has.
+    """
+    elements, sizes = Counter[str](), Counter[str]()
+    for part in found.parts:
+        number = part.tensors * prod(part.shape)
+        of, size = BLOCKS.get(part.dtype, (8, DTYPE_BITS.get(part.dtype, 0)))
+        elements[part.dtype] += number
+        sizes[part.purpose] += number * size // of
+    every = {"stored elements": (found.totals.elements, elements.total()), **{
+        f"elements in {dtype}": (number, elements[dtype]) for dtype, number in found.totals.by_dtype}}  # fmt: skip
+    every |= {
+        "stored bytes": (found.totals.bytes, sizes.total()),
+        "bytes of buffers": (found.buffer_bytes, sizes["buffer"]),
+    }
+    for metric, (number, again) in every.items():
+        yield Recount("checkpoint", "parts", metric, number, again)
+    left = [int(n) for text in found.left_out for n in re.findall(r"^(\d+) modules? for", text)]
+    yield Recount("checkpoint", "for further tokens", "modules", found.next_token_modules + sum(left), further)
 
 
 def _others(model: nn.Module, model_type: str) -> list[str]:
