@@ -299,6 +299,17 @@ def test_a_signal_ends_a_factory_that_never_comes_back(tmp_path: Path, command: 
         assert "interrupted" in result.stderr
 
 
+def test_a_signal_that_foreign_code_swallows_keeps_its_name() -> None:
+    def swallowed() -> None:
+        try:
+            foreign.interrupt("SIGTERM")
+        except KeyboardInterrupt as error:
+            raise ValueError from error
+
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"), contained("code failed", "here"):
+        swallowed()
+
+
 HOSTILE = """
 import os, pathlib, resource, signal, sys, torch
 def make():

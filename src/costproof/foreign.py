@@ -33,8 +33,8 @@ _REPLACED: Final = ("_exit", "execv", "execve", "abort")
 """Functions of :mod:`os` that end this program at once."""
 _ADVICE: Final = "uninstall it, or ask its authors; COSTPROOF_DEBUG=1 shows the traceback"
 
-_signals = 0
-"""How many signals have interrupted this process."""
+_signals, _last = 0, "Ctrl-C"
+"""How many signals have interrupted this process, and the name of the last one."""
 _putting_back = False
 _command = False
 """Whether this process is a command of ours, or a child that works for one: its streams are ours as well."""
@@ -55,8 +55,8 @@ def interrupt(name: str) -> None:
 
     While the state of the process is put back, it is raised at the end of that.
     """
-    global _signals
-    _signals += 1
+    global _signals, _last
+    _signals, _last = _signals + 1, name
     if not _putting_back:
         raise KeyboardInterrupt(name)
 
@@ -250,7 +250,7 @@ class _Block:
         finally:
             _putting_back = False
         if _signals != self._signals:
-            raise error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt("Ctrl-C") from error
+            raise error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt(_last) from error
         self.failed = error
         return True
 

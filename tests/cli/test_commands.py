@@ -177,6 +177,8 @@ def test_capture_and_report_write_what_they_say(tmp_path: Path, monkeypatch: pyt
     assert files(tmp_path / "r") == names
     assert sorted(done.stderr.splitlines()) == [f"Wrote r/{n}" for n in names]
     assert done.stdout == api.compare(wrong()).render("summary") + "Reports: r/\n"
+    quiet = costproof("-q", "report", "deepseek-ocr", "-o", "r", cwd=tmp_path)
+    assert (quiet.stdout, quiet.stderr) == (api.compare(wrong()).render("summary"), "")
     assert read_capture(tmp_path / "r" / "capture.json") == wrong()
     made = costproof("capture", "deepseek-ocr", "-o", "c.json", cwd=tmp_path)
     assert made.code == 0

@@ -161,6 +161,7 @@ def test_a_limit_is_where_one_more_does_not_fit(monkeypatch: pytest.MonkeyPatch)
 def test_a_run_that_the_model_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     found = limit(monkeypatch, "text_tokens", 100 + 8 * 2 * 1_000)
     assert (found.outcome, found.at, found.why) == ("refused", 1_001, "too long a text")
+    assert [(p.at, p.bytes) for p in found.points] == [(1_000, 100 + 8 * 2 * 1_000)]  # the last that is accepted
 
 
 def test_beyond_the_conditions_of_an_export_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:

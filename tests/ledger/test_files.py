@@ -167,3 +167,10 @@ def test_a_file_begins_with_its_header_and_sorts_the_rest(tmp_path: Path) -> Non
     keys = list(json.loads((tmp_path / "c.json").read_text()))
     assert keys[:6] == ["schema", "schema_version", "conventions", "target", "workload", "environment"]
     assert keys[6:] == sorted(keys[6:])
+
+
+def test_a_configuration_in_place_of_our_file_is_named_as_a_target() -> None:
+    for data, fix in (({"model_type": "qwen3"}, "hf:a b.json names the model in the file"), ({"model": 1}, "again")):
+        with pytest.raises(BadInput, match="not a capture file") as caught:
+            from_data(data, CAPTURE, where="a b.json", make_again="again")
+        assert caught.value.fix == fix

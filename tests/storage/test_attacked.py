@@ -279,6 +279,18 @@ def test_what_no_key_states_of_a_checkpoint_is_said(tmp_path: Path) -> None:
         file.write_text(json.dumps({**deepseek, "num_nextn_predict_layers": modules}), encoding="utf-8")
         found = stored(f"hf:{file}")
         assert (found.assumed, list(found.left_out)) == ((), left)
+    sizes = {
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 96,
+        "num_key_value_heads": 2, "num_local_experts": 2, "dtype": "float32", "tie_word_embeddings": False,
+    }  # fmt: skip
+    for uses, left in (
+        (True, ["modules for further tokens (num_mtp_modules 3), whose layout is not known"]),
+        (False, []),
+    ):
+        file.write_text(
+            json.dumps({"model_type": "minimax_m2", **sizes, "num_mtp_modules": 3, "use_mtp": uses}), encoding="utf-8"
+        )
+        assert list(stored(f"hf:{file}").left_out) == left
     sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "vocab_size": 96}
     tied: dict[str, Any] = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], **sizes}
     for own, assumed, missing in (

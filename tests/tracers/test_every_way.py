@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+import costproof
 from costproof.compare.kinds import kind_of
 from costproof.models.specs import ExportJob
 from costproof.opgraph.costed import cost_graph
@@ -381,6 +382,14 @@ def test_what_is_mapped_over_a_batch_is_never_counted_without_it() -> None:
     module, inputs = Mapped().to("meta").eval(), {"x": torch.empty(3, 4, 10, device="meta")}
     assert set(unknown(exported(module, inputs))) == {"vmap"}
     assert list(unknown(trace_forward(module, inputs, "mapped", ()).graph)) == ["vmap"]  # the mask is known
+
+
+def test_what_a_mapped_function_closes_over_is_no_difference() -> None:
+    """A trace does not see the weight that the function reads, so what the module reads is unknown."""
+    module = Mapped().eval()
+    found = costproof.count(module, torch.randn(3, 4, 10))
+    assert found.verdict == "incomplete"
+    assert found.capture.ledger("dynamic").stage_total("forward", "weight_read_bytes") is None
 
 
 class Unmapped(nn.Module):

@@ -10,7 +10,7 @@ import click
 
 from costproof import api
 from costproof.cli.options import TargetCommand, device_option, options, report_command, run_command
-from costproof.cli.output import check_apart, emit, note_written, print_note, print_summary
+from costproof.cli.output import check_apart, emit, has_flag, note_written, print_note, print_summary
 from costproof.cli.params import FILE, STAGE, TARGET, ChoiceParam, IntParam, ListParam
 from costproof.cli.progress import show_progress
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
@@ -57,7 +57,8 @@ def report(run: api.RunRequest, output: Path | None, progress: str) -> int:
     print_summary(found)
     for why in (*found.capture.failed, *(found.discrepancy.counters.incomplete if found.discrepancy.counters else ())):
         click.echo(f"incomplete: {visible(why)}", err=True)
-    click.echo(f"Reports: {folder}/")
+    if not has_flag("quiet"):
+        click.echo(f"Reports: {folder}/")
     return found.exit_code
 
 

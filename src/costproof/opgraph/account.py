@@ -93,6 +93,7 @@ def account(
     sums: dict[_Key, dict[Metric, list[Size | None]]] = {}
     labels: dict[_Key, list[str]] = {}
     unknown: list[UnknownOp] = []
+    unread: set[str] = set()
 
     def add(key: _Key, costs: Mapping[Metric, Size | None]) -> None:
         for metric, size in costs.items():
@@ -108,6 +109,9 @@ def account(
             bound = cost.bound if isinstance(cost.bound, int) else None
             stage = here[0] if here else "[unattributed]"
             unknown.append(UnknownOp(source_kind(op.name), stage, op.module, 1, bound, cost.why))
+            if op.name == "vmap":  # a trace does not see what its function reads besides its arguments
+                parts = op.module.split(".")
+                unread |= {".".join(parts[:i]) for i in range(len(parts) + 1)}
         elif cost.comm is not None:
             if here is None:
                 raise _uncounted_module_error(op)
@@ -146,14 +150,15 @@ def account(
             read = ("weight_read_bytes", traffic.weights), ("input_bytes", traffic.inputs)
             for metric, tensors in read:
                 again = 0 if packed is None else packed.again((module, number), tensors)
-                add(key, {metric: total((*(t.nbytes for t in tensors), -again))})
+                bytes_read = total((*(t.nbytes for t in tensors), -again))
+                add(key, {metric: None if module in unread else bytes_read})
             add(key, {"kv_read_bytes": traffic.kv_read_bytes, "output_bytes": traffic.output_bytes})
             add(key, {SPARED: 0 if spared is None else spared.bytes(traffic)})
     regions = [located(op.module, op.call) for op in graph.ops]
     for metric, which in ((FLOOR, None), *(((SPARED_AT_FLOOR, spared),) if spared is not None else ())):
         for region, moved_once in floors(costed, regions, inside, which, packed if which is None else None).items():
             if region is not None:
-                add((*region, "", ""), {metric: moved_once})
+                add((*region, "", ""), {metric: None if "" in unread else moved_once})
     owners = {call.module: call.class_name for call in graph.calls}
     values = (v for op in graph.ops for v in (*op.tensors, *op.outputs))
     symbolic = any(not isinstance(size, int) for value in values for size in value.shape)

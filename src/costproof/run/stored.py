@@ -11,10 +11,12 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.configs.known_keys import harmless
 from costproof.ledger.attributes import attribute
 from costproof.ledger.environment import require
 from costproof.ledger.errors import EXIT_FINDINGS, BadInput, CostproofError, Incomplete, Recount, check_recounts
 from costproof.ledger.plural import plural
+from costproof.ledger.workload import FURTHER_TOKENS
 from costproof.models.registry import load_target
 from costproof.models.target import Target, WithStorage
 from costproof.run.count_lock import count_lock
@@ -111,6 +113,8 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     more = facts.next_token_modules - next_token
     key = f" ({facts.next_token_key})" if facts.next_token_key else ""
     left = [f"{plural(more, 'module')} for further tokens{key}, which --mtp counts"] if more > 0 else []
+    if others := _others(model, facts.model_type):
+        left.append(f"modules for further tokens ({', '.join(others)}), whose layout is not known")
     if not packed and (head := tied_head(model)) and ("tie_word_embeddings", False) in (target.stored.stated or ()):
         left.append(f"{head}, which the class ties to the table of words in spite of tie_word_embeddings")
     headers = None
@@ -164,6 +168,20 @@ def _recounts(found: StoredCheckpoint, further: int) -> Iterator[Recount]:
         yield Recount("checkpoint", "parts", metric, number, again)
     left = [int(n) for text in found.left_out for n in re.findall(r"^(\d+) modules? for", text)]
     yield Recount("checkpoint", "for further tokens", "modules", found.next_token_modules + sum(left), further)
+
+
+def _others(model: nn.Module, model_type: str) -> list[str]:
+    """Return keys with numbers of modules for further tokens, of a model type whose layout of these is not known."""
+    from costproof.tracers.stored_module import FURTHER
+
+    config = attribute(model, "config", None)
+    if config is None or model_type in FURTHER or not attribute(config, "use_mtp", True):
+        return []
+    return [
+        f"{key} {value}"
+        for key, value in config.get_text_config().to_dict().items()
+        if type(value) is int and value > 0 and harmless(model_type, key, value) == FURTHER_TOKENS
+    ]
 
 
 def _not_stated(target: WithStorage, model: nn.Module, tensors: Iterable[StoredTensor]) -> Iterator[str]:
