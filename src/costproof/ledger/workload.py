@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Final, Literal, cast
+from itertools import zip_longest
+from typing import Any, Final, Literal, cast
 
 from costproof.ledger.errors import BadInput
 from costproof.ledger.mesh import CP_PLAN, EP_BATCHES, PLAN, RANK, Mesh, of_mesh, own_batch
@@ -84,6 +85,43 @@ def _stored_rows(text: str) -> tuple[BatchRow, ...]:
         count, new, past, logits = matched.groups(default="")
         found.append(BatchRow(int(new), int(past or 0), int(count or 1), int(logits or 1)))
     return tuple(found)
+
+
+def sequences_in(
+    given: Iterable[str | Mapping[str, Any]], names: Sequence[Collection[str]], usual: Logits
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (number, new tokens, past, logits) of rows that are valid, as a second reading of what a user gives.
+
+    Args:
+        given: each row as text, or the columns of a row, or those of a step of a scheduler.
+        names: of the columns with these numbers.
+        usual: logits of rows that do not say theirs.
+    """
+    for one in given:
+        if isinstance(one, str):
+            head, _, kept = "".join(one.split()).partition("/")
+            size, _, past = head.partition("+")
+            many, _, new = size.rpartition("x")
+            columns: list[Any] = [[many], [new], [past], [kept]]
+        else:
+            found = [[one[n] for n in known if one.get(n) not in (None, "")] for known in names]
+            columns = [of[:1] for of in found]
+            (new, *_), past = found[1], found[2][0] if found[2] else None
+            if isinstance(new, list):
+                columns = [(), new, past if isinstance(past, list) else (), ()]
+            elif isinstance(new, dict):
+                before = dict(past) if isinstance(past, dict) else {}
+                for request in one.get("scheduled_new_reqs") or ():
+                    before[request.get("req_id")] = request.get("num_computed_tokens")
+                cached = one.get("scheduled_cached_reqs") or {}
+                before.update(zip(cached.get("req_ids", ()), cached.get("num_computed_tokens", ()), strict=False))
+                drafts = one.get("scheduled_spec_decode_tokens") or {}
+                kept = [1 + len(drafts[name]) if name in drafts else "" for name in new]
+                columns = [(), new.values(), map(before.get, new), kept]
+        for number, tokens, behind, logits in zip_longest(*columns, fillvalue=""):
+            logits = usual if logits == "" else logits
+            logits = tokens if logits == "all" else 1 if logits == "last" else logits
+            yield int(number or 1), int(tokens), int(behind or 0), int(logits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -33,7 +32,7 @@ from costproof.ledger.workload import KV_BLOCK as BLOCK_INPUT
 from costproof.ledger.workload import PAD_TO as PAD_INPUT
 from costproof.ledger.workload import PAST as PAST_INPUT
 from costproof.ledger.workload import ROWS as ROWS_INPUT
-from costproof.ledger.workload import AttentionKind, BatchRow, Dtype, ExpertKernel, Logits, Workload
+from costproof.ledger.workload import AttentionKind, BatchRow, Dtype, ExpertKernel, Logits, Workload, sequences_in
 from costproof.models.target import Setting
 from costproof.patches import flash_attention
 
@@ -354,49 +353,13 @@ def rows_of(text: str, usual: Logits) -> tuple[BatchRow, ...]:
         problems.append(BadInput("no row has logits", where=f"--{ROWS_INPUT}", expected="/1 or more in one of them"))
     if problems:
         raise Problems("the rows of the batch are not valid", problems)
-    own = _sums((row.count, row.new, row.past, row.logits) for row in rows)
-    again = _sums(_sequences(parts, usual))
-    check_recounts(Recount("rows of the batch", "all", name, n, again.get(name, 0)) for name, n in own.items())
+    again = Counter[tuple[int, ...]]()
+    for many, *one in sequences_in(parts, (_COUNTS, _NEW, _BEFORE, _KEPT), usual):
+        again[tuple(one)] += many
+    own: dict[tuple[int, ...], int] = {(of.new, of.past, of.logits): of.count for of in rows}
+    for key in {**own, **again}:
+        check_recounts([Recount("rows of the batch", str(key), "sequences", own.get(key, 0), again[key])])
     return rows
-
-
-def _sums(rows: Iterable[tuple[int, int, int, int]]) -> Mapping[str, int]:
-    """Return the sums over all sequences, from (number, new tokens, past, logits) of some that are equal."""
-    found = Counter[str]()
-    for many, new, past, kept in rows:
-        found["sequences"] += many
-        found["new tokens"] += many * new
-        found["past tokens and pairs of one with a new one"] += many * past * (1 + new)
-        found["logits"] += many * kept
-    return found
-
-
-def _sequences(given: Iterable[str | Mapping[str, Any]], usual: Logits) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (number, new tokens, past, logits) of valid rows from what a text or a file has, apart from the rows made.
-
-    A text is split at its signs. Of a scheduler's step, a request is told by whether it is new, known or drafted.
-    """
-    for one in given:
-        if isinstance(one, str):
-            head, _, kept = "".join(one.split()).partition("/")
-            size, _, past = head.partition("+")
-            many, _, new = size.rpartition("x")
-            columns: Sequence[Any] = ([many], [new], [past], [kept])
-        else:
-            columns = [_first(one, names, "") for names in (_COUNTS, _NEW, _BEFORE, _KEPT)]
-            if isinstance(columns[1], dict):
-                cached = one.get("scheduled_cached_reqs") or {"req_ids": ()}
-                before = {of: cached["num_computed_tokens"][i] for i, of in enumerate(cached["req_ids"])}
-                before |= {of["req_id"]: of["num_computed_tokens"] for of in one.get("scheduled_new_reqs") or ()}
-                before = {**(columns[2] or {}), **before}
-                drafts = one.get("scheduled_spec_decode_tokens") or {}
-                verified = [1 + len(drafts[name]) if name in drafts else "" for name in columns[1]]
-                columns = [(), columns[1].values(), [before[name] for name in columns[1]], verified]
-            elif not isinstance(columns[1], list):
-                columns = [[value] for value in columns]
-        for times, tokens, context, logits in zip_longest(*columns, fillvalue=""):
-            rated: Any = logits or usual if logits != 0 else 0
-            yield int(times or 1), int(tokens), int(context or 0), int({"all": tokens, "last": 1}.get(rated, rated))
 
 
 def take_rows(given: dict[str, Any], found: list[CostproofError]) -> None:

@@ -71,14 +71,13 @@ def graph_recounts(found: Fits) -> Iterator[Recount]:
     yield Recount("memory", "a token of a sequence", "more than all of the cache", max(Fraction(0), least - cache), 0)
     for limit in found.limits:
         yield from _bounds(limit, found)
-        own: int = getattr(run, limit.setting)
-        ends = limit.points
+        own, ends = getattr(run, limit.setting), limit.points
         slope = Fraction(ends[1].bytes - ends[0].bytes, ends[1].at - ends[0].at) if len(ends) == 2 else None
         for point in ends:
             where = f"bytes at {limit.setting} {point.at}"
             if limit.held == "weights and cache" and slope in (None, grown[limit.setting]):
-                again = certain + grown[limit.setting] * (point.at - own)
                 if slope is not None or point.at == own:
+                    again = certain + grown[limit.setting] * (point.at - own)
                     yield Recount("memory", limit.held, where, point.bytes, again)
             elif limit.held == _LIVE and limit.setting == "batch" and slope is not None and ends[0].at > 1:
                 shared = point.bytes - found.lasting_bytes - (found.unpacked_bytes or 0) - slope * point.at
@@ -355,8 +354,7 @@ def _surplus(of: BlockedCache, run: Workload) -> dict[str, int]:
 def padding_recounts(model: WithBlocks, run: Workload, found: Padding) -> Iterator[Recount]:
     """Yield the padded tokens of a run with their FLOPs, and the blocks of its cache, each block a token at a time."""
     yield from (Recount("", problem.line, "problem", 1, 0) for problem in found.problems())
-    tokens = {"prefill": run.batch * run.text_tokens, "decode": run.batch * (run.new_tokens > 0)}
-    tokens |= {"prefill": run.text_tokens} if run.rows else {}
+    tokens = {"prefill": run.text_tokens * (1 if run.rows else run.batch), "decode": run.batch}
     for one in found.batch:
         fits = sorted(size for size in run.padded_sizes if not size < tokens[one.stage])
         yield Recount(one.stage, "padding", "tokens", one.tokens, tokens[one.stage])
@@ -368,19 +366,19 @@ def padding_recounts(model: WithBlocks, run: Workload, found: Padding) -> Iterat
                     of_token += Fraction(node.cost("flops") or 0, one.tokens)
             again = of_token * (one.size - one.tokens)
             yield Recount(one.stage, "padding", "flops", one.flops, again)
-    if not found.cache or (blocks := model.blocked_cache(run)) is None:
-        return
+    blocks = model.blocked_cache(run)
     for stage in dict.fromkeys(row.stage for row in found.cache):
-        held: dict[int, list[tuple[tuple[int, int], ...]]] = {}
+        assert blocks is not None
+        held: dict[int, list[list[tuple[int, int]]]] = {}
         for rows in (rows for name, rows in _calls(run, blocks.size) if name == stage):
             used = []
             for group in blocks.groups:
                 each = [(row.count, *_in_use(row.past, row.new, group.window, blocks.size)) for row in rows]
                 used.append((sum(n * many for n, many, _ in each), sum(n * many for n, _, many in each)))
             size = sum(n * of.layers * of.token_bytes for (n, _), of in zip(used, blocks.groups, strict=True))
-            held.setdefault(size, []).append(tuple(used))
-        got = tuple((row.blocks, row.tokens) for row in found.cache if row.stage == stage)
-        yield Recount(stage, "blocks of the cache and tokens in them", "are those in use", got in held[max(held)], True)
+            held.setdefault(size, []).append(used)
+        used = [(row.blocks, row.tokens) for row in found.cache if row.stage == stage]
+        yield Recount(stage, "blocks and tokens in them", "are those in use", used in held[max(held)], True)
 
 
 # --- Weights ---------------------------------------------------------------------------------------------------------

@@ -7,11 +7,11 @@ model. A difference is a defect of costproof.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import product
+from itertools import chain, product
 from math import ceil, comb
 from typing import Any, Final
 
@@ -97,11 +97,11 @@ def _work_recounts(counts: Folded, stage: StageBound, parts: Sequence[PartBound]
     A call reads the experts of one token for certain: of their bytes, as they are held, active / all parameters.
     """
     held = counts.rows.get(stage.id, {}).values()
-    rows = [Counter({m: n or 0 for m, n in costs.items()}) for kinds in held for costs in kinds.values()]
-    of_parts = [sum((Counter({m: n or 0 for m, n in c.items()}) for c in kinds.values()), Counter[str]())
-                for kinds in held]  # fmt: skip
-    if any(n is None and metric in _SIDES for kinds in held for costs in kinds.values() for metric, n in costs.items()):
+    needed = {*_SIDES, "params", "params_active", "weight_bytes"}
+    if any(n is None and metric in needed for kinds in held for costs in kinds.values() for metric, n in costs.items()):
         return
+    known = [[Counter({m: n or 0 for m, n in costs.items()}) for costs in kinds.values()] for kinds in held]
+    rows, of_parts = [*chain(*known)], [sum(costs, Counter[str]()) for costs in known]
     moved = (sum(c[metric] for metric in TRAFFIC) - c[SPARED] - c[UNPACKED] for c in of_parts)
     yield Recount(stage.id, "all parts", "bytes", stage.modules.bytes or 0, sum(max(0, size) for size in moved))
     mine = [p.at_roof for p in parts if p.stage == stage.id]
@@ -116,7 +116,7 @@ def _work_recounts(counts: Folded, stage: StageBound, parts: Sequence[PartBound]
     for c in () if routed else rows:
         if c["params_active"] < c["params"] and c["weight_read_bytes"]:
             stored = c["resident_bytes"] - c["buffer_bytes"] if c[UNPACKED] else c["weight_bytes"]
-            if c[UNPACKED] and stored != c["stored_bytes"]:  # files have descriptions besides
+            if c[UNPACKED] and not 0 < stored == c["stored_bytes"]:  # files have descriptions besides
                 return
             read = min(c["weight_read_bytes"] - c[UNPACKED], stored * calls)
             floor -= max(0, read - int(Fraction(stored, c["params"]) * c["params_active"]) * calls)
@@ -125,17 +125,20 @@ def _work_recounts(counts: Folded, stage: StageBound, parts: Sequence[PartBound]
 
 def device_recounts(device: Device, of: Roof, unpacking: Iterable[UnpackingTime]) -> Iterator[Recount]:
     """Yield the peaks of a device that bound products, and the time of the vector work of quantised weights."""
-    peaks = {p.dtype: max(q.flops for q in device.peaks if (q.dtype, q.sparsity) == (p.dtype, "dense"))
-             for p in device.peaks if p.sparsity == "dense"}  # fmt: skip
-    for dtype, rate in ((of.math, of.flops), *of.peaks.items()):
-        tf32, single = peaks.get(CONVOLUTION, 0), {**of.peaks, of.math: of.flops}.get("float32", 0)
-        if dtype == CONVOLUTION:
-            yield Recount("", dtype, "peak", rate, max(tf32, single))
-        elif dtype == FUSED:  # three products for one, rounded up
-            yield Recount("", dtype, "peak", 3 * rate >= max(tf32, 3 * single) > 3 * (rate - 1), True)
-        elif dtype in peaks:
-            yield Recount("", dtype, "peak", rate, peaks[dtype])
-    vector = [p.flops for p in device.peaks if p.unit == "vector" and p.sparsity != "sparse"]
+    peaks: dict[str, int] = {}
+    for p in device.peaks:
+        if p.sparsity == "dense":
+            peaks[p.dtype] = max(p.flops, peaks.get(p.dtype, 0))
+    used = {**of.peaks, of.math: of.flops}
+    tf32, single = peaks.get(CONVOLUTION, 0), used.get("float32", 0)
+    for dtype in peaks.keys() & used.keys() - {CONVOLUTION, FUSED}:
+        yield Recount("", dtype, "peak", used[dtype], peaks[dtype])
+    if CONVOLUTION in of.peaks:
+        yield Recount("", CONVOLUTION, "peak", of.peaks[CONVOLUTION], max(tf32, single))
+    if FUSED in of.peaks:  # three products for one, rounded up
+        rounded = 3 * of.peaks[FUSED] - max(tf32, 3 * single)
+        yield Recount("", FUSED, "peak", rounded in (0, 1, 2), True)
+    vector = [p.flops for p in device.peaks if p.unit == "vector" and p.sparsity == "dense"]
     for own in unpacking:
         if own.seconds is not None:
             yield Recount(own.stage, "unpacking", "flops", own.flops or 0, Fraction(own.seconds) * max(vector))
@@ -254,8 +257,7 @@ def touched_recounts(
         key = node.stage, node.invocation, node.exprs["weight_read_bytes"], one.touched
         if key not in known:
             left_out = Fraction(comb(one.experts - 1, one.top_k), comb(one.experts, one.top_k))
-            of_all = "*" in one.touched  # by a uniform routing
-            mean = one.experts - one.experts * left_out**one.tokens if of_all else Fraction(one.touched)
+            mean = one.experts * (1 - left_out**one.tokens) if "*" in one.touched else Fraction(one.touched)
             line = parse(key[2]).replace(lambda e: e.func == sympy.Min, lambda _: touched)
             values = {s: sizes[node.stage, node.invocation][s.name] for s in line.free_symbols - {touched}}
             ends = [int(line.xreplace({**values, touched: n})) for n in (0, one.experts)]
@@ -277,22 +279,18 @@ def border_recounts(
 ) -> Iterator[Recount]:  # fmt: skip
     """Yield both sides of each border at its value, node by node, where borders are solved from sums of formulas.
 
-    Args:
-        of: the roofline of the device.
-        shared: ranks over which rows of routed experts are averaged.
+    Of ``shared`` ranks, which share routed experts, each has the mean of the rows.
     """
     known: dict[tuple[str, int], Mapping[tuple[str, str], Fraction | None]] = {}
     for border in borders:
-        for point in border.points[-1:]:
-            key = border.setting, point.at
-            if key not in known:
-                changed: dict[str, Any] = {border.setting: point.at}
-                known[key] = _sides(model, replace(workload, **changed), of, arithmetic, devices, shared)
-            for name, value in ((border.left, point.left), (border.right, point.right)):
-                again = known[key].get((border.stage, name), Fraction(0))
-                if again is not None:
-                    where = f"{name} at {border.setting} {point.at}"
-                    yield Recount(border.stage, where, border.unit, Fraction(value), again)
+        point = border.points[-1]
+        if (key := (border.setting, point.at)) not in known:
+            changed: dict[str, Any] = {border.setting: point.at}
+            known[key] = _sides(model, replace(workload, **changed), of, arithmetic, devices, shared)
+        for name, value in ((border.left, point.left), (border.right, point.right)):
+            if (again := known[key].get((border.stage, name), Fraction(0))) is not None:
+                where = f"{name} at {border.setting} {point.at}"
+                yield Recount(border.stage, where, border.unit, Fraction(value), again)
 
 
 def _sides(
@@ -308,21 +306,19 @@ def _sides(
     found: dict[tuple[str, str], Fraction | None] = {}
     for (stage, call, kind, role, costs), many in alike.items():
         parts = role.split(".")
-        cost: Counter[str] = Counter()
+        cost: defaultdict[str, Fraction] = defaultdict(Fraction)
         for metric, expr in costs:
             rows = shared if "experts" in parts and metric not in _OF_EXPERTS else 1
-            cost[metric] += Fraction(many * evaluate(expr, calls[stage, call]), rows)  # type: ignore[assignment]
+            cost[metric] = Fraction(many * evaluate(expr, calls[stage, call]), rows)
         weights = cost["weight_read_bytes"] - cost[UNPACKED]
-        moved = sum(cost[metric] for metric in TRAFFIC) - cost[UNPACKED]
-        sides: dict[str, Fraction | int | None] = {
+        sides = {
             "compute": _least_compute(cost, kind, of, arithmetic),
-            "memory": Fraction(moved) / of.bandwidth,
-            "weights once": Fraction(weights) / of.bandwidth,
-            "scores of attention": cost[KEPT_FLOPS] if kind == "attention" else 0,
-            "MLPs": cost[KEPT_FLOPS] if {"mlp", "experts"} & {*parts} else 0,
+            "memory": (sum(cost[metric] for metric in TRAFFIC) - cost[UNPACKED]) / of.bandwidth,
+            "weights once": weights / of.bandwidth,
+            "scores of attention": cost[KEPT_FLOPS] * (kind == "attention"),
+            "MLPs": cost[KEPT_FLOPS] * bool({"mlp", "experts"} & {*parts}),
             "keys and values of the past": cost["kv_read_bytes"],
             "weights": weights,
-            "links": 0,
         }
         if (payload := cost["comm_payload_bytes"]) and ranks is not None and devices.device.interconnect is not None:
             group = run.mesh.ranks_of(kind, ranks.shares(run).axis_of(role, kind), run.rank)
@@ -334,14 +330,14 @@ def _sides(
     return found
 
 
-def _least_compute(cost: Mapping[str, int], kind: str, of: Roof, arithmetic: Arithmetic) -> Fraction | None:
+def _least_compute(cost: Mapping[str, Fraction], kind: str, of: Roof, arithmetic: Arithmetic) -> Fraction | None:
     """Return the seconds of products that every implementation has; ``None`` for several dtypes in one operator."""
     rates = {**of.peaks, of.math: of.flops}
     others = [dtype for dtype in ARITHMETIC if cost[f"{dtype}_flops"]]
     if len(others) > 1 or (others and not cost["flops"] == cost[KEPT_FLOPS] == cost[f"{others[0]}_flops"]):
         return None
-    rate = rates.get(arithmetic.named(others[0] if others else arithmetic.run, kind))
-    return Fraction(cost[KEPT_FLOPS] - cost[SKIPPABLE]) / rate if rate else Fraction(0)
+    rate = rates.get(arithmetic.named([*others, arithmetic.run][0], kind))
+    return (cost[KEPT_FLOPS] - cost[SKIPPABLE]) / rate if rate else Fraction(0)
 
 
 # --- Pipelines -------------------------------------------------------------------------------------------------------
