@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from costproof.run.capture import count as count
     from costproof.run.claims import check as check
     from costproof.run.counters import counters as counters
-    from costproof.run.derive import derive as derive
     from costproof.run.diff import diff as diff
     from costproof.run.doctor import doctor as doctor
     from costproof.run.fits import fits as fits
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from costproof.run.peaks import peaks as peaks
     from costproof.run.plot import plot as plot
     from costproof.run.prepare import workload as workload
+    from costproof.run.proof import derive as derive
     from costproof.run.proof import prove as prove
     from costproof.run.proof import verify as verify
     from costproof.run.report import capture as capture
@@ -82,7 +82,6 @@ _LAZY: Final = {
     "run.capture": "count",
     "run.claims": "check",
     "run.counters": "counters",
-    "run.derive": "derive",
     "run.diff": "diff",
     "run.doctor": "doctor",
     "run.fits": "fits",
@@ -92,7 +91,7 @@ _LAZY: Final = {
     "run.peaks": "peaks",
     "run.plot": "plot",
     "run.prepare": "workload",
-    "run.proof": "prove verify",
+    "run.proof": "derive prove verify",
     "run.report": "capture explain report",
     "run.request": "RunRequest request settings",
     "run.request_file": "read_request request_text",

@@ -93,24 +93,15 @@ def test_a_report_with_counters(folder: Path) -> None:
     assert "Third-party counters: 1 tool" in (folder / "out" / "discrepancy.md").read_text()
 
 
-def test_a_counter_that_fails_is_told_everywhere(folder: Path, stubs: None) -> None:
-    asked = (
-        "--preset",
-        "text-only",
-        "--text-tokens",
-        "5",
-        "--sources",
-        "analytic,static",
-        "--counters",
-        "raises",
-        "-o",
-        "out",
-    )
-    done = costproof("report", *SMALL[:3], *asked, cwd=folder)
+def test_a_counter_that_fails_is_told_everywhere(tmp_path: Path, stubs: None) -> None:
+    folder = tmp_path
+    (folder / "net.py").write_text(SHARED)
+    asked = ("--sources", "static", "--counters", "raises", "-o", "out")
+    done = costproof("report", "net.py:make", *asked, cwd=folder)
     why = "the counter raises failed: "
     assert done.code == 3
-    assert f"incomplete: {why}prefill[prompt], " in done.stderr
-    assert f"\n  {why}prefill[prompt], " in done.stdout
+    assert f"incomplete: {why}forward[forward]: " in done.stderr
+    assert f"\n  {why}forward[forward]: " in done.stdout
     assert "ValueError: no rule for this" in whole((folder / "out" / "counters.md").read_text())
     again = costproof("compare", "out/capture.json", cwd=folder)
     assert again.code == 3

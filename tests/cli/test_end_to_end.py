@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from costproof.ledger.metrics import STORAGE
+from costproof.tracers import sources
 from tests.models.test_config import shallow_config
+from tests.support.pools import Here
 from tests.support.running import costproof, files
 
 pytestmark = pytest.mark.slow
@@ -39,7 +41,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = ("--base-size", "256", "--image-size", "128", "--image", "page.png", "--new-tokens", "3")
     # Half as wide as high: the grids 1 x 2 and 2 x 4 are as close, and 8 crops are more than twice its pixels.
     Image.new("1", (130, 260)).save(made / "page.png")
-    done = costproof("report", "deepseek-ocr", "--config", "m.json", "--preset", "gundam", *sizes, "-o", "r", cwd=made)
+    line = ("report", "deepseek-ocr", "--config", "m.json", "--preset", "gundam", *sizes, "-o", "r")
+    with pytest.MonkeyPatch.context() as patch:  # in a process of its own: test_second_target.py
+        patch.setattr(sources, "Pool", Here)
+        done = costproof(*line, cwd=made)
     (made / "stdout").write_text(done.stdout, encoding="utf-8")
     (made / "stderr").write_text(done.stderr, encoding="utf-8")
     assert done.code == 0, done.stderr

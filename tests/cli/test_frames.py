@@ -18,8 +18,7 @@ from costproof.estimate.measured import Measurement
 from costproof.ledger.errors import BadInput
 from costproof.ledger.run import RunOptions
 from costproof.reports.report import Report
-from costproof.run.derive import Derivation
-from costproof.run.proof import Verification
+from costproof.run.proof import Derivation, Verification
 from costproof.storage.checkpoint import StoredCheckpoint, parts_of
 from costproof.storage.tensors import StoredTensor, totals
 from costproof.views.frames import frame

@@ -67,6 +67,7 @@ def make():
 """
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("target", ["own.py:make", "package.own:make"])
 def test_a_target_is_run_and_drawn(target: str, tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "package"):

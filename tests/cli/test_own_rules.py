@@ -42,7 +42,7 @@ LINES = {
     "graph": (f"graph {OWN} -f mmd", 0, 0, "2.30 kFLOP (66.7"),
     "check": (f"check claims.yaml {OWN}", 1, 0, "1 right"),
     "prove": ("prove described --samples 0 --jobs 1 -o p", 3, 0, "proved: "),
-    "sweep": ("sweep described --over rows=5 --validate 1 --jobs 2", 3, 0, "exact: rows 5"),
+    "sweep": ("sweep described --over rows=5 --validate 1 --jobs 1", 3, 0, "exact: rows 5"),
 }
 """Command -> its line, its exit code without and with the rule, and a number that only the rule gives.
 
@@ -68,6 +68,8 @@ QUICK = ("capture", "diff", "gate", "check", "roofline", "graph", "sweep")
 """Commands that run in `make test`; the others take the same options the same way, and as long."""
 
 
+# In processes of their own: a certificate, below.
+@pytest.mark.usefixtures("one_process", "proof_in_this_process")
 @pytest.mark.parametrize("verb", [v if v in QUICK else pytest.param(v, marks=pytest.mark.thorough) for v in LINES])
 def test_a_command_that_counts_takes_rules(verb: str, folder: Path) -> None:
     line, without, with_rules, said = LINES[verb]
@@ -78,6 +80,12 @@ def test_a_command_that_counts_takes_rules(verb: str, folder: Path) -> None:
     if said:
         assert said in after.stdout
         assert said not in before.stdout
+
+
+@pytest.mark.thorough
+def test_processes_of_a_sweep_have_its_rules(folder: Path) -> None:
+    """In ``make test`` those of a proof have them, which are sent in the same way."""
+    assert run("sweep described --over rows=5 --validate 1 --jobs 2", folder, "--rules", RULES).code == 0
 
 
 def test_no_command_that_loads_a_target_lacks_rules_or_trust() -> None:

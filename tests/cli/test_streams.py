@@ -14,11 +14,14 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from costproof import api
 from costproof.cli import main
 from costproof.cli.main import run
+from costproof.cli.streams import tolerant_streams
+from costproof.foreign import as_command, running
 from costproof.reports.report import Report
 from tests.support.running import costproof
 from tests.support.toy import incomplete, toy, wrong
@@ -163,6 +166,25 @@ def test_a_stdout_without_bytes_takes_the_text() -> None:
     with redirect_stdout(out):
         assert run(["machine", "l4", "-f", "json"]) == 0
     assert json.loads(out.getvalue())["name"] == "l4"
+
+
+@pytest.mark.parametrize("kind", ["line_buffering", "write_through"])
+def test_progress_of_foreign_code_is_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    """To a file, as Python opens stderr, and as it does with PYTHONUNBUFFERED."""
+    with (
+        (tmp_path / "err").open("wb") as file,
+        io.TextIOWrapper(
+            file, "utf-8", line_buffering=kind == "line_buffering", write_through=kind == "write_through"
+        ) as stream,
+    ):
+        for name in ("stderr", "__stderr__"):
+            monkeypatch.setattr(sys, name, stream)
+        with tolerant_streams(), as_command(), running("it ends"):
+            click.echo("1 of 2", err=True)
+            assert (tmp_path / "err").read_text() == "1 of 2\n"
+        monkeypatch.undo()
 
 
 def test_a_fork_of_foreign_code_keeps_no_command_from_its_end() -> None:

@@ -101,6 +101,8 @@ THOROUGH_LINES = (
     "costproof counters deepseek-ocr",
     "costproof counters deepseek-ocr --attention flash_attention_2 --only FlopCounterMode,fvcore",
     "costproof counters deepseek-ocr --stage sam --only fvcore -f md -o sam.md",
+    "costproof counters deepseek-ocr --stage projector --only thop --add numbers.csv",  # claims/test_own_numbers.py
+    "costproof report deepseek-ocr --attention flash_attention_2",  # models/test_flash_attention.py
     "costproof report hf:docs/examples/qwen3.json --seq-len 20 --new-tokens 4 --batch 2 -o out/qwen3",
 )
 """The same: what they show, others show too."""
@@ -216,12 +218,13 @@ def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("costproof.tracers.device_benchmark._LARGEST", 512)
     monkeypatch.setattr("costproof.tracers.device_benchmark._COPIED", {"cpu": 2**24})
     monkeypatch.setattr("costproof.tracers.device_benchmark._IMAGES", {"cpu": 1})
+    monkeypatch.setattr("costproof.tracers.device_benchmark._HIGH", 4)
     monkeypatch.setattr("costproof.tracers.device_benchmark._fastest", partial(_fastest, spread=0))
     monkeypatch.setattr("costproof.tracers.device_benchmark.measure_device", fast)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("kept_traces", "fast_machine")
+@pytest.mark.usefixtures("kept_traces", "proof_in_this_process", "fast_machine")
 @pytest.mark.parametrize(("page", "group"), GROUPS)
 def test_command_lines_do_what_the_page_says(
     page: Path, group: tuple[Line, ...], prepared: Path, tmp_path: Path, *, thorough: bool

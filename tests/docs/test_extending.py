@@ -53,6 +53,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")  # the tool of ``counters`` has a process of its own
 def test_what_the_page_says_is_what_the_packages_do(installed: Path) -> None:
     found = {line.command: line.code for line in lines(PAGE) if line.command in SAYS}
     assert set(found) == set(SAYS)

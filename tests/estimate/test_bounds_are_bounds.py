@@ -322,7 +322,7 @@ def test_the_floor_of_routed_experts_is_that_of_tokens_that_all_choose_alike() -
 
 
 MIXTRAL: Final = {
-    "model_type": "mixtral", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2,
+    "model_type": "mixtral", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1,
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "vocab_size": 32, "num_local_experts": 8,
     "num_experts_per_tok": 2, "sliding_window": None,
 }  # fmt: skip
@@ -330,7 +330,7 @@ MIXTRAL: Final = {
 
 @pytest.mark.usefixtures("one_process")
 def test_every_source_has_the_floor_of_the_experts_of_one_token(tmp_path: Path) -> None:
-    """3 steps of 2 layers: 3 sequences choose 2 of 8 experts each, 6 at most, 2 at least, of three 8 x 16 matrices."""
+    """3 steps of one layer: 3 sequences choose 2 of 8 experts each, 6 at most, 2 at least, of three 8 x 16 matrices."""
     file = tmp_path / "mixtral.json"
     file.write_text(json.dumps(MIXTRAL))
     counted = api.capture("mixtral", config=file, batch=3, text_tokens=2, new_tokens=3)
@@ -338,7 +338,7 @@ def test_every_source_has_the_floor_of_the_experts_of_one_token(tmp_path: Path) 
         found = api.roofline(counted, on=BUSY, source=source)
         decode = next(s for s in found.stages if s.id == "decode")
         assert decode.full is not None
-        assert (decode.full.bytes or 0) - (decode.floor.bytes or 0) == 3 * 2 * (6 - 2) * 3 * 8 * 16 * 2
+        assert (decode.full.bytes or 0) - (decode.floor.bytes or 0) == 3 * (6 - 2) * 3 * 8 * 16 * 2
 
 
 MIXED: Final = """
@@ -365,6 +365,7 @@ def causal():
 """
 
 
+@pytest.mark.usefixtures("one_process")
 def test_the_peak_is_that_of_each_operator(tmp_path: Path) -> None:
     path = tmp_path / "mixed.py"
     path.write_text(MIXED)
@@ -560,6 +561,7 @@ def cuda(): return Auto("cuda"), (torch.ones(512, 16),)
 """
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_autocast_makes_results_narrow(tmp_path: Path, device: str) -> None:

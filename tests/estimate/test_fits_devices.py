@@ -111,8 +111,8 @@ def test_the_quantised_weights_of_a_rank_are_its_own() -> None:
     assert found.stored_bytes - rank == 0
 
 
-SEQUENCE = 513 * 32 * 8 * 128 * 2 * 2
-"""Keys and values of 512 + 1 tokens of all 8 heads in 32 layers of Llama 3.1 8B."""
+SEQUENCE = 513 * 2 * 8 * 128 * 2 * 2
+"""Keys and values of 512 + 1 tokens of all 8 heads in two layers of Llama 3.1 8B."""
 
 
 def dealt_limit(parts: int, most: int, *, step: int = 1) -> int:
@@ -124,14 +124,14 @@ def dealt_limit(parts: int, most: int, *, step: int = 1) -> int:
 
 
 @pytest.mark.parametrize(("target", "parts", "most", "step"), [
-    ("llama-3.1-8b@chat,batch=3,dp=3", 3, 1, 1),
-    ("llama-3.1-8b@chat,batch=4,dp=3", 3, 5, 1),
-    ("llama-3.1-8b@chat,batch=3,dp=3", 3, 341, 1),  # 1,024, the largest batch of the model, is no multiple of 3
-    ("llama-3.1-8b@chat,batch=4,fsdp=2", 2, 4, 1),
-    ("mixtral@chat,batch=2,dp=2,ep=2", 2, 3, 2),  # ranks that gather each other's tokens take equal batches
+    ("llama-3.1-8b@chat,layers=2,batch=3,dp=3", 3, 1, 1),
+    ("llama-3.1-8b@chat,layers=2,batch=4,dp=3", 3, 5, 1),
+    ("llama-3.1-8b@chat,layers=2,batch=3,dp=3", 3, 341, 1),  # 1,024, the most that it takes, is no multiple of 3
+    ("llama-3.1-8b@chat,layers=2,batch=4,fsdp=2", 2, 4, 1),
+    ("mixtral@chat,layers=2,batch=2,dp=2,ep=2", 2, 3, 2),  # ranks that gather tokens take equal batches
 ])  # fmt: skip
 def test_the_largest_batch_of_ranks_that_share_it(target: str, parts: int, most: int, step: int) -> None:
-    """Both models have 8 key/value heads of 128 elements in 32 layers."""
+    """Both models have 8 key/value heads of 128 elements; two layers of them."""
     free = costproof.fits(target, memory=10**12)
     lasting = (free.weights_bytes or 0) + (free.buffers_bytes or 0)
     found = costproof.fits(target, memory=lasting + most * SEQUENCE + SEQUENCE // 2)
@@ -165,11 +165,11 @@ def test_the_longest_prompt_of_ranks_that_share_it(plan: str, last: int, first: 
 
 def test_a_wrong_limit_of_ranks_is_found_by_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest limit of all ranks in place of the smallest; a batch too late; a batch too early."""
-    target = "llama-3.1-8b@chat,batch=3,dp=2"
+    target, memory = "llama-3.1-8b@chat,batch=3,dp=2,layers=2", "4GB"
     with monkeypatch.context() as planted:
         planted.setattr(fits_module, "report_order", lambda found: -(found.at or 0))
         with pytest.raises(Bug, match="does not fit at"):
-            costproof.fits(target, memory="24GB")
+            costproof.fits(target, memory=memory)
     solve = fits_module.memory_limits
     for off in (2, -2):
 
@@ -181,7 +181,7 @@ def test_a_wrong_limit_of_ranks_is_found_by_the_command(monkeypatch: pytest.Monk
         with monkeypatch.context() as planted:
             planted.setattr(fits_module, "memory_limits", moved)
             with pytest.raises(Bug, match=r"(bytes|does not fit) at"):
-                costproof.fits(target, memory="24GB")
+                costproof.fits(target, memory=memory)
 
 
 def test_borders_of_ranks_that_share_a_batch() -> None:

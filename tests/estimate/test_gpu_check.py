@@ -314,6 +314,7 @@ def test_a_gpu_sleeps_until_the_call_is_dispatched(monkeypatch: pytest.MonkeyPat
     assert done == ["event", "event", "synchronize", "sleep", "event", "call", "event", "synchronize"]
 
 
+@pytest.mark.usefixtures("one_process")
 def test_counts_are_judged_apart_from_the_format_of_a_checkpoint(tmp_path: Path) -> None:
     """The run has the dtype that was asked for, so that a published checkpoint in fp8 leaves nothing uncounted."""
     file = dict(gpu.small_models(tmp_path))["deepseek-v3"]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import pytest
 
 import costproof
 from costproof.algebra.conditions import Condition
-from costproof.estimate.memory import MemoryLimit
+from costproof.estimate.memory import Fits, MemoryLimit
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
@@ -28,10 +29,37 @@ OLMO2: dict[str, Any] = {
 }  # fmt: skip
 
 
+ROOM: Final = 46_000
+WIDE: Final = 240_000
+"""Room for a text as long as the context."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the configuration."""
+    made = tmp_path_factory.mktemp("olmo2")
+    (made / "c.json").write_text(json.dumps(OLMO2))
+    return made
+
+
+@cache
+def answer(folder: Path, own: str, memory: int = ROOM) -> Fits:
+    """Return whether the run fits; two tests look at it."""
+    return costproof.fits(f"hf:{folder}/c.json,{own}", memory=memory)
+
+
+@cache
+def live(folder: Path, batch: int, text_tokens: int) -> int:
+    """Return the largest live peak of the graphs of a run, each exported once for all tests."""
+    target = read_operand(f"hf:{folder}/c.json,seq-len=10").origin
+    assert isinstance(target, Exportable)
+    workload = replace(answer(folder, "seq-len=10").workload, batch=batch, text_tokens=text_tokens)
+    return max(released_peaks(target, workload).values())
+
+
 @pytest.mark.usefixtures("one_process")
-def test_a_model_without_formulas_has_the_limits_of_its_graphs(tmp_path: Path) -> None:
-    (tmp_path / "c.json").write_text(json.dumps(OLMO2))
-    found = costproof.fits(f"hf:{tmp_path}/c.json,batch=2,seq-len=10", memory=60_000)
+def test_a_model_without_formulas_has_the_limits_of_its_graphs(folder: Path) -> None:
+    found = answer(folder, "batch=2,seq-len=10", WIDE)
     # Two tables, four matrices of attention, three of the MLP, five norms.
     weights = 2 * (2 * 64 * 32 + 4 * 32 * 32 + 3 * 32 * 48 + 5 * 32)
     assert found.weights_bytes == weights
@@ -39,43 +67,38 @@ def test_a_model_without_formulas_has_the_limits_of_its_graphs(tmp_path: Path) -
     assert found.cache_bytes == 2 * 11 * token  # a prompt of ten and a step
     assert found.token_bytes == token
     batch, tokens = (x for x in found.limits if x.held == "weights and cache")
-    first = (60_000 - held) // (11 * token) + 1
+    first = (WIDE - held) // (11 * token) + 1
     assert (batch.setting, batch.outcome, batch.at) == ("batch", "from", first)
     assert [(p.at, p.bytes) for p in batch.points] == [(n, held + n * 11 * token) for n in (first - 1, first)]
-    longest = (60_000 - held) // (2 * token) - 1
+    longest = (WIDE - held) // (2 * token) - 1
     assert (tokens.setting, tokens.outcome, tokens.at) == ("text_tokens", "refused", longest + 1)
     assert "longer than the model's context" in tokens.why
 
 
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("own", ["batch=2,seq-len=10", "seq-len=10"])
-def test_a_limit_of_the_live_peak_is_that_of_a_search_by_graphs(tmp_path: Path, own: str) -> None:
+def test_a_limit_of_the_live_peak_is_that_of_a_search_by_graphs(folder: Path, own: str) -> None:
     """Graphs of every batch and of lengths around the limit; a batch of 1 is a number in its own graph."""
-    (tmp_path / "c.json").write_text(json.dumps(OLMO2))
-    found = costproof.fits(f"hf:{tmp_path}/c.json,{own}", memory=46_000)
-    target = read_operand(f"hf:{tmp_path}/c.json,{own}").origin
-    assert isinstance(target, Exportable)
+    found = answer(folder, own)
 
-    def fit(**changed: int) -> bool:
-        peaks = released_peaks(target, replace(found.workload, **cast("dict[str, Any]", changed)))
-        return (found.lasting_bytes or 0) + max(peaks.values()) <= 46_000
+    def fit(batch: int = found.workload.batch, text_tokens: int = 10) -> bool:
+        return (found.lasting_bytes or 0) + live(folder, batch, text_tokens) <= ROOM
 
     batch, tokens = (x for x in found.limits if x.held == "weights and live peak")
     assert batch.at == next(n for n in range(1, 14) if not fit(batch=n))
     assert batch.at > 3
     assert tokens.at is not None
     assert [fit(text_tokens=n) for n in range(tokens.at - 2, tokens.at + 2)] == [True, True, False, False]
-    assert [(p.at, p.bytes <= 46_000) for p in batch.points] == [(batch.at - 1, True), (batch.at, False)]
+    assert [(p.at, p.bytes <= ROOM) for p in batch.points] == [(batch.at - 1, True), (batch.at, False)]
 
 
 @pytest.mark.usefixtures("one_process")
-def test_a_longest_text_of_the_model_is_shown_to_fit(tmp_path: Path) -> None:
+def test_a_longest_text_of_the_model_is_shown_to_fit(folder: Path) -> None:
     """The context of 128 positions ends a text of 127 and a step, for which a graph is exported."""
-    (tmp_path / "c.json").write_text(json.dumps(OLMO2))
-    found = costproof.fits(f"hf:{tmp_path}/c.json,batch=2,seq-len=10", memory=240_000)
+    found = answer(folder, "batch=2,seq-len=10", WIDE)
     (tokens,) = (x for x in found.limits if x.held == "weights and live peak" and x.setting == "text_tokens")
     assert tokens.outcome == "refused"
-    assert [(p.at, p.bytes <= 240_000) for p in tokens.points] == [(127, True)]
+    assert [(p.at, p.bytes <= WIDE) for p in tokens.points] == [(127, True)]
 
 
 def test_a_graph_that_contradicts_the_peak_in_symbols_decides(monkeypatch: pytest.MonkeyPatch) -> None:

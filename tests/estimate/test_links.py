@@ -141,15 +141,15 @@ def test_the_borders_of_the_links_are_where_runs_cross() -> None:
 
 def test_the_slowest_rank() -> None:
     """102 entries on 4 ranks are 26, 26, 26 and 24: the last reads and multiplies fewer."""
-    found = of("llama-3.1-8b@chat,vocab=102,tp=4", "h100-sxm").links
+    found = of("llama-3.1-8b@chat,layers=2,vocab=102,tp=4", "h100-sxm").links
     assert found is not None
     assert [r.ranks for r in found.ranks] == [(0, 1, 2), (3,)]
     assert Fraction(found.ranks[0].exposed_s or 0) > Fraction(found.ranks[1].exposed_s or 0)
-    other = of("llama-3.1-8b@chat,vocab=102,tp=4,rank=3", "h100-sxm").links
+    other = of("llama-3.1-8b@chat,layers=2,vocab=102,tp=4,rank=3", "h100-sxm").links
     assert other is not None
     assert other.ranks == found.ranks
     assert other.stages[-1].exposed_s == found.ranks[1].exposed_s
-    uneven = of("llama-3.1-8b@chat,batch=3,tp=2,dp=2", "4xh100-sxm").links
+    uneven = of("llama-3.1-8b@chat,layers=2,batch=3,tp=2,dp=2", "4xh100-sxm").links
     assert uneven is not None
     assert [r.ranks for r in uneven.ranks] == [(0, 1), (2, 3)]
 
@@ -204,7 +204,7 @@ def test_borders_of_shared_experts_have_the_clocks_of_the_stage(run: dict[str, i
     """At and below a border both sides are clocks of a run at that value, of the mean of the experts' rows."""
 
     def at(**changed: int) -> Roofline:
-        settings = {"text_tokens": 64, "new_tokens": 0, **run, **changed}
+        settings = {"layers": 2, "text_tokens": 64, "new_tokens": 0, **run, **changed}
         return of(",".join(("qwen3-30b-a3b@chat", *(f"{k}={n}" for k, n in settings.items()))), "4xh100-sxm")
 
     found, compared = at(), set()

@@ -366,7 +366,11 @@ def test_more_kept_flops_than_flops_are_refused(llama: Roofline) -> None:
 
 @pytest.mark.parametrize(
     ("target", "stage"),
-    [("deepseek-v3@chat", "decode"), ("deepseek-v3@chat,decoding=absorbed", "decode"), ("gpt-oss-20b@chat", "prefill")],
+    [
+        ("deepseek-v3@chat,layers=5", "decode"),
+        ("deepseek-v3@chat,layers=5,decoding=absorbed", "decode"),
+        ("gpt-oss-20b@chat,layers=2", "prefill"),
+    ],
 )
 def test_the_clocks_of_a_border_are_those_of_its_stage(target: str, stage: str) -> None:
     """Also where products of one kind run in two dtypes, and what may be skipped is in the narrower one.

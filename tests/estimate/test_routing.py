@@ -38,7 +38,7 @@ def test_the_closed_form_is_the_mean_of_all_routings(experts: int, top_k: int, t
 
 
 @pytest.mark.parametrize(
-    ("experts", "top_k", "tokens"), [(64, 6, 1), (64, 6, 8), (256, 8, 32), (8, 2, 3), (128, 8, 500)]
+    ("experts", "top_k", "tokens"), [(64, 6, 1), (64, 6, 8), (256, 8, 32), (8, 2, 3), (128, 8, 50)]
 )
 def test_the_closed_form_is_near_the_mean_of_a_thousand_routings(experts: int, top_k: int, tokens: int) -> None:
     draw = Random(7)

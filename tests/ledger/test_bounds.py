@@ -109,6 +109,16 @@ def test_files_of_a_report_are_hashed_once_and_no_more_than_one_large_one(
         check_manifest(tmp_path)
 
 
+def test_a_pipe_that_was_read_before() -> None:
+    """Commands that look at a configuration first read it twice, which a pipe such as /dev/stdin cannot give."""
+    reader, writer = os.pipe()
+    os.close(writer)
+    with pytest.raises(BadInput, match="an empty pipe") as caught:
+        read_json(Path(f"/dev/fd/{reader}"), what="configuration")
+    os.close(reader)
+    assert "write it to a file" in str(caught.value)
+
+
 def test_a_pipe_with_a_writer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "c.json")
 

@@ -19,6 +19,8 @@ from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.tracers.dynamic import dynamic_ledger
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 SIZES: Final[dict[str, Any]] = {
     "hidden": 64, "intermediate": 96, "layers": 2, "heads": 4, "kv_heads": 4, "head_dim": 16, "vocab": 102,
 }  # fmt: skip
@@ -122,19 +124,26 @@ def test_ranks_that_share_tokens_share_norms_and_additions() -> None:
 
 
 AGREE: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any], tuple[str, ...]]]] = {
-    "vllm, tied": ("llama", {"tied": True}, {"tp": 4, "rank": 3, "plan": "vllm"}, ("static",)),
-    "vllm, copies of heads": ("qwen3-moe", {**MIXED, "kv_heads": 2}, {"tp": 4, "rank": 1, "plan": "vllm"}, ("static",)),
+    "vllm, tied": ("llama", {"tied": True, "layers": 1}, {"tp": 4, "rank": 3, "plan": "vllm"}, ("static",)),
+    "vllm, copies of heads": (
+        "qwen3-moe", {**MIXED, "layers": 1, "kv_heads": 2}, {"tp": 4, "rank": 1, "plan": "vllm"}, ("static",)
+    ),
     "vllm, latents": ("deepseek-v3", LATENT, {"tp": 4, "rank": 3, "batch": 2, "plan": "vllm"}, ("static",)),
     "vllm, by expert": ("deepseek-v2", LATENT, {"tp": 2, "ep": 2, "rank": 1, "plan": "vllm"}, ("static",)),
     "vllm, biases and sinks": ("gpt-oss", MIXED, {"tp": 4, "rank": 3, "plan": "vllm"}, ("static",)),
     "vllm, run": ("llama", {"vocab": 128}, {"tp": 2, "rank": 1, "plan": "vllm"}, ("static", "dynamic")),
     "megatron, biases": (
-        "llama", {"attention_bias": True, "mlp_bias": True}, {"tp": 4, "rank": 3, "plan": "megatron"}, ("static",)
+        "llama", {"attention_bias": True, "mlp_bias": True, "layers": 1}, {"tp": 4, "rank": 3, "plan": "megatron"},
+        ("static",),
     ),
-    "megatron, batch": ("qwen3", {}, {"tp": 2, "batch": 2, "logits": "all", "plan": "megatron"}, ("static",)),
+    "megatron, batch": (
+        "qwen3", {"layers": 1}, {"tp": 2, "batch": 2, "logits": "all", "plan": "megatron"}, ("static",)
+    ),
     "megatron, eager": ("gemma3", {}, {"tp": 2, "rank": 1, "attention": "eager", "plan": "megatron"}, ("static",)),
     "given": ("llama", {"kv_heads": 2}, {"tp": 2, "rank": 1, "plan": ATTENTION}, ("static", "dynamic")),
-    "given, copies of heads": ("llama", {"kv_heads": 2}, {"tp": 4, "rank": 1, "plan": ATTENTION}, ("static",)),
+    "given, copies of heads": (
+        "llama", {"kv_heads": 2, "layers": 1}, {"tp": 4, "rank": 1, "plan": ATTENTION}, ("static",)
+    ),
 }  # fmt: skip
 
 

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
+
 from costproof.ledger.peaks import CallPeaks, LiveTensor
-from costproof.opgraph.liveness import MemoryEvent, MemoryProgram, ProgramStep, Timeline, gap_parts, peak_of, timeline
+from costproof.opgraph.liveness import (
+    MemoryEvent,
+    MemoryProgram,
+    ProgramStep,
+    Timeline,
+    gap_parts,
+    peak_of,
+    repeated,
+    timeline,
+)
 
 
 def tensor(name: str, size: int, module: str = "") -> LiveTensor:
@@ -118,3 +129,24 @@ def test_what_the_graph_alone_holds_is_subtracted() -> None:
     eager = Timeline((X, A, B, C), (made(0), made(2), gone(2), made(1), made(3)))
     parts = gap_parts(graph, eager, lambda event, wanted: {})
     assert sum(p.bytes for p in parts) == (10 + 100 + 5) - (10 + 100 + 20 + 5)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "third", "expected"),
+    [
+        ("xy", "xAyB", "xAAyBB", "xAAAAAyBBBBB"),
+        # What comes behind a block begins as the block does.
+        ("abx", "abcabx", "abcabcabx", "abcabcabcabcabcabx"),
+        ("xAy", "xAAy", "xAAAy", "xAAAAAAy"),
+        ("", "ab", "abab", "ababababab"),
+        ("xy", "xy", "xy", "xy"),
+        # Not twice, not at the same place, or not in one way alone: aab three times, or aa and b.
+        ("xy", "xAy", "xABy", None),
+        ("xyz", "xAyz", "xAyAz", None),
+        ("xy", "xAy", "xAAAy", None),
+        ("b", "ababab", "ababaababab", None),
+    ],
+)
+def test_blocks_that_repeat(first: str, second: str, third: str, expected: str | None) -> None:
+    found = repeated((first, second, third), 3)
+    assert (None if found is None else "".join(found)) == expected

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 from costproof.ledger.mesh import Mesh
 from costproof.models.decoding.plans import ENGINES, styles_of
 from costproof.models.decoding.rank_model import shard
-from costproof.patches.sharding import GatheringExperts, cut_to_stage, expert_meshes, plans_of
+from costproof.patches.exchanges import GatheringExperts, expert_meshes
+from costproof.patches.sharding import cut_to_stage, plans_of
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -45,11 +47,14 @@ FAMILIES: dict[str, tuple[str, str, bool, dict[str, Any]]] = {
 }
 """Name -> type of the configuration, class, whether experts are split by expert, and further sizes."""
 LENGTHS = (8, 24)
-RUNS = {
-    2: (("llama", 1), ("qwen3_moe", 1), ("qwen3_moe_ep", 2)),
-    4: (("llama", 1), ("qwen3_moe_ep", 1), ("qwen3_moe_ep", 2), ("mixtral_ep", 4)),
-}
-"""Number of ranks -> families, each with the number of batches that share experts."""
+RUNS: dict[int, tuple[tuple[str, tuple[int, ...]], ...]] = {
+    2: (("llama", (2,)), ("qwen3_moe", (2,)), ("qwen3_moe_ep", (2, 2)), ("qwen3_moe_ep", (2, 1))),
+    4: (
+        ("llama", (2,)), ("qwen3_moe_ep", (2,)), ("qwen3_moe_ep", (2, 2)), ("mixtral_ep", (2, 2, 2, 2)),
+        ("qwen3_moe_ep", (2, 1)),
+    ),
+}  # fmt: skip
+"""Number of ranks -> families, each with the prompts of the batches that share experts."""
 SECONDS = 240
 """The most that the ranks of a group may take."""
 _UNACKED, _ACKED, _NOT_SENT = 24, 120, 144
@@ -69,9 +74,9 @@ def model_of(family: str, dtype: torch.dtype) -> Any:
     return made
 
 
-def logits(model: Any, length: int, batch: int = 0) -> torch.Tensor:
-    """Return the logits of a batch of two prompts; each number has other ones."""
-    ids = (torch.arange(2 * length).view(2, length) + 31 * batch) % SIZES["vocab_size"]
+def logits(model: Any, length: int, batch: int = 0, prompts: int = 2) -> torch.Tensor:
+    """Return the logits of a batch of prompts; each number has other ones."""
+    ids = (torch.arange(prompts * length).view(prompts, length) + 31 * batch) % SIZES["vocab_size"]
     with torch.no_grad():
         found: torch.Tensor = model(input_ids=ids).logits
     return found
@@ -136,7 +141,7 @@ def pipeline(rank: int, ranks: int) -> dict[str, Any]:
     return {"off": off, "largest": float(one.abs().max()), "sent": bytes_sent}
 
 
-def rank_main(rank: int, ranks: int, families: tuple[tuple[str, int], ...], folder: str) -> None:
+def rank_main(rank: int, ranks: int, families: tuple[tuple[str, tuple[int, ...]], ...], folder: str) -> None:
     """Run all families as one rank, and write what was found."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
@@ -144,24 +149,27 @@ def rank_main(rank: int, ranks: int, families: tuple[tuple[str, int], ...], fold
     register(f"tp:{ranks}", dist.group.WORLD)
     EPImplementationInterface.register("gather", GatheringExperts)
     found: dict[str, Any] = {}
-    for family, batches in families:
+    for family, prompts in families:
+        batches, uneven = len(prompts), prompts if len({*prompts}) > 1 else ()
         tp, batch = ranks // batches, rank // (ranks // batches)
+        run = partial(logits, batch=batch, prompts=prompts[batch])
         meshes = expert_meshes(batches, tp)
-        if batches > 1:
+        if batches > 1 and not uneven:  # those of uneven batches are the same
             root = meshes[1]._get_root_mesh()
             register(f"ep/tp:{batches}", root["batches"].get_group())
             if tp > 1:
                 register(f"tp:{tp}", meshes[0].get_group())
         exact = torch.float64 if family == "llama" else torch.float32  # grouped products have no float64
-        one = logits(model_of(family, exact), LENGTHS[0], batch)
+        one = run(model_of(family, exact), LENGTHS[0])
         theirs, ours, plain = (model_of(family, dtype) for dtype in (exact, exact, torch.float32))
         plans = plans_of(theirs, tp, ranks if FAMILIES[family][2] else 1)
-        for model in (theirs, plain):
+        for model in () if uneven else (theirs, plain):
             if tp > 1:
                 apply_tensor_parallelism(model, meshes[0], dict(plans[0]))
             form = "auto" if batches == 1 else "gather"
             apply_expert_parallelism(model, meshes[1], meshes[0], dict(plans[1]), ep_implementation=form)
-        shard(ours, plans, tp, rank, batches=batches)
+        for model in (ours, plain) if uneven else (ours,):
+            shard(model, plans, tp, rank, batches=batches, sequences=uneven)
         engines = {}
         for name, engine in ENGINES.items() if family == "llama" else ():
             model, work = model_of(family, exact), Mesh(tp=ranks)
@@ -170,17 +178,17 @@ def rank_main(rank: int, ranks: int, families: tuple[tuple[str, int], ...], fold
             engines[name] = float((logits(model, LENGTHS[0]) - one).abs().max())
         bytes_sent = []
         for length in LENGTHS:
-            logits(plain, length)
+            run(plain, length)
             dist.barrier()
             before = settled()
             dist.barrier()
-            logits(plain, length)
+            run(plain, length)
             dist.barrier()
             after = settled()
             bytes_sent.append(None if before is None or after is None else after - before)
-        found[f"{family} of {batches}"] = {
-            "theirs": float((logits(theirs, LENGTHS[0], batch) - one).abs().max()),
-            "ours": float((logits(ours, LENGTHS[0], batch) - one).abs().max()),
+        found[f"{family} of {' and '.join(map(str, prompts))}"] = {
+            "theirs": None if uneven else float((run(theirs, LENGTHS[0]) - one).abs().max()),  # gloo's parts are equal
+            "ours": float((run(ours, LENGTHS[0]) - one).abs().max()),
             "engines": engines,
             "largest": float(one.abs().max()),
             "sent": bytes_sent,

@@ -18,7 +18,7 @@ from costproof.models.decoding.absorbed import absorb
 from costproof.models.decoding.build import own_attention
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.sequence_model import OwnPositions, share_sequence
-from costproof.patches.sharding import SharedSequence
+from costproof.patches.exchanges import SharedSequence
 from tests.oracles.gloo_ranks import settled
 
 SIZES: dict[str, Any] = {

@@ -9,7 +9,7 @@ from costproof.claims.effects import Mistakes
 from costproof.compare.proof.closed_form import closed_form, render
 from costproof.ledger.capture import Capture
 from costproof.ledger.node import CostNode
-from costproof.run.derive import derive
+from costproof.run.proof import derive
 
 
 @cache

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,11 +25,20 @@ from tests.support.running import costproof
 from tests.support.toy import toy
 from tests.support.written import write_capture
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
 TERA = 10**12
 DEVICE_OF_ONE = Device(
     "one", "one of each", "measured", {}, (DevicePeak("bfloat16", TERA, "dense", "matrix", ()),), DeviceFigure(TERA, ())
 )
 """10^12 FLOP and 10^12 bytes a second."""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as made:
+        yield made
 
 
 def peaks_part(calls: tuple[CallPeaks, ...]) -> str:
@@ -128,12 +139,12 @@ def test_names_are_data() -> None:
 
 
 @pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.thorough), "dark"])
-def test_in_a_browser(scheme: str, tmp_path: Path, golden: Golden) -> None:
+def test_in_a_browser(scheme: str, tmp_path: Path, golden: Golden, chromium: Browser) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     file = tmp_path / "page.html"
     file.write_text(cp.render(with_traffic(), "html", on=DEVICE_OF_ONE), encoding="utf-8", newline="\n")
-    with browser() as chromium, opened(chromium, file, scheme=scheme, width=360) as shown:
+    with opened(chromium, file, scheme=scheme, width=360) as shown:
         assert shown.evaluate("document.documentElement.scrollWidth") == 360
         shown.get_by_text("time at the roof", exact=True).first.click()
         assert shown.locator(".metric:visible").get_attribute("data-metric") == "time"
@@ -147,7 +158,7 @@ def test_in_a_browser(scheme: str, tmp_path: Path, golden: Golden) -> None:
         assert [(v["id"], [n["html"][:200] for n in v["nodes"]]) for v in found] == []
 
 
-def test_the_page_of_peaks_in_a_browser(tmp_path: Path) -> None:
+def test_the_page_of_peaks_in_a_browser(tmp_path: Path, chromium: Browser) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     of, (call, other) = toy(), peaks()
@@ -157,7 +168,7 @@ def test_the_page_of_peaks_in_a_browser(tmp_path: Path) -> None:
     found = Peaks(of.conventions, of.target, of.workload, of.environment, by_stage(calls), calls)
     file = tmp_path / "peaks.html"
     file.write_text(variants("peaks")["html"].text(found), encoding="utf-8", newline="\n")
-    with browser() as chromium, opened(chromium, file, width=360) as shown:
+    with opened(chromium, file, width=360) as shown:
         assert "The largest peak is 135 bytes" in shown.locator("#verdict").inner_text()
         shown.locator("details").evaluate_all("all => all.forEach(d => { d.open = true; })")
         shown.evaluate(WIDEN)

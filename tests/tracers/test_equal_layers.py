@@ -12,10 +12,12 @@ import sympy
 
 from costproof.algebra.symbols import parse
 from costproof.ledger.node import Ledger
+from costproof.ledger.workload import Workload
 from costproof.models.generic.huggingface import HuggingFace
 from costproof.models.registry import load_target
 from costproof.tracers import equal_layers, static
 from costproof.tracers.equal_layers import ledger_of_equal_layers
+from costproof.tracers.peaks import calls
 from costproof.tracers.static import exported_ledger, static_ledger
 
 FALCON: Final = {
@@ -98,10 +100,10 @@ def test_ledgers_are_equal(data: dict[str, Any], tmp_path: Path, monkeypatch: py
     assert replace(found, nodes=(), notes=notes) == replace(whole, nodes=())
 
 
-def without_whole_export(target: Any) -> tuple[Ledger | None, int]:
+def without_whole_export(target: Any, **settings: Any) -> tuple[Ledger | None, int]:
     """The ledger from truncated models, if there is one, and the number of those that were exported."""
     exported: list[Ledger] = []
-    workload = target.workload()
+    workload = target.workload(**settings)
 
     def count(one: Any, built: Any) -> Ledger:
         values = {(i.stage, i.id): i.symbols for i in one.invocations(workload)}
@@ -133,9 +135,76 @@ def test_a_layer_that_works_otherwise_by_its_index(tmp_path: Path, monkeypatch: 
             object.__setattr__(layer.mlp, "number", i)
         return made
 
-    right, _ = without_whole_export(target_of(FALCON, tmp_path))
+    right, _ = without_whole_export(target_of(FALCON, tmp_path), new_tokens=0)
     assert right is not None
     monkeypatch.setattr(modeling_falcon.FalconMLP, "forward", twice)
     monkeypatch.setattr(HuggingFace, "make", numbered)
     other = {**FALCON, "vocab_size": 72}  # models are memoized by their configuration
-    assert without_whole_export(target_of(other, tmp_path)) == (None, 2)
+    assert without_whole_export(target_of(other, tmp_path), new_tokens=0) == (None, 2)
+
+
+# --- Live peaks ------------------------------------------------------------------------------------------------------
+
+PROMPT: Final = Workload("prompt", 5, 0, 1, "bfloat16", "sdpa")
+PERIODS: Final = {
+    **DIFFERENT["a pattern"], "num_hidden_layers": 8, "layer_types": 4 * ["sliding_attention", "full_attention"],
+}  # fmt: skip
+REPEATING: Final = [
+    pytest.param(FALCON, PROMPT, 2, id="equal layers"),
+    pytest.param(MOE, replace(PROMPT, attention="eager"), 2, id="other layers first", marks=pytest.mark.thorough),
+    pytest.param(HYBRID, replace(PROMPT, new_tokens=2), 3, id="states", marks=pytest.mark.thorough),
+    pytest.param(HYBRID, replace(PROMPT, inputs={"past": 3}), 3, id="chunk", marks=pytest.mark.thorough),
+    pytest.param(PERIODS, PROMPT, 1, id="periods", marks=pytest.mark.thorough),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "workload", "more"), REPEATING)
+def test_live_peaks_are_those_of_the_whole_export(
+    data: dict[str, Any], workload: Workload, more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(equal_layers, "_TIMES", 0)
+    target = target_of(data, tmp_path)
+    cut = equal_layers.truncated_by_periods(target, workload)
+    assert (cut or ([], 0))[1] == more
+    whole = [job for _, job in calls.calls(target, workload)]
+    # Not the peak alone: all that the graph allocates and releases, step by step.
+    assert calls._from_periods(target, workload, whole) == [calls._released(job) for job in whole]
+
+
+@pytest.mark.thorough
+def test_formulas_of_live_peaks_are_those_of_the_whole_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equal_layers, "_TIMES", 0)
+    target = target_of(FALCON, tmp_path)
+    found = calls.released_forms(target, PROMPT)
+    monkeypatch.setattr(calls, "truncated_by_periods", lambda *_: None)
+    assert [call.form for call in found] == [call.form for call in calls.released_forms(target, PROMPT)]
+
+
+def test_a_deep_layer_that_holds_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Layers 0 to 3 of 6 are alike, and so are the graphs of models with 2, 3 and 4 of them.
+    from transformers.models.falcon import modeling_falcon
+
+    forward, build = modeling_falcon.FalconMLP.forward, HuggingFace.make
+
+    def holding(self: Any, x: Any) -> Any:
+        more = x.new_zeros(7) if self.number == 5 else None
+        return forward(self, x) if more is None else forward(self, x) + more.sum()
+
+    def numbered(self: Any, *given: Any) -> Any:
+        made: Any = build(self, *given)
+        for i, layer in enumerate(made.module.transformer.h):
+            object.__setattr__(layer.mlp, "number", i)
+        return made
+
+    monkeypatch.setattr(equal_layers, "_TIMES", 0)
+    monkeypatch.setattr(modeling_falcon.FalconMLP, "forward", holding)
+    monkeypatch.setattr(HuggingFace, "make", numbered)
+    target = target_of({**FALCON, "vocab_size": 80}, tmp_path)
+    assert equal_layers.truncated_by_periods(target, PROMPT) is not None
+    assert calls._from_periods(target, PROMPT, [job for _, job in calls.calls(target, PROMPT)]) is None
+
+
+def test_models_that_do_not_repeat_are_exported_whole(tmp_path: Path) -> None:
+    # Three truncated models have 2 + 3 + 4 layers, which replace the export of 18 or more.
+    assert equal_layers.truncated_by_periods(target_of(FALCON, tmp_path), PROMPT) is None
+    assert equal_layers.truncated_by_periods(target_of({**FALCON, "num_hidden_layers": 18}, tmp_path), PROMPT)

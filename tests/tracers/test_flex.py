@@ -19,6 +19,7 @@ from tests.support.counted import agreed_totals, attention_totals
 from tests.tracers.packed_models import DIM, HEADS, LENGTHS, Flexible
 from tests.tracers.test_packed import PROJECTIONS, counted, triangle
 
+pytestmark = pytest.mark.usefixtures("one_process")
 flex: Any = pytest.importorskip("torch.nn.attention.flex_attention")
 ALL = HEADS * 64 * 64
 

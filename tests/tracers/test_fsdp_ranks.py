@@ -26,7 +26,7 @@ from costproof.tracers.static import static_ledger
 from tests.oracles.gloo_fsdp import CASES as CASES_OF_RANKS
 from tests.oracles.gloo_fsdp import rank_main
 from tests.oracles.gloo_ranks import run_ranks
-from tests.tracers.test_ranks import LATENT, by_module, collectives, small, workload
+from tests.tracers.test_ranks import LATENT, but_thorough, by_module, collectives, small, workload
 from tests.tracers.test_real_ranks import REASON
 
 LONG: Final = {"batch": 7, "text_tokens": 16}
@@ -41,7 +41,7 @@ CASES: Final = {
     "tensor": ("qwen2", {"tied": True}, {"fsdp": 3, "tp": 2, "rank": 3, "batch": 3}),
     "experts of a rank, tensor": ("mixtral", {}, {"fsdp": 3, "tp": 2, "ep": 2, "rank": 4, "batch": 3}),
     "latents, tensor and replicas": ("deepseek-v3", LATENT, {"fsdp": 3, "tp": 2, "dp": 2, "rank": 7, "batch": 6}),
-    "stage between": ("qwen3-moe", {"layers": 4}, {"fsdp": 2, "pp": 3, "tp": 2, "ep": 2, "batch": 3, "rank": 6}),
+    "stage between": ("qwen3-moe", {"layers": 3}, {"fsdp": 2, "pp": 3, "tp": 2, "ep": 2, "batch": 3, "rank": 6}),
     "ring of sequences": (
         "llama",
         {"kv_heads": 4, "tied": True},
@@ -72,7 +72,14 @@ CASES: Final = {
 }
 
 
-@pytest.mark.parametrize(("family", "sizes", "mesh"), CASES.values(), ids=CASES)
+IMPLIED: Final = {
+    "biases", "experts", "biases of experts and sinks", "replicas", "ring of sequences", "latents, ulysses"
+}  # fmt: skip
+"""Cases whose family, mesh and layout are each in another case, or in those without parts of ``test_shared_sequences``.
+"""
+
+
+@pytest.mark.parametrize(("family", "sizes", "mesh"), but_thorough(CASES, IMPLIED))
 def test_three_sources_are_equal(family: str, sizes: dict[str, Any], mesh: dict[str, Any]) -> None:
     """All metrics of all modules, those of the collectives included, are equal."""
     target = small(family, **{"layers": 2 if sizes is LATENT else 1, **sizes})
@@ -242,10 +249,10 @@ def test_gathered_parameters_of_a_real_run(vocab: int, root_first: bool, tensor:
 
 
 def test_fits_adds_gathered_parameters() -> None:
-    """Llama-3.1-70B on 8 ranks: R = 4,202,708,992 and L = 1,711,308,800 bytes; both twice at the first layer."""
-    found = fits("llama-3.1-70b@chat,batch=8,fsdp=8,rank=0", on="8xh100-sxm")
+    """Two layers of Llama-3.1-70B on 8 ranks: R = 4,202,708,992, L = 1,711,308,800 bytes; both twice at the first."""
+    found = fits("llama-3.1-70b@chat,layers=2,batch=8,fsdp=8,rank=0", on="8xh100-sxm")
     assert found.unpacked_bytes == 2 * 4_202_708_992 + 2 * 1_711_308_800
-    assert found.held_weights == 141_107_412_992 // 8
+    assert found.held_weights == (4_202_708_992 + 2 * 1_711_308_800) // 8
     assert found.most_bytes == found.held_weights + 512 + (found.live_bytes or 0) + found.unpacked_bytes
     assert found.verdict == "fits"
 
@@ -276,10 +283,12 @@ def test_real_ranks_return_the_same_and_send_as_much(ranks: int) -> None:
 
     In float32, of two layers: three matrices of 64 more columns or rows of 64, and in each of 6 experts, of which
     4 ranks store 2 each. A rank of n sends n - 1 of its parts; headers are equal and cancel. Two ranks along tp have
-    half of each matrix, and exchange nothing that depends on the inner width; replicas exchange nothing.
+    half of each matrix, and exchange nothing that depends on the inner width; replicas exchange nothing. Of a prompt
+    more, 2 ranks that share its 8 tokens send 4 keys and values of 4 heads of 8 in each layer; they store parts too.
     """
     matrices = 2 * 3 * 64 * 64 * 4
     more = {(4, "replicas"): matrices // 2, (4, "tensor"): matrices // 4,
+            (4, "sequences"): 3 * matrices // 4 + 2 * 4 * 64 * 4,
             (4, "experts and tensor"): 6 * matrices // 4, (2, "llama"): matrices // 2, (4, "llama"): 3 * matrices // 4,
             (2, "qwen3_moe"): 3 * matrices, (4, "qwen3_moe"): 3 * 2 * matrices}  # fmt: skip
     for rank in run_ranks(rank_main, ranks):
@@ -293,15 +302,33 @@ def test_real_ranks_return_the_same_and_send_as_much(ranks: int) -> None:
                 assert wide - narrow == more[ranks, name]
 
 
+def test_bytes_of_parts_and_sequences_are_those_of_real_ranks() -> None:
+    """The difference of two widths and batches, as above for two ranks by two."""
+    counted = []
+    for batch, width in ((4, 32), (6, 96)):
+        target = small("llama", kv_heads=4, layers=2, intermediate=width, tied=True, attention_bias=True)
+        mesh = {"fsdp": 2, "cp": 2, "batch": batch, "text_tokens": 8, "new_tokens": 0, "dtype": "float32"}
+        nodes = evaluate_formulas(target, workload(target, **mesh)).nodes
+        counted.append(sum(node.cost("comm_bytes") or 0 for node in nodes if "comm_bytes" in node.costs))
+    assert counted[1] - counted[0] == 3 * 2 * 3 * 64 * 64 * 4 // 4 + 2 * 4 * 64 * 4
+
+
 @pytest.mark.parametrize(
     ("settings", "where"),
     [
         ({"dp": 2, "batch": 7}, "--batch"), ({"tp": 2, "plan": "vllm"}, "--plan"),
         ({"dp": 2, "batch": 8, "ep": 2}, "--fsdp, --ep"),
         ({"batch": 3}, "--batch"), ({"fsdp": 0}, "--fsdp"), ({"rank": 4}, "--rank"),
+        ({"fsdp": 1, "cp": 2}, "--fsdp, --cp"),
     ],
 )  # fmt: skip
 def test_other_meshes_are_refused(settings: dict[str, Any], where: str) -> None:
     with pytest.raises(Problems) as refused:
         workload(small("llama"), **{"fsdp": 4, "batch": 4, **settings})
     assert any(where in str(problem.where) for problem in refused.value.problems)
+
+
+def test_parts_along_sequences_are_not_proved_as_whole_parameters() -> None:
+    with pytest.raises(Problems, match="torchtitan"):
+        small("llama").proof(1, 0, fsdp=1, cp=2)
+    assert "fsdp" not in workload(small("llama"), fsdp=1, tp=2).inputs

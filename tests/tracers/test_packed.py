@@ -26,6 +26,7 @@ from tests.support.counted import agreed_totals, attention_totals
 from tests.support.opcalls import call, value
 from tests.tracers.packed_models import DIM, HEADS, LENGTHS
 
+pytestmark = pytest.mark.usefixtures("one_process")
 KERNELS = ("torch_attn._varlen_attn.default", "aten._flash_attention_forward.default",
            "flash_attn._flash_attn_varlen_forward.default")  # fmt: skip
 PROJECTIONS = 2 * 64 * 64 * (3 * 64 + 64)

@@ -8,11 +8,22 @@ from typing import Final
 import pytest
 import torch.distributed as dist
 
+from costproof.parametric.targets import evaluate_formulas
 from costproof.tracers.dynamic import dynamic_ledger
 from tests.oracles.gloo_ranks import RUNS, rank_main, run_ranks
 from tests.tracers.test_ranks import small, workload
 
 REASON: Final = "gloo and a kernel that counts the bytes of sockets"
+
+
+def counted_uneven(rank: int) -> int:
+    """Return how many bytes more a rank of two sends for prompts of 16 tokens more, of batches of 2 and 1."""
+    target, counted = small("qwen3-moe", kv_heads=4, experts=8), []
+    for length in (8, 24):
+        work = workload(target, dp=2, ep=2, batch=3, rank=rank, dtype="float32", text_tokens=length, new_tokens=0)
+        nodes = evaluate_formulas(target, work).nodes
+        counted.append(sum(n.cost("comm_bytes") or 0 for n in nodes if "comm_bytes" in n.costs))
+    return counted[1] - counted[0]
 
 
 @pytest.mark.skipif(not (dist.is_gloo_available() and sys.platform == "linux"), reason=REASON)
@@ -27,6 +38,10 @@ def test_real_ranks_return_the_same_and_send_as_much(ranks: int) -> None:
     Where n batches share experts, each of two layers gathers hidden states, 8 bytes for each of two choices and 4 for
     its weight: (n - 1) (8192 + 512 + 256). gloo has no reduce-scatter: it all-reduces n 8192 bytes, which sends
     2 (n - 1) 8192, twice what a reduce-scatter does. Two such ranks along tp also have the all-reduces and the gather.
+
+    Of batches of two prompts and of one, a rank broadcasts its part of the gather and reduces the other's: for its
+    prompts and for those of the other rank, of 16 positions, 280 x 16 and 256 x 16 bytes. gloo's reduce exchanges
+    halves and then collects them, so that who gets the sum sends half of its part too.
     """
     sent = {2: 5 * 8192 + 6528, 4: 5 * 12_288 + 3 * 3328}
     every = run_ranks(rank_main, ranks, RUNS[ranks])
@@ -39,17 +54,23 @@ def test_real_ranks_return_the_same_and_send_as_much(ranks: int) -> None:
                 assert longer - shorter == one
     shared = 2 * (8960 + 2 * 8192)
     over = {(2, 2): shared, (4, 4): 3 * shared, (4, 2): sent[2] + shared}
-    for families in every:
-        assert len(families) == ranks + 1 - ranks // 4
+    for rank, families in enumerate(every):
+        assert len(families) == ranks + 2 - ranks // 4
         for name, found in families.items():
-            batches = int(name.rpartition(" ")[2])
+            prompts = [*map(int, name.partition(" of ")[2].split(" and "))]
             assert found["largest"] > 0.5
-            assert found["theirs"] < 1e-5
+            assert found["theirs"] is None or found["theirs"] < 1e-5
             assert found["ours"] < 1e-5
             assert all(difference < 1e-5 for difference in found["engines"].values()), found["engines"]
+            expected = over.get((ranks, len(prompts)), sent[ranks])
+            if found["theirs"] is None:
+                own, other = prompts if rank < ranks // 2 else prompts[::-1]
+                uneven = 2 * 16 * (280 * own + 256 * other)
+                assert uneven == counted_uneven(rank // (ranks // 2))
+                expected = uneven + 2 * 16 * 256 * own // 2 + (sent[2] * own // 2 if ranks == 4 else 0)
             shorter, longer = found["sent"]
             if shorter is not None:
-                assert longer - shorter == over.get((ranks, batches), sent[ranks]), name
+                assert longer - shorter == expected, name
 
 
 def test_bytes_of_a_run_are_those_of_real_ranks() -> None:

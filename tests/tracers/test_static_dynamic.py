@@ -232,6 +232,7 @@ def test_an_error_of_the_other_process_leaves_a_report_that_says_so() -> None:
     assert "dynamic: failed: no model today; in here" in found.incomplete
 
 
+@pytest.mark.usefixtures("one_process")
 def test_an_export_that_fails_leaves_a_report_that_says_so() -> None:
     report = count_sources(Prepared(Unexported(), TEXT, ("static", "dynamic", "isolated")))
     assert [ledger.source for ledger in report.capture.ledgers] == ["dynamic", "isolated"]

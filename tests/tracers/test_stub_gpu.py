@@ -300,6 +300,15 @@ def test_a_module_that_has_a_forward_of_its_own_keeps_it(stub: StubCuda) -> None
     assert vars(tower)["forward"] is own
 
 
+@pytest.fixture
+def few_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host times of few runs of a small network: the clocks of the stub do not vary."""
+    monkeypatch.setattr(host_costs, "_SIZES", {**host_costs._SIZES, "num_hidden_layers": 1})
+    for name, number in {"_TIMES": 2, "_REPEATED": 2, "_PROFILES": 2, "_BLOCKS": 3}.items():
+        monkeypatch.setattr(host_costs, name, number)
+
+
+@pytest.mark.usefixtures("few_repetitions")
 def test_host_times_of_the_machine(stub: StubCuda) -> None:
     found = {name: figure.value for name, figure in host_costs.measure_host("cuda", "here").items()}
     assert found["launch_latency"] == LATENCY
@@ -355,6 +364,7 @@ def test_rates_of_the_machine(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -
         device_benchmark.measure_device("cuda", "stub")
 
 
+@pytest.mark.usefixtures("few_repetitions")
 def test_a_machine_has_rates_and_host_times(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_benchmark, "_LARGEST", 512)
     monkeypatch.setattr(device_benchmark, "_COPIED", {"cuda": 2**20})

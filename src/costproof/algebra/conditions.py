@@ -27,7 +27,7 @@ class Condition:
 
     @classmethod
     def from_margin(cls, margin: sympy.Expr) -> Condition:
-        """Return the condition that an expression is not negative, with a text in mathematical notation."""
+        """Return the condition ``margin >= 0``, with its text in mathematical notation: ``P >= 511``."""
         return cls(format_condition(margin), text(margin))
 
     @classmethod

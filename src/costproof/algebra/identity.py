@@ -89,7 +89,7 @@ def same(
 
 
 def branches(expression: str) -> bool:
-    """Return whether an expression contains a minimum, maximum or rounding."""
+    """Return whether an expression is piecewise: it contains a minimum, a maximum, a floor or a ceiling."""
     return any(f"{name}(" in expression for name in FUNCTIONS)
 
 

@@ -122,7 +122,6 @@ class Attention:
     themselves (default: every query sees all keys)."""
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         full = self.window != 0 and self.past != 0 and not self.filling
         past = self.window - 1 if full else self.past
         new = self.queries if self.new_keys is None else self.new_keys
@@ -222,7 +221,6 @@ class PackedAttention:
     """For each kind of rows, whether x is positive in the terms Max(0, x) of its costs (default: no such terms)."""
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         each = [costs_of(row) for row in self.rows]
 
         def total(sizes: Iterable[Size | None]) -> Size:
@@ -279,7 +277,6 @@ class DistanceBuckets:
     keys: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         pairs = self.queries * self.keys
         return LayerCosts(vector_flops={"elementwise": 4 * pairs}, intermediate_bytes=32 * pairs)
 
@@ -303,7 +300,6 @@ class NoBias:
     passed_on: bool = True
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         moved = self.heads * self.queries * self.keys * self.item_bytes
         return (
             LayerCosts(output_bytes=moved, intermediate_bytes=moved)
@@ -327,7 +323,6 @@ class Scale:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         moved = self.elements * self.item_bytes
         return LayerCosts(
             vector_flops={"elementwise": self.elements}, input_bytes=moved, output_bytes=moved, intermediate_bytes=0

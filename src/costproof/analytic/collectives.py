@@ -44,7 +44,6 @@ class AllReduce:
     """Whether look-ups of rows that other ranks hold are overwritten with zeros."""
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         added = 0 if self.bias == 0 else self.elements
         zeros = self.elements + 1 if self.masked else 0
         return LayerCosts(
@@ -90,7 +89,6 @@ class AllGather:
     one_row: bool = False
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         chunk = self.rows * sympy.ceiling(self.width / self.ranks) * self.item_bytes
         own = self.rows * self.own * self.item_bytes
         padded = sympy.Min(1, sympy.ceiling(self.width / self.ranks) - self.own)
@@ -129,7 +127,6 @@ class GatheredParameters:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         own = self.elements * self.item_bytes
         return LayerCosts(
             weight_bytes=0,
@@ -178,7 +175,6 @@ class GatheredTokens:
     weight_item: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         state, weights, others = self.hidden * self.item_bytes, self.top_k * self.weight_item, self.every - self.tokens
         part = state + weights + 8 * self.top_k
         return LayerCosts(
@@ -227,7 +223,6 @@ class ExchangedPairs:
     weight_item: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         pairs = self.tokens * self.top_k
         rows, state = pairs - self.sent + self.got, self.hidden * self.item_bytes
         own, weights = self.tokens * state, pairs * self.weight_item
@@ -269,7 +264,6 @@ class Send:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         size = self.elements * self.item_bytes
         return LayerCosts(input_bytes=size, intermediate_bytes=0, exchanges={"send": Exchange(size, size)})
 
@@ -381,7 +375,6 @@ class UlyssesAttention:
     of_latents: bool = False
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         positions, b, others = self.batch * self.tokens, self.item_bytes, self.ranks - 1
         rows = positions * self.heads
         parts = [positions * self.kv_heads * width for width in (self.key_dim, self.value_dim)]
@@ -423,7 +416,6 @@ class StepOfHeads:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         b, one = self.item_bytes, _whole_parameters(costs_of(self.local), self.ranks)
         x, turned = self.batch * self.heads * self.value_dim, self.batch * (self.heads + self.kv_heads) * self.key_dim
         own, others, inner = x / self.ranks, 1 - 1 / sympy.sympify(self.ranks), one.intermediate_bytes
@@ -476,7 +468,6 @@ class AttentionOfParts:
     """Number of elements of the new token's keys if another rank caches that token; 0 if this rank does."""
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         b, rows, others = self.item_bytes, self.batch * self.heads, self.ranks - 1
         x = rows * self.value_dim
         moved = 4 * b * x + (36 + 8 * self.ranks) * rows
@@ -554,7 +545,6 @@ class ReduceScatter:
     """Whether the parts of the ranks lie one behind the other."""
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         own = self.elements / self.ranks
         added = 0 if self.bias == 0 else own
         moved = self.elements * (1 if self.in_order else 2) + added + (self.elements + 1 if self.masked else 0)
@@ -589,5 +579,4 @@ class Joined:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         return LayerCosts(intermediate_bytes=2 * self.elements * self.item_bytes)

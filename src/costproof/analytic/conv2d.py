@@ -50,7 +50,6 @@ class Conv2d:
     """Whether windows share elements: the stride is less than the kernel, or there is padding."""
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         per_output = area(self.kernel) * _divide(self.channels_in, self.groups)
         weights = self.channels_out * per_output + (self.channels_out if self.bias else 0)
         results = self.batch * self.channels_out * area(self.side_out)
@@ -103,7 +102,6 @@ class PatchEmbedding:
     bias: bool = True
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         return Conv2d(
             batch=self.views,
             channels_in=self.channels,

@@ -34,7 +34,6 @@ class Residual:
     chained: bool = True
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         incoming = self.branches + 1 if self.chained else 2 * self.branches
         return LayerCosts(
             vector_flops={"elementwise": self.branches * self.elements},
@@ -62,7 +61,6 @@ class LayerScale:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         elements = self.rows * self.width * self.item_bytes
         return LayerCosts(
             params=self.width,
@@ -92,7 +90,6 @@ class SoftCap:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         moved = self.elements * self.item_bytes
         return LayerCosts(
             vector_flops={"elementwise": 3 * self.elements},
@@ -184,7 +181,6 @@ class GatedProduct:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         return LayerCosts(
             vector_flops={"elementwise": self.elements},
             input_bytes=2 * self.elements * self.item_bytes,

@@ -37,7 +37,6 @@ class Embedding:
     """Whether another module of the stage reads all of the table, as a tied output projection does."""
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         row = self.width * self.item_bytes
         looked_up = self.rows * row
         owned = 0 if self.lent else self.entries * self.width
@@ -89,7 +88,6 @@ class PositionEmbedding:
     resampled: bool
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         elements = self.views * self.grid**2 * self.width
         table = self.table_side**2 * self.width
         return LayerCosts(
@@ -130,7 +128,6 @@ class PositionIds:
     persistent: bool = False
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         elements = self.buffers * self.entries
         stored = elements if self.persistent else 0
         return LayerCosts(
@@ -171,7 +168,6 @@ class LearnedPositions:
     """Whether every sequence has its own positions."""
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         rows, summands = self.positions * self.width, 1 + self.others
         looked_up = self.batch if self.each else 1
         return LayerCosts(
@@ -223,7 +219,6 @@ class ClassAndPositions:
     mask_token: bool = False
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         tokens = self.grid**2 + (1 if self.class_token else 0)
         table, held = self.entries * self.width, (1 if self.class_token else 0) * self.width
         own_read = self.own_table or (self.resampled and not self.looked_up)
@@ -271,7 +266,6 @@ class FeaturesInPrompt:
     """Whether the model returns the joined features."""
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         features, prompt = (rows * self.width * self.item_bytes for rows in (self.rows, self.prompt))
         out = prompt + (features if self.returned else 0)
         return LayerCosts(
@@ -294,6 +288,5 @@ class PickedPositions:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         moved = self.rows * self.width * self.item_bytes
         return LayerCosts(input_bytes=moved, output_bytes=moved, weight_read_bytes=0, intermediate_bytes=0)

@@ -117,7 +117,6 @@ class Experts(_ExpertWeights):
     """Whether weights are gathered for every row; else rows are sorted by expert."""
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         rows = self.rows
         return replace(
             self.held(),
@@ -165,7 +164,6 @@ class ClampedExperts(_ExpertWeights):
     """See :class:`Experts`."""
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         rows, biases = self.rows, 2 * self.intermediate + self.hidden
         held = self.held()
         return replace(
@@ -212,7 +210,6 @@ class LoopedExperts(_ExpertWeights):
     function: str = "silu"
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         rows, inner = self.rows, self.rows * self.intermediate
         activation = Activation(inner, self.function, self.item_bytes).costs().vector_flops
         return replace(
@@ -254,7 +251,6 @@ class ExpertLoop:
     shared: bool = True
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         rows, added = self.tokens * self.top_k, self.tokens if self.shared else 0
         return LayerCosts(
             vector_flops={"elementwise": 2 * rows * self.hidden + added * self.hidden},
@@ -291,7 +287,6 @@ class MaskedRows:
     batched: bool = False
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         wide = (2 * self.hidden + 2 * self.intermediate) * self.item_bytes
         moved = self.weight_item if self.batched else wide
         return LayerCosts(intermediate_bytes=2 * self.rows * (self.weight_item + moved))

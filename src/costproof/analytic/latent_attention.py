@@ -70,7 +70,6 @@ class LatentAttention:
     their latents reads these from the cache, not the attention."""
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         new = 0 if self.elsewhere else self.batch * self.queries
         b, width, keys = self.item_bytes, self.nope + self.rope, self.past + (0 if self.elsewhere else self.queries)
         core = Attention(
@@ -147,7 +146,6 @@ class AbsorbedAttention:
     """Whether another rank caches the new tokens. This one attends to past tokens alone."""
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         b, width, kept = self.item_bytes, self.rank + self.rope, 0 if self.elsewhere else self.queries
         keys, new = self.past + kept, self.batch * kept
         core = Attention(
@@ -346,7 +344,6 @@ class PackedLatents:
     """Whether some rows absorb the projection and others call it."""
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         found = self.attention.costs()
         b = self.attention.item_bytes
         inner, joined = found.intermediate_bytes, 2 * (self.joined - self.latents) * b

@@ -279,7 +279,7 @@ class LayerTape:
     def joined_attention(
         self, block: AttentionBlock, table: tuple[Piece, ...], before: Size, lengths: Sequence[Size], x: Piece
     ) -> Piece:
-        """Record attention of sequences that are joined in one, each by itself, with queries and keys in float32.
+        """Record attention that runs sequence by sequence on joined sequences; queries and keys are in float32.
 
         Args:
             table: cosines and sines of all tokens.

@@ -38,7 +38,6 @@ class Linear:
     """Whether the input is a part of the cache, so that its bytes are ``kv_read_bytes``."""
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         given = self.rows * self.features_in * self.item_bytes
         weights = self.features_in * self.features_out + (self.features_out if self.bias else 0)
         return LayerCosts(
@@ -85,7 +84,6 @@ class LmHead:
     lent_bias: bool = False
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         rows = self.batch * self.positions
         costs = Linear(rows, self.hidden, self.vocabulary, self.item_bytes, bias=False).costs()
         if self.lent_bias:
@@ -110,6 +108,5 @@ class Lent:
     """Those of the elements that are a linear layer or a table."""
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         held = self.elements * self.item_bytes
         return LayerCosts(params=self.elements, weight_bytes=held, matrices=self.matrices, intermediate_bytes=0)

@@ -23,7 +23,6 @@ class _Norm:
     """Whether another operator reads the result."""
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         elements, owned = self.rows * self.width, self.vectors * self.width
         return LayerCosts(
             params=owned,
@@ -83,7 +82,6 @@ class LayerNorm2d(_Norm):
     vectors: ClassVar[int] = 2
 
     def intermediate_bytes(self, elements: Size) -> Size:
-        """Return the bytes that operators of the norm pass to each other."""
         return (12 * elements + 9 * self.rows) * self.item_bytes
 
 
@@ -111,7 +109,6 @@ class RmsNorm(_Norm):
     vectors: ClassVar[int] = 1
 
     def intermediate_bytes(self, elements: Size) -> Size:
-        """Return the bytes that operators of the norm pass to each other."""
         return (3 * self.item_bytes + 8) * elements + 24 * self.rows
 
 
@@ -135,12 +132,10 @@ class CentredRmsNorm(_Norm):
     vectors: ClassVar[int] = 1
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         plain = _Norm.costs(self)
         return replace(plain, vector_flops={**plain.vector_flops, "elementwise": self.width})
 
     def intermediate_bytes(self, elements: Size) -> Size:
-        """Return the bytes that operators of the norm pass to each other."""
         return (self.item_bytes + 16) * elements + 24 * self.rows + 8 * self.width
 
 
@@ -161,7 +156,6 @@ class WideRmsNorm(_Norm):
     vectors: ClassVar[int] = 1
 
     def intermediate_bytes(self, elements: Size) -> Size:
-        """Return the bytes that operators of the norm pass to each other."""
         return (self.item_bytes + 16) * elements + 24 * self.rows
 
 

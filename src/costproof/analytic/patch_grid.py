@@ -41,7 +41,6 @@ class VolumePatches:
     bias: bool = True
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         weights = self.volume * self.hidden + (self.hidden if self.bias else 0)
         return LayerCosts(
             params=weights,
@@ -78,7 +77,6 @@ class InterpolatedPositions:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         elements = self.patches * self.width
         return LayerCosts(
             vector_flops={"elementwise": (2 * _TAPS + 1) * elements},
@@ -114,7 +112,6 @@ class AxialTable:
     head_dim: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         elements = self.patches * self.head_dim
         return LayerCosts(
             vector_flops={"elementwise": 5 * elements / 2},
@@ -138,7 +135,6 @@ class JoinedImages:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         return LayerCosts(intermediate_bytes=2 * self.elements * self.item_bytes)
 
 
@@ -162,7 +158,6 @@ class WindowOrder:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         states = (self.patches * self.width + self.tokens * self.out) * self.item_bytes
         moved = states + 2 * self.patches * self.head_dim * FLOAT32
         return LayerCosts(input_bytes=moved, output_bytes=moved, intermediate_bytes=0)

@@ -49,7 +49,6 @@ class ProbeAttention:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         query, scores = self.sequences * self.width, self.sequences * self.heads * self.tokens
         own = 3 * self.width**2 + 3 * self.width
         read = own + self.width**2 + self.width
@@ -87,7 +86,6 @@ class Probe:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         elements = self.sequences * self.width
         return LayerCosts(
             params=self.width,

@@ -51,7 +51,10 @@ def parts_of(of: Format, m: MatrixShape) -> Sizes:
 
 
 def cache_scales(kind: str, dtype: Dtype) -> tuple[int, int]:
-    """Return (elements, bytes) of the scales of a cache: of ModelOpt in four bytes, else like the model's numbers."""
+    """Return (elements, bytes) of the scales that a layer's quantised cache has, one for keys and one for values.
+
+    A scale has four bytes in files of ModelOpt, and else the width of ``dtype``. Without ``kind`` there are none.
+    """
     return (2, 8 if kind == "modelopt" else 2 * FLOAT_BYTES[dtype]) if kind else (0, 0)
 
 

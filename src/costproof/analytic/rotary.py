@@ -51,7 +51,6 @@ class RotaryTable:
         return self.registered * sympy.sympify(self.head_dim) / 2 * self.frequency_bytes
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         half = sympy.sympify(self.head_dim) / 2
         return LayerCosts(
             vector_flops={"elementwise": 9 * self.positions * half},
@@ -86,7 +85,6 @@ class RotaryProduct(RotaryTable):
     registered: ClassVar[int] = 1
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         flops: dict[str, Size] = {"matmul": self.positions * self.head_dim}
         return LayerCosts(
             flops=flops,
@@ -122,7 +120,6 @@ class RotaryAxes(RotaryTable):
     source: ClassVar[str] = "Wang et al. 2024, Qwen2-VL, section 2.1; transformers Qwen2_5_VLRotaryEmbedding.forward"
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         half = sympy.sympify(self.head_dim) / 2
         return LayerCosts(
             vector_flops={"elementwise": 15 * self.positions * half},
@@ -152,7 +149,6 @@ class RotaryHalves(RotaryTable):
     source: ClassVar[str] = "Su et al. 2021, RoFormer, equation 34; transformers GptOssRotaryEmbedding.forward"
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         half = sympy.sympify(self.head_dim) / 2
         return LayerCosts(
             vector_flops={"elementwise": 5 * self.positions * half},
@@ -183,7 +179,6 @@ class RotaryComplex(RotaryTable):
     source: ClassVar[str] = "Su et al. 2021, RoFormer, section 3.2; transformers DeepseekV2RotaryEmbedding.forward"
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         half = sympy.sympify(self.head_dim) / 2
         return LayerCosts(
             vector_flops={"elementwise": 7 * self.positions * half},
@@ -229,7 +224,6 @@ class RotaryPairs:
     """Whether a pair is one complex number, which one product rotates."""
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         half = sympy.sympify(self.head_dim) / 2
         pairs = self.batch * self.positions * half * (self.heads + self.kv_heads)
         table = self.positions * half * (8 if self.as_complex else 2 * self.item_bytes)
@@ -278,7 +272,6 @@ class Rotary:
     """Bytes per element of queries and keys if the tables and results are wider (default: item_bytes)."""
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         half = sympy.sympify(self.head_dim) / 2
         rotated = self.batch * self.positions * half * (self.heads + self.kv_heads)
         tables = 2 * self.positions * self.head_dim

@@ -111,7 +111,7 @@ def _with_costs(nodes: Iterable[CostNode]) -> tuple[CostNode, ...]:
 
 
 def _is_mixed(found: Iterable[tuple[Matrix, Format | None]]) -> bool:
-    """Return whether experts are stored in more than one format; unquantised is one.
+    """Return whether experts are stored in more than one format, where unquantised counts as a format.
 
     Branches: counts formats, not sizes.
     """

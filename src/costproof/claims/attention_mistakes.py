@@ -135,7 +135,7 @@ def _in_chunks(form: Pairs) -> TermChange:
 def _masked(
     width: str, exact: str, layers: str, change: Callable[[Pairs], TermChange], pairs: Callable[[int, int, int], int]
 ) -> Iterator[Mistake]:
-    """Yield the mistakes in the scores of a prompt in layers with a window or chunks; the truth counts all pairs.
+    """Yield the mistakes of counting a prompt's scores as if a window or chunks left some out; the truth counts all.
 
     Args:
         width: name of the mistake of counting S times the width.
@@ -176,7 +176,7 @@ def _stepping(term: ClaimTerm) -> bool:
 
 
 def _seen(term: ClaimTerm, most: int | None, own: int = 1) -> int:
-    """Return the number of keys that N decode steps attend to in total, if the cost model limits them.
+    """Return the total number of keys that N decode steps attend to, with at most ``most`` keys in each step.
 
     Args:
         term: the term of the decode steps, which has the symbols N (steps) and P (tokens of context before them).

@@ -54,37 +54,33 @@ def read_claims(path: Path) -> ClaimsFile:
 def claims_from_text(source: str, *, where: str, folder: Path | None = None) -> ClaimsFile:
     """Read claims from the text of a claims file; without a folder, the file cannot name tables."""
     with time_limit(SECONDS, "the claims file takes too long to read", where=where):
-        return _claims(source, where, folder)
-
-
-def _claims(source: str, where: str, folder: Path | None) -> ClaimsFile:
-    data = read_document(source, where=where)
-    if not isinstance(data, dict) or "costproof_claims" not in data:
-        raise BadInput("not a claims file", where=f"$ in {where}", expected=f"costproof_claims: {VERSION}")
-    if data["costproof_claims"] != VERSION:
-        raise BadInput(
-            "this claims file has another version", where=f"$.costproof_claims in {where}",
-            expected=VERSION, got=str(data["costproof_claims"])[:40],
-        )  # fmt: skip
-    reader = Reader()
-    reader.known(data, TOP, "$")
-    reader.conventions, reader.at = reader.stated(data, "$", {}, {})
-    reader.holds = reader.conditions(data.get("holds", []), "$.holds")
-    for i, row in enumerate(reader.items(data.get("claims", []), "$.claims")):
-        reader.row(row, f"$.claims[{i}]")
-    for i, table in enumerate(reader.items(data.get("tables", []), "$.tables")):
-        reader.table(table, folder, f"$.tables[{i}]")
-    if not reader.claims and not reader.problems:
-        reader.problem("the claims file contains no claims", "$.claims")
-    found = ClaimsFile(
-        title=reader.text(data.get("title", ""), "$.title"),
-        source=reader.text(data.get("source", ""), "$.source"),
-        target=reader.text(data.get("target", ""), "$.target"),
-        workload=reader.texts(data.get("workload", {}), "$.workload"),
-        claims=reader.distinct(lambda c: (c.id, c.metric), "two claims have the same id"),
-    )
-    reader.finish(f"the claims file {where} is wrong")
-    return found
+        data = read_document(source, where=where)
+        if not isinstance(data, dict) or "costproof_claims" not in data:
+            raise BadInput("not a claims file", where=f"$ in {where}", expected=f"costproof_claims: {VERSION}")
+        if data["costproof_claims"] != VERSION:
+            raise BadInput(
+                "this claims file has another version", where=f"$.costproof_claims in {where}",
+                expected=VERSION, got=str(data["costproof_claims"])[:40],
+            )  # fmt: skip
+        reader = Reader()
+        reader.known(data, TOP, "$")
+        reader.conventions, reader.at = reader.stated(data, "$", {}, {})
+        reader.holds = reader.conditions(data.get("holds", []), "$.holds")
+        for i, row in enumerate(reader.items(data.get("claims", []), "$.claims")):
+            reader.row(row, f"$.claims[{i}]")
+        for i, table in enumerate(reader.items(data.get("tables", []), "$.tables")):
+            reader.table(table, folder, f"$.tables[{i}]")
+        if not reader.claims and not reader.problems:
+            reader.problem("the claims file contains no claims", "$.claims")
+        found = ClaimsFile(
+            title=reader.text(data.get("title", ""), "$.title"),
+            source=reader.text(data.get("source", ""), "$.source"),
+            target=reader.text(data.get("target", ""), "$.target"),
+            workload=reader.texts(data.get("workload", {}), "$.workload"),
+            claims=reader.distinct(lambda c: (c.id, c.metric), "two claims have the same id"),
+        )
+        reader.finish(f"the claims file {where} is wrong")
+        return found
 
 
 class Reader:

@@ -353,6 +353,6 @@ def walk(terms: Sequence[ClaimTerm], chosen: Sequence[Effect]) -> tuple[tuple[in
 
 
 def reach(terms: Sequence[ClaimTerm], chosen: Sequence[Effect]) -> Fraction:
-    """Return the number that a set of mistakes leads to."""
+    """Return the number that a cost model with these mistakes gives: the changed terms, summed."""
     on = {i for i, term in enumerate(terms) if term.counted}.union(*(e.switches for e in chosen))
     return sum((terms[i].value * prod(e.factors.get(i, 1) for e in chosen) for i in on), Fraction(0))

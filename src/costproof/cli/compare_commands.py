@@ -133,7 +133,11 @@ def diff(base: str, head: str, **choices: Any) -> object:
 @click.argument("head", type=OPERAND)
 @click.option("--policy", type=FILE, required=True, metavar="FILE", help="Limits as YAML; see docs/gate.md.")
 @options("head-config", "base-config")
-@click.option("--today", metavar="YYYY-MM-DD", help="Date on which allowances must not have expired.  [default: today]")
+@click.option(
+    "--today",
+    metavar="YYYY-MM-DD",
+    help="Date at which the policy's allowances are judged expired or not.  [default: today]",
+)
 @click.option(
     "-f", "--format", "kind", type=ChoiceParam(*variants("gate")), default="text", show_default=True,
     help="Output format.",
@@ -222,7 +226,7 @@ _PICTURES: Final = ("shares", "roofline", "peaks", "counters", "sweep")
     "--depth",
     type=IntParam(),
     metavar="N",
-    help="Levels of calls below the outermost modules.  [default: as many as fit on a page]",
+    help="Levels of nested modules to draw below the outermost ones.  [default: as many as fit on a page]",
 )
 @click.option("--stage", metavar="STAGE", help="Show only modules that work in this stage, with its costs.")
 @click.option("--prefix", metavar="PATH", help="Show only this module and its submodules.")

@@ -109,7 +109,7 @@ def capture(run: api.RunRequest, output: Path | None, kind: str, progress: str) 
     "own",
     multiple=True,
     metavar="NUMBER|CSV",
-    help="Add your own number, such as mine@STAGE=571.92G or mine@STAGE:CALL=571.92GMAC, or a CSV of them.",
+    help="Compare a number of your own too: mine@STAGE=571.92G, mine@STAGE:CALL=571.92GMAC, or a CSV of such numbers.",
 )
 @click.option(
     "--only", "counters", type=ListParam(offered=api.counter_names), help="Only these counters, separated by commas."

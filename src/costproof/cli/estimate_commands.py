@@ -60,7 +60,7 @@ def roofline(target: str, device: str, **choices: Any) -> object:
 @click.argument("target", type=OPERAND)
 @device_option("Device whose memory is the limit")
 @mesh_options
-@click.option("--memory", metavar="SIZE", help="Limit instead of a device: 80GB, 80GiB, or bytes.")
+@click.option("--memory", metavar="SIZE", help="Memory limit, in place of that of a device: 80GB, 80GiB, or bytes.")
 @click.option("--reserve", metavar="SIZE", help="Memory left to the runtime: 2GB, 2GiB, bytes, or a fraction: 0.1.")
 @options("config")
 @report_command("fits", "trust-remote-code", "rules")
@@ -110,7 +110,7 @@ def machines() -> int:
 
 @click.command()
 @click.argument("name", required=False, type=DEVICE)
-@click.option("--measure", is_flag=True, help="Measure this machine and call it NAME.  [default: here]")
+@click.option("--measure", is_flag=True, help="Measure this machine; NAME is the name of the result.  [default: here]")
 @click.option(
     "--run", type=ChoiceParam("cpu", "cuda"), default="cpu", show_default=True, help="Device that --measure measures."
 )

@@ -1,8 +1,8 @@
-"""Define the commands on formulas: ``explain``, ``prove`` and ``derive``."""
+"""Define the commands on formulas: ``explain``, ``prove``, ``derive`` and ``sweep``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -12,14 +12,16 @@ import click
 from costproof import api
 from costproof.cli.options import TargetCommand, options, run_command, run_request
 from costproof.cli.output import check_apart, emit, note_written, print_lines, print_note, terminal_width
-from costproof.cli.params import FILE, STAGE, TARGET, ChoiceParam, IntParam, NameParam
+from costproof.cli.params import FILE, STAGE, TARGET, AxisParam, ChoiceParam, IntParam, ListParam, NameParam
 from costproof.cli.progress import show_progress
 from costproof.ledger.capture import CAPTURE, Capture
-from costproof.ledger.errors import NOT_GIVEN, BadInput
+from costproof.ledger.environment import installed
+from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, NOT_GIVEN, BadInput, worst_exit
 from costproof.ledger.files import first_bytes
-from costproof.ledger.metrics import PEAK_METRICS
-from costproof.ledger.plural import plural
+from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS
+from costproof.ledger.plural import plural, verb
 from costproof.ledger.workload import proved_line
+from costproof.ledger.writing import places, written_in_place
 from costproof.reports.escape import visible
 from costproof.reports.listing import listing_text
 from costproof.reports.outputs import PICTURES, variant, variants
@@ -27,9 +29,12 @@ from costproof.views.explanation import peaks_in
 from costproof.views.quantities import EXPLAINED
 
 if TYPE_CHECKING:
-    from costproof.compare.proof.certificate import Certificate
     from costproof.compare.proof.closed_form import Notation
+    from costproof.run.sweep import ValidatedPoint
+    from costproof.run.sweep_files import Tally
 
+_MOST_REASONS: Final = 20
+"""Maximum number of printed reasons why points of a sweep are refused."""
 _HEADER: Final = 256
 """Bytes at the beginning of a file of ours that contain its schema name."""
 _FORMULAS: Final = tuple(variants("explain"))
@@ -110,7 +115,9 @@ class _Explain(TargetCommand):
     "--graph", "listed", is_flag=True, help="List the operators of the exported stage instead, each with its cost."
 )
 @click.option(
-    "--unrolled", is_flag=True, help="With --graph and an image format: draw each of several equal layers separately."
+    "--unrolled",
+    is_flag=True,
+    help="With --graph and an image format: draw equal layers one by one, not once with their number.",
 )
 @click.option(
     "-f",
@@ -141,17 +148,13 @@ def explain(capture: Path | None, kind: str | None, output: Path | None, **given
         if applies(line):
             raise BadInput(what, where=where.format(line=line), expected=expected, fix=fix)
     if line.listed:
-        return _list_operators(line)
+        found = api.operators(run_request(line.target, None, line.choices), line.stage, module=line.module)
+        if line.kind in _PICTURES:
+            emit(api.operator_graph(found, str(line.kind), unrolled=line.unrolled), line.output)
+        else:
+            emit(listing_text(found, terminal_width(line.output)), line.output)
+        return 0
     return _explain_peak(line) if line.metric in PEAK_METRICS else _explain_formulas(line)
-
-
-def _list_operators(line: _ExplainLine) -> int:
-    found = api.operators(run_request(line.target, None, line.choices), line.stage, module=line.module)
-    if line.kind in _PICTURES:
-        emit(api.operator_graph(found, str(line.kind), unrolled=line.unrolled), line.output)
-    else:
-        emit(listing_text(found, terminal_width(line.output)), line.output)
-    return 0
 
 
 def _explain_peak(line: _ExplainLine) -> int:
@@ -218,7 +221,16 @@ def _prove(run: api.RunRequest, output: Path | None, jobs: int | None, progress:
         made = api.prove(run, out=folder, jobs=jobs, progress=say)
     for output_ in variants("certificate").values():
         note_written(folder / output_.file)
-    _print_certificate(made)
+    rows = sum(made.coverage.rows.values())
+    print_lines(
+        f"{made.verdict}: {plural(len(made.claims), 'claim')}, {plural(rows, 'quantity', 'quantities')} compared, "
+        f"{plural(len(made.coverage.sizes), 'size')}, {plural(made.coverage.samples, 'configuration')}"
+    )
+    print_lines(visible(proved_line(made.target)))
+    for example, *_ in made.mistakes()[:3]:
+        print_lines(f"  {example.stage}/{example.module} {example.kind} {example.metric}: {example.difference}")
+    for reason in made.missing[:3]:
+        print_lines(f"  not carried out: {reason}")
     return made.exit_code
 
 
@@ -235,19 +247,6 @@ def _verify(certificate: Path, rules: tuple[Path, ...], jobs: int | None, progre
     holds = "does not hold" if again.differences else "holds"
     print_lines(f"{again.certificate.verdict}; the certificate {holds}")
     return again.exit_code
-
-
-def _print_certificate(made: Certificate) -> None:
-    rows = sum(made.coverage.rows.values())
-    print_lines(
-        f"{made.verdict}: {plural(len(made.claims), 'claim')}, {plural(rows, 'quantity', 'quantities')} compared, "
-        f"{plural(len(made.coverage.sizes), 'size')}, {plural(made.coverage.samples, 'configuration')}"
-    )
-    print_lines(visible(proved_line(made.target)))
-    for example, *_ in made.mistakes()[:3]:
-        print_lines(f"  {example.stage}/{example.module} {example.kind} {example.metric}: {example.difference}")
-    for reason in made.missing[:3]:
-        print_lines(f"  not carried out: {reason}")
 
 
 @click.command()
@@ -283,3 +282,149 @@ def derive(run: api.RunRequest, form: str, output: Path | None) -> int:
     total = len(found.points)
     print_note(f"checked: equal to a fresh count at {total - len(found.wrong)} of {total} points")
     return found.exit_code
+
+
+@click.command(cls=TargetCommand)
+@click.argument("target", type=TARGET)
+@click.option(
+    "--over",
+    multiple=True,
+    type=AxisParam(),
+    metavar="NAME=VALUES",
+    help="Vary a setting or a configuration key: 1,8 or 512:1280:64. Several --over give all combinations;"
+    " NAME/NAME=1/2,3/4 varies names together.",
+)
+@click.option(
+    "--also",
+    multiple=True,
+    metavar="'NAME=VALUES …'",
+    help="A further grid, all combinations of these values; its points follow those of --over.",
+)
+@click.option("--table", type=FILE, metavar="CSV", help="Further points: a column per name, a row per point.")
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    type=ListParam(offered=lambda: EVERY_METRIC),
+    metavar="LIST",
+    help="Metrics to evaluate; each has a column for every stage and one for the run."
+    "  [default: flops,weight_bytes,kv_cache_bytes,output_bytes]",
+)
+@click.option(
+    "--stage",
+    "stages",
+    multiple=True,
+    type=STAGE,
+    metavar="NAME",
+    help="Give columns of this stage and of the whole run only; may be repeated.",
+)
+@click.option("--dry-run", is_flag=True, help="Only count the points, and list the refused ones with reasons.")
+@click.option(
+    "-o", "--output", type=FILE, metavar="FILE", help="Write FILE.csv, .json or .parquet.  [default: CSV on stdout]"
+)
+@click.option("--no-plot", is_flag=True, help="Do not draw FILE.svg, which needs matplotlib.")
+@click.option(
+    "--validate",
+    "checked",
+    type=IntParam(),
+    metavar="N",
+    help="Check N random points: export their graphs, count them, and compare with the formulas.",
+)
+@click.option(
+    "--seed", type=IntParam(), default=1, show_default=True, metavar="N", help="Seed of the points of --validate."
+)
+@click.option("--jobs", type=IntParam(), metavar="N", help="Processes for --validate.  [default: one per core]")
+@click.option("--cluster", metavar="ADDRESS", help="Count the points of --validate on workers of this Dask scheduler.")
+@options("config", "preset", "trust-remote-code", "rules", "progress")
+def sweep(
+    target: str,
+    over: tuple[str, ...],
+    also: tuple[str, ...],
+    metrics: tuple[tuple[str, ...], ...],
+    stages: tuple[str, ...],
+    dry_run: bool,
+    output: Path | None,
+    no_plot: bool,
+    checked: int | None,
+    seed: int,
+    jobs: int | None,
+    cluster: str | None,
+    progress: str,
+    **given: Any,
+) -> int:
+    """Evaluate the formulas of TARGET at many points.
+
+    Any setting of the workload and any key of the configuration can be varied. Numbers are exact at any size. Points
+    that are not a valid model or run have no row; stderr reports their number and the reasons, and the exit code is 3
+    if no point is valid. An interrupted sweep that writes to a file resumes where it stopped.
+    """
+    products = [_axes_of(over, "--over"), *(_axes_of(one.split(), "--also") for one in also)]
+    made = api.sweep(
+        target, products, metrics=[m for words in metrics for m in words] or None, stages=stages or None, **given
+    )
+    print_note(visible(made.counted))
+    if dry_run:
+        tally = made.count()
+        models = f"{tally.rows:,} of them {verb(tally.rows, 'is a model', 'are models')}"
+        print_lines(f"{plural(tally.points, 'point')}, {models}; each row has {plural(len(made.titles), 'cost')}")
+        _print_refused(tally, print_lines)
+        return EXIT_OK
+    code = EXIT_OK
+    if output is not None:
+        check_apart(output)
+        picture = output.with_suffix(".svg")
+        drawn = not no_plot and not written_in_place(output) and installed("matplotlib") is not None
+        for path in places([picture] if drawn else ()):
+            check_apart(path)
+        with show_progress(progress) as say:
+            tally = made.write(output, say)
+        note_written(output)
+        if drawn and tally.rows:
+            made.plot(picture)
+            note_written(picture)
+        code = _print_refused(tally, print_note)
+    elif checked is None:
+        code = _print_refused(made.stream(lambda text: click.echo(text, nl=False)), print_note)
+    code = EXIT_INCOMPLETE if made.incomplete else code
+    if checked is None:
+        return code
+    with show_progress(progress) as say:
+        found = made.validate(checked, seed=seed, jobs=jobs or -1, cluster=cluster, progress=say)
+    return worst_exit(code, _print_validated(found))
+
+
+def _print_validated(found: Iterable[ValidatedPoint]) -> int:
+    """Print the results of validation and return the worst exit code."""
+    codes = [EXIT_OK]
+    for one in found:
+        print_lines(f"{one.verdict}: {_point_text(one.point)}", *(f"  {line}" for line in one.wrong))
+        codes.append(one.exit_code)
+    return worst_exit(*codes)
+
+
+def _axes_of(words: Iterable[str], option: str) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, values = word.partition("=")
+        if not equals or not name or not values:
+            raise BadInput(
+                "an axis of a sweep must be a name and its values", where=option, expected="NAME=VALUES", got=word[:80]
+            )
+        if name in found:
+            raise BadInput("a name is varied twice in one product", where=option, got=name)
+        found[name] = values
+    return found
+
+
+def _print_refused(tally: Tally, say: Any) -> int:
+    """Print the refused points and return the exit code: 3 if all points were refused."""
+    for reason, one in list(tally.refused.items())[:_MOST_REASONS]:
+        say(visible(f"refused {one['count']:,}: {reason}; such as {_point_text(one['example'])}: {one['says']}"))
+    if len(tally.refused) > _MOST_REASONS:
+        say(f"and {plural(len(tally.refused) - _MOST_REASONS, 'more reason')}")
+    return EXIT_OK if tally.rows else EXIT_INCOMPLETE
+
+
+def _point_text(values: Mapping[str, Any]) -> str:
+    """Return a point as arguments: ``sam.global_layers 2+5, batch 3``."""
+    return ", ".join(f"{n} {'+'.join(map(str, v)) if isinstance(v, (tuple, list)) else v}" for n, v in values.items())

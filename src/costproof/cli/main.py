@@ -204,9 +204,8 @@ _MODULES: Final = {
     "compare": "check compare diff gate graph plot render",
     "count": "capture counters measure peaks report",
     "estimate": "fits machine machines roofline stored",
-    "formula": "derive explain prove",
+    "formula": "derive explain prove sweep",
     "list": "doctor ops schema targets workloads",
-    "sweep": "sweep",
 }
 """``NAME`` of a module ``costproof.cli.NAME_commands`` -> its commands."""
 _MODULE_OF: Final = {command: name for name, commands in _MODULES.items() for command in commands.split()}

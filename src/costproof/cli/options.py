@@ -48,7 +48,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     ),
     "math": click.option(
         "--math", metavar="DTYPE",
-        help="Dtype whose peak rate bounds the products, such as tf32.  [default: dtype of the run]",
+        help="Dtype of the matrix products, such as tf32, whose peak rate bounds them.  [default: dtype of the run]",
     ),
     "preset": click.option(
         "--preset", "--workload", "preset", type=PRESET, metavar="NAME",
@@ -84,7 +84,8 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         "--all-calls", is_flag=True, help="Record the shapes of every call of a module, not only of the first."
     ),
     "peaks": click.option(
-        "--peaks", is_flag=True, help="Also find peaks of live activations, by an export and two runs of each stage."
+        "--peaks", is_flag=True,
+        help="Also find the peak of live activations of each stage, by an export and two runs of it.",
     ),
     "counters": click.option(
         "--counters", type=ListParam(metavar="LIST|all", offered=lambda: ("all", *api.counter_names())),
@@ -131,25 +132,29 @@ def mesh_options(command: F) -> F:
         return command(*args, target=",".join((target, *settings)), **choices)
 
     add: Any = with_settings
-    pairs = "Token-expert pairs that each rank sends to each, a row per sender: 6,2;3,5."
+    pairs = "Numbers of (token, expert) pairs that ranks send each other, a row for each sender: 6,2;3,5."
     add = click.option("--pairs", metavar="N,..;N,..", help=pairs)(add)
     forms, ways = ("all-gather", "all-to-all"), ("ring", "zigzag", "ulysses")
-    add = click.option("--dispatch", type=ChoiceParam(*forms), help="How tokens reach experts of other ranks.")(add)
-    add = click.option("--cp-plan", type=ChoiceParam(*ways), help="How devices share a sequence.")(add)
+    add = click.option(
+        "--dispatch", type=ChoiceParam(*forms), help="Collective that takes tokens to experts on other ranks."
+    )(add)
+    add = click.option("--cp-plan", type=ChoiceParam(*ways), help="How --cp divides the attention of a sequence.")(add)
     add = click.option(
         "--plan",
         metavar="PLAN|FILE",
-        help="Plan by which devices share weights: transformers, vllm, megatron, or YAML.",
+        help="How weights are split: the plan of transformers, vllm or megatron, or a YAML file.",
     )(add)
-    add = click.option("--rank", type=IntParam(), metavar="N", help="Rank of these devices to count.")(add)
+    add = click.option("--rank", type=IntParam(), metavar="N", help="Which of these devices to count, from 0.")(add)
     for name, what in reversed(_MESH.items()):
-        add = click.option(f"--{name}", type=IntParam(), metavar="N", help=f"Devices that share {what}.")(add)
+        add = click.option(f"--{name}", type=IntParam(), metavar="N", help=f"Number of devices that share {what}.")(add)
     return cast(F, add)
 
 
 _MESH: Final = {
-    "tp": "the weights of each layer", "ep": "the experts of each layer", "pp": "the layers", "dp": "the batch",
-    "cp": "a sequence", "fsdp": "the batch, and gather the weights of each layer",
+    "tp": "the weights of each layer (tensor parallelism)", "ep": "the experts of each layer (expert parallelism)",
+    "pp": "the layers (pipeline parallelism)", "dp": "the batch (data parallelism)",
+    "cp": "a sequence (context parallelism)",
+    "fsdp": "the batch and store parts of all weights, gathered layer by layer",
 }  # fmt: skip
 
 

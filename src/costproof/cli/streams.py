@@ -72,7 +72,8 @@ def _tolerant_stream(name: str) -> io.TextIOBase:
         return given  # type: ignore[no-any-return]  # somebody catches the output
     given.flush()
     buffered = io.BufferedWriter(_TolerantRaw(given.fileno()))
-    return io.TextIOWrapper(buffered, encoding=given.encoding, errors=given.errors, line_buffering=given.line_buffering)
+    by_line = given.line_buffering or given.write_through  # the latter alone with PYTHONUNBUFFERED
+    return io.TextIOWrapper(buffered, encoding=given.encoding, errors=given.errors, line_buffering=by_line)
 
 
 class LibraryAdvice:

@@ -152,7 +152,7 @@ def _of_other_kinds(row: AlignedRow) -> list[AlignedRow]:
 
 
 def _of_kind(cell: AlignedCell, kind: str, side: Mapping[str, int]) -> AlignedCell:
-    """Return a source's cell for one kind of vector work in a module."""
+    """Return the part of a source's cell that belongs to one kind of vector work; 0 if the source has none."""
     return AlignedCell(side.get(kind, 0), None, cell.kinds, cell.ids, cell.labels, cell.owner)
 
 

@@ -74,15 +74,11 @@ def sweep(folder: Path, *, alone: bool) -> None:
                     if alone or old:
                         path.unlink()
                 elif (path / MARK).exists():
-                    _remove_dead(path)
+                    with suppress(BadInput), take(path / MARK, "r+b", "in use") as mark:
+                        if mark.read() == _MARKED:  # it is written when its lock is held
+                            shutil.rmtree(path)
                 elif old:
                     shutil.rmtree(path)
-
-
-def _remove_dead(folder: Path) -> None:
-    with suppress(BadInput), take(folder / MARK, "r+b", "in use") as mark:
-        if mark.read() == _MARKED:  # it is written when its lock is held
-            shutil.rmtree(folder)
 
 
 @contextmanager
@@ -109,7 +105,17 @@ def own_parts_folder(folder: Path, *, busy: str) -> Iterator[None]:
     """
     while True:
         if not os.path.lexists(folder):
-            _make(folder)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            made = aside(folder.parent)
+            try:
+                made.mkdir()
+                with _marked(made):
+                    made.rename(folder)
+            except OSError as error:
+                if error.errno not in (EEXIST, ENOTEMPTY):  # another process was quicker
+                    raise
+            finally:
+                shutil.rmtree(made, ignore_errors=True)
         if not _ours(folder):
             raise BadInput(
                 "the folder for the parts of this output exists, and costproof did not make it",
@@ -143,20 +149,6 @@ def remove_files(folder: Path, ours: re.Pattern[str], kept: Collection[str] = ()
     for name in os.listdir(folder):
         if name not in kept and (ours.fullmatch(name) or ASIDE.fullmatch(name)):
             (folder / name).unlink(missing_ok=True)
-
-
-def _make(folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = aside(folder.parent)
-    try:
-        made.mkdir()
-        with _marked(made):
-            made.rename(folder)
-    except OSError as error:
-        if error.errno not in (EEXIST, ENOTEMPTY):  # another process was quicker
-            raise
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
 
 
 def _marked(folder: Path) -> BinaryIO:

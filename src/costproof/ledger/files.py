@@ -66,6 +66,9 @@ def read_json(path: Path, *, what: str, most: int = MAX_BYTES) -> Any:
         raise BadInput(
             f"cannot read the {what}", where=str(path), got=error.strerror or type(error).__name__
         ) from error
+    if not raw and path.is_fifo():
+        fix = "write it to a file: this command reads it more than once"
+        raise BadInput(f"the {what} is an empty pipe", where=str(path), fix=fix)
     return json_in(raw, where=str(path), what=what, most=most)
 
 

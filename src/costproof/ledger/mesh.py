@@ -186,6 +186,18 @@ AXES: Final[tuple[str, ...]] = tuple(f.name for f in fields(Mesh))
 """Axes of a mesh, in the order of reports; each is also an input of a workload."""
 
 
+def ambiguous_axes(axes: Mapping[str, object]) -> list[BadInput]:
+    """Return an error if axes that somebody named say two things: ``fsdp`` 1, and several ranks along ``cp``.
+
+    torchtitan stores parts along ``cp`` then (``dp_shard * cp`` ranks); whole parameters have no ``fsdp``.
+    """
+    if axes.get("fsdp") != 1 or axes.get("cp", 1) == 1:
+        return []
+    what = "one rank along fsdp has whole parameters here, and parts along cp in torchtitan: neither is assumed"
+    expected = "--fsdp of 2 or more, whose parts ranks along cp store too, or none for whole parameters"
+    return [BadInput(what, where="--fsdp, --cp", expected=expected, got=f"fsdp 1, cp {axes['cp']}")]
+
+
 def shard(size: int, ranks: int, index: int) -> tuple[int, int]:
     """Return (start, stop) of the part of a dimension that a rank holds: chunks of ``ceil(size / ranks)``.
 

@@ -47,7 +47,7 @@ class _Switch:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Apply the change while the block runs."""
+        """Keep the change applied while the block runs; the last thread that leaves its block reverts it."""
         me = threading.get_ident()
         try:  # around all of it: an interrupt may hit between any two lines
             with self._lock:

@@ -50,7 +50,6 @@ class Known:
         return made
 
     def settings(self) -> tuple[Setting, ...]:
-        """Return the workload settings that can be chosen besides the preset."""
         found: tuple[Setting, ...] = self._family().settings()
         return found
 
@@ -60,7 +59,6 @@ class Known:
         return found
 
     def proof_settings(self) -> tuple[Setting, ...]:
-        """Return the settings of a proof besides the number of draws and their seed."""
         found: tuple[Setting, ...] = self._family().proof_settings()
         return found
 

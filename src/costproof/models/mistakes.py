@@ -170,7 +170,7 @@ def _with_one_more(name: str, what: str, *more: TermChange, metrics: frozenset[M
 
 
 def _head_and_projection(term: ClaimTerm) -> Fraction:
-    """Return the FLOPs of two output projections and a 2h x h projection, relative to one output projection."""
+    """Return the FLOPs of two LM heads and the 2h x h projection of an MTP module, divided by those of one LM head."""
     v = term.values
     tokens, mapped = (v["S"], v["L"]) if "S" in v else (1, 1)
     return 2 + Fraction(2 * v["text_hidden"] * tokens, v["text_vocab"] * mapped)

@@ -197,10 +197,6 @@ class Native(Configured[N]):
         return replace(usual, config=config, published=published, is_known=known, stored=stored(data, path), file=file)
 
     def uncompared(self) -> dict[str, str]:
-        """Return the reason why the file could not be compared with what transformers reads, by key.
-
-        Empty if it was.
-        """
         return {} if self.file is None or find_spec("transformers") else {WHOLE_FILE: NOT_COMPARED}
 
     def every_published(self) -> tuple[N, ...]:

@@ -24,7 +24,7 @@ from costproof.ledger.errors import (
     invalid_choice,
 )
 from costproof.ledger.files import MAX_BYTES, first_bytes
-from costproof.ledger.mesh import ALL_GATHER, AXES, DISPATCH, PAIRS, PLAN, RANK, no_such_setting
+from costproof.ledger.mesh import ALL_GATHER, AXES, DISPATCH, PAIRS, PLAN, RANK, ambiguous_axes, no_such_setting
 from costproof.ledger.mesh import CP_PLAN as SHARED_INPUT
 from costproof.ledger.plural import plural
 from costproof.ledger.run import RunOptions, parse_integer
@@ -132,6 +132,7 @@ def changed(
     common = {f.name for f in fields(Workload)}
     own = {name: values.pop(name) for name in values.keys() - common}
     inputs = {**workload.inputs, **own}
+    problems += ambiguous_axes(inputs)
     # A run without these is the same run.
     plain = {**dict.fromkeys(AXES, 1), PAST_INPUT: 0, RANK: 0, DISPATCH: ALL_GATHER}
     inputs = {k: v for k, v in inputs.items() if v != plain.get(k)}

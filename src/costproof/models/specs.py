@@ -186,7 +186,7 @@ class Truncation:
     """Path of a truncated stack of layers -> the number of layers that each remaining one represents."""
 
     def of(self, path: str) -> int:
-        """Return the number of modules of the whole model that the module at a path represents."""
+        """Return how many modules of the whole model the module at a path stands for; 1 outside of truncated stacks."""
         return prod(_times(path, stack, times) for stack, times in self.times)
 
 

@@ -63,7 +63,6 @@ class FirstKnown:
         return next((n for n in found if n is not None), None)
 
     def under_masks(self, masks: Sequence[MaskUse], grids: Size, queries: Size, keys: Size) -> Size | None:
-        """Count the pairs of all score grids that every mask leaves."""
         found = (one.under_masks(masks, grids, queries, keys) for one in self.counters)
         return next((n for n in found if n is not None), None)
 

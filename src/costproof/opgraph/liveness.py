@@ -6,11 +6,12 @@ sizes. Most moments never exceed another one, whatever the sizes; they are dropp
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import accumulate, pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import sympy
 
@@ -19,6 +20,8 @@ from costproof.algebra.identity import Factors, Terms, expression_of, terms_of, 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.peaks import STRETCHES, GapPart, LiveTensor, Moment, Peak
 from costproof.opgraph.graph import Size
+
+T = TypeVar("T")
 
 
 class MemoryEvent(NamedTuple):
@@ -180,6 +183,67 @@ def _matched_pairs(found: SequenceMatcher[tuple[object, ...]]) -> Iterator[tuple
 def _key(tensor: LiveTensor) -> tuple[object, ...]:
     return (tensor.module, tensor.operator, tensor.name, tensor.shape, tensor.dtype, tensor.bytes)
 
+
+class MemoryStep(NamedTuple):
+    """Allocation or release of a piece of memory, named alike in all equal layers."""
+
+    made: bool
+    tensor: tuple[str, ...]
+    """Name, operator, module and dtype, with ``*`` for numbers of layers."""
+    size: str
+    """Bytes, or an expression for them."""
+
+
+def repeated(growing: Iterable[Sequence[T]], more: int) -> list[T] | None:
+    """Return a sequence with ``more`` further copies of the blocks that each of three has beyond the one before.
+
+    The second must be the first with blocks inserted, and the third the first with two copies of each at the same
+    places: x y, x A y B, x A A y B B. ``None`` if they are not, if they are in several ways that do not all give the
+    same sequence, or if there are too many ways to look at.
+    """
+    first, second, third = map(list, growing)
+    if len(third) - len(second) != len(second) - len(first):
+        return None
+    found: list[T] | None = None
+    ways: list[tuple[int, int, int, tuple[tuple[int, list[T]], ...]]] = [(0, 0, 0, ())]
+    for _ in range(_MOST_WAYS):
+        if not ways:
+            return found
+        i, j, k, blocks = ways.pop()
+        while i < len(first) and j < len(second) and k < len(third) and first[i] == second[j] == third[k]:
+            i, j, k = i + 1, j + 1, k + 1
+        if (i, j, k) == (len(first), len(second), len(third)):
+            made = _with_blocks(first, blocks, 2 + more)
+            if found is not None and made != found:
+                return None
+            found = made
+        # A block that begins earlier is equal to one that begins where the sequences differ, rotated.
+        for size in range(len(second) - j - (len(first) - i), 0, -1):
+            block = second[j : j + size]
+            if third[k : k + 2 * size] == [*block, *block]:
+                ways.append((i, j + size, k + 2 * size, (*blocks, (i, block))))
+    return None
+
+
+_MOST_WAYS: Final = 10_000
+
+
+def _with_blocks(first: Sequence[T], blocks: Iterable[tuple[int, list[T]]], copies: int) -> list[T]:
+    made, at = list[T](), 0
+    for i, block in blocks:
+        made += [*first[at:i], *copies * block]
+        at = i
+    return [*made, *first[at:]]
+
+
+def memory_steps(line: Timeline, sizes: Sequence[Size] = ()) -> list[MemoryStep]:
+    """Return the allocations and releases of a graph or a run, with expressions for the bytes if they are given."""
+    names = [tuple(_LAYER.sub("*", name) for name in (t.name, t.operator, t.module, t.dtype)) for t in line.tensors]
+    bytes_of = [str(size) for size in sizes] or [str(t.bytes) for t in line.tensors]
+    return [MemoryStep(e.made, names[e.tensor], bytes_of[e.tensor]) for e in line.events]
+
+
+_LAYER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
 
 MOST: Final = 8
 """Maximum number of moments in a symbolic peak; longer ones are unreadable."""

@@ -48,7 +48,7 @@ def _band_pairs(
     shift = total((keys, prod((-1, queries)))) if at_end else 0
 
     def rows(first: Size) -> Size:
-        """Return the sum over ``queries`` rows of first, first - 1, …, each at least 0."""
+        """Return the sum of max(0, first - i) over ``queries`` rows i = 0, 1, …."""
         rest = total((first, prod((-1, queries))))
         return total((_triangle(first, facts), prod((-1, _triangle(rest, facts)))))
 
@@ -147,7 +147,6 @@ class BandMasks:
         return None if undecided else found
 
     def under_masks(self, masks: Sequence[MaskUse], grids: Size, queries: Size, keys: Size) -> Size | None:
-        """Count the pairs of all score grids that every mask leaves."""
         left: list[Size] = []
         right: list[Size] = []
         for use in masks:

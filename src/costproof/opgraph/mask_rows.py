@@ -113,7 +113,6 @@ class QueryRowMasks:
         return int(np.maximum(end - begin, 0).sum())
 
     def under_masks(self, masks: Sequence[MaskUse], grids: Any, queries: Any, keys: Any) -> int | None:
-        """Count the pairs of all score grids that every mask leaves."""
         every: Intervals | Array | None = None
         for use in masks:
             found = self._use(use, queries, keys)

@@ -99,7 +99,7 @@ class PointBatch:
         return self._python(cost)
 
     def _size(self, atom: int) -> int:
-        """Return the largest absolute value of an atom in this batch."""
+        """Return the largest absolute value that an atom has at any point of this batch."""
         if atom not in self.sizes:
             self.sizes[atom] = largest_magnitude(self._atom(atom))
         return self.sizes[atom]

@@ -110,7 +110,10 @@ def split_blocks(axes: Sequence[GridAxis]) -> Iterator[GridBlock]:
 
 
 def _runs(axis: GridAxis) -> Iterator[tuple[dict[GridParameter, Any], GridAxis | None]]:
-    """Yield runs of consecutive values of an axis that differ only in numbers."""
+    """Split an axis into runs of neighbouring points with equal texts; yield the texts and the axis of the numbers.
+
+    The axis is ``None`` if no column of the axis holds numbers.
+    """
     texts = [i for i, name in enumerate(axis.names) if not name.number]
     numbers = [i for i, name in enumerate(axis.names) if name.number]
 

@@ -174,7 +174,8 @@ def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
     for stage in found.stages:
         again = max((n for (of, _, _), n in peaks.items() if of == stage.id), default=0)
         yield Recount("memory", f"{where}, {stage.id}", "live_bytes", stage.live_bytes or 0, again)
-    few = live_peaks(model, replace(run, logits="last"), inputs_held=False) if run.logits != "last" else {}
+    last = replace(run, logits="last")
+    few = live_peaks(model, last, inputs_held=False) if run != last and _is_accepted(model, last) else {}
     yield Recount("memory", where, "last_logits_bytes", found.last_logits_bytes or 0, max(few.values(), default=0))
 
 
@@ -363,8 +364,7 @@ def padding_recounts(model: WithBlocks, run: Workload, found: Padding) -> Iterat
             for node in evaluate_formulas(model, run).nodes:
                 if node.stage == one.stage and node.kind != "attention" and node.role != "lm_head":
                     of_token += Fraction(node.cost("flops") or 0, one.tokens)
-            again = of_token * (one.size - one.tokens)
-            yield Recount(one.stage, "padding", "flops", one.flops, again)
+            yield Recount(one.stage, "padding", "flops", one.flops, of_token * (one.size - one.tokens))
     blocks = model.blocked_cache(run)
     for stage in dict.fromkeys(row.stage for row in found.cache):
         assert blocks is not None

@@ -356,7 +356,6 @@ class WorkloadFamily(_RunFamily):
         self._runs: dict[tuple[tuple[str, int], ...], TargetRun | None] = {}
 
     def at(self, changed: Mapping[str, int]) -> TargetRun | None:
-        """Return the run with some settings changed; ``None`` if the target refuses it."""
         key = tuple(sorted({**self.own, **changed}.items()))
         if key not in self._runs:
             regime, numbers = self._regime_at({**self.own, **changed})

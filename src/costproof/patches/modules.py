@@ -63,7 +63,7 @@ def forward_redirected(model: nn.Module) -> Iterator[None]:
 
 
 def _key(module: nn.Module) -> int:
-    """Return a key that a module shares with its placeholder in an export, which has the same ``__dict__``."""
+    """Return a key that is equal for a module and its placeholder in an export, since they share a ``__dict__``."""
     return id(vars(module))
 
 

@@ -108,10 +108,10 @@ def gc_disabled() -> Iterator[None]:
 
 
 def is_complete(module: Any) -> bool:
-    """Return whether a Python module is fully imported and ordinary, so that its variables stay as they are.
+    """Return whether a Python module is installed and fully imported, so that nobody assigns its variables later.
 
-    Nobody assigns its variables later. A module of anybody else may be reloaded or written to, and one with a class of
-    its own may import an attribute when it is first asked for it.
+    A module of anybody else may be reloaded or written to, and one with a class of its own may import an attribute on
+    first access.
     """
     if type(module) is not ModuleType:
         return False

@@ -54,7 +54,21 @@ _HEADLINE: Final = ("flops", "params", "calls")
 def document(report: Results, form: Form) -> Document:
     """Return the whole comparison: sums, open and explained findings, every module, coverage, and checks of the run."""
     capture, found = report.capture, report.discrepancy
-    body = _overview(found)
+    sums = [f for f in found.findings if f.level in _levels(found) and f.metric in _HEADLINE]
+    metrics = {m: i for i, m in enumerate(_HEADLINE)}
+    stages = {s: i for i, s in enumerate(found.target.stages)}
+    sums.sort(key=lambda f: (metrics[f.metric], stages.get(f.stage, len(stages)), f.id))
+    sources = _sources(found)
+    if len(sums) > MAX_ROWS:
+        # An open difference must not fall off the end of a short table.
+        sums.sort(key=lambda f: f.status in ("exact", "not-executed"))
+    head = ("Metric", "Stage", *sources, "Delta", "Residual", "Status")
+    rows: list[tuple[Cell, ...]] = [
+        (Code(f.metric), f.stage, *_values(f, sources), exact(f.delta), exact(f.residual), Status(f.status))
+        for f in sums[:MAX_ROWS]
+    ]
+    more = f" The first {MAX_ROWS} of {len(sums)} sums; all are below." if len(sums) > MAX_ROWS else ""
+    body: list[Block] = [Table(head, "ll" + "r" * len(sources) + "rrl", rows), f"{tally(found)}.{more}"]
     if found.incomplete:
         reasons = (*found.incomplete, *filter(None, [next_step(found)]))
         body.append(DocumentSection("Why the result is incomplete", [Items(reasons)]))
@@ -73,24 +87,6 @@ def document(report: Results, form: Form) -> Document:
     return Document(
         title, body, found.verdict, report.sentence, subject_lines(found.target, found.workload, form), foot
     )
-
-
-def _overview(found: Discrepancy) -> list[Block]:
-    sums = [f for f in found.findings if f.level in _levels(found) and f.metric in _HEADLINE]
-    metrics = {m: i for i, m in enumerate(_HEADLINE)}
-    stages = {s: i for i, s in enumerate(found.target.stages)}
-    sums.sort(key=lambda f: (metrics[f.metric], stages.get(f.stage, len(stages)), f.id))
-    sources = _sources(found)
-    if len(sums) > MAX_ROWS:
-        # An open difference must not fall off the end of a short table.
-        sums.sort(key=lambda f: f.status in ("exact", "not-executed"))
-    head = ("Metric", "Stage", *sources, "Delta", "Residual", "Status")
-    rows: list[tuple[Cell, ...]] = [
-        (Code(f.metric), f.stage, *_values(f, sources), exact(f.delta), exact(f.residual), Status(f.status))
-        for f in sums[:MAX_ROWS]
-    ]
-    more = f" The first {MAX_ROWS} of {len(sums)} sums; all are below." if len(sums) > MAX_ROWS else ""
-    return [Table(head, "ll" + "r" * len(sources) + "rrl", rows), f"{tally(found)}.{more}"]
 
 
 def _levels(found: Discrepancy) -> tuple[str, ...]:

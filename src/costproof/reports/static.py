@@ -357,7 +357,7 @@ def dispatch_rows(found: Parallel) -> list[tuple[Cell, ...]]:
 
 
 def copy_rows(found: Parallel) -> list[tuple[Cell, ...]]:
-    """Return a row for each kind of copy."""
+    """Return a row for each kind of work or memory that several ranks duplicate."""
     return [
         (d.what, d.stage, EVERY_METRIC[d.metric].title, _of_metric(d.amount, d.metric))
         for d in found.duplicates

@@ -235,7 +235,7 @@ def _all_failed_error(failed: Mapping[str, Incomplete]) -> Incomplete:
     if not others:
         return first
     reasons = "; ".join(f"{source}: {error.line}" for source, error in failed.items())
-    return Incomplete("no source can count this target", got=reasons, fix=first.fix)
+    return Incomplete("no source can count this target", got=reasons, fix=others[-1].fix)
 
 
 def _stage_flops(forwards: Mapping[str, Iterable[CostNode]]) -> dict[str, int | None]:

@@ -98,7 +98,7 @@ def _workload_family(claims: ClaimsFile, counted: Capture, target: Target | None
 
 
 def _request_of(claims: ClaimsFile, target: str) -> RunRequest:
-    """Return the run that a claims file describes."""
+    """Return the request of a run with the workload that a claims file states; its errors name the file's keys."""
     workload = {key.replace("-", "_"): value for key, value in claims.workload.items()}
     return request(target, place=lambda name: f"$.workload.{name}", **workload)
 

@@ -30,7 +30,7 @@ from costproof.estimate.roofline import choose_source
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.capture import Padding
 from costproof.ledger.environment import require
-from costproof.ledger.errors import BadInput, Incomplete, check_recounts, first_problem
+from costproof.ledger.errors import BadInput, CostproofError, Incomplete, check_recounts, first_problem
 from costproof.ledger.mesh import RANK
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
@@ -327,8 +327,12 @@ class _LiveMemory:
         return found
 
     def with_last_logits(self) -> int | None:
-        """Return the largest live peak if only the last position gets logits; ``None`` if that is so already."""
-        return None if self.workload.logits == "last" else max(self.stages(logits="last").values())
+        """Return the largest live peak if only the last position gets logits; ``None`` if so already, or if refused."""
+        last = replace(self.workload, logits="last")
+        with suppress(CostproofError):
+            self.target.check(last)
+            return None if last == self.workload else max(self.stages(logits="last").values())
+        return None
 
 
 def _blocked_cache(target: Target | None, workload: Workload) -> BlockedCache | None:

@@ -287,15 +287,20 @@ class GraphRun:
                         raise _NotKnownError(f"the graph of {stage} holds only where {unmet}")
 
     def _graphs(self) -> list[tuple[str, frozenset[str], tuple[Condition, ...]]]:
-        """Return (stage, symbols, conditions) of each export with a cache."""
+        """Return (stage, symbols, conditions) of each export with a cache; of equal layers, those of the first ones."""
         from costproof.tracers.cache import cache_enabled, cached_export
         from costproof.tracers.derive.subject import size_limits
+        from costproof.tracers.equal_layers import COUNTED_FROM, truncated_by_periods
 
         stages = {n.stage for n in self._cached()}
         with count_lock(), cache_enabled(True):
-            model = self.target.build(self.workload)
+            target = self.target
+            if any(COUNTED_FROM in note for note in self.ledger.notes) and (
+                cut := truncated_by_periods(target, self.workload)
+            ):
+                target = cut[0][-1]  # the costs are those of such a graph
             found = []
-            for job in self.target.export_jobs(model, self.workload):
+            for job in target.export_jobs(target.build(self.workload), self.workload):
                 free = frozenset().union(*(free_symbols(size.symbol) for size in job.sizes))
                 for stage in stages.intersection(job.stages):
                     try:

@@ -115,7 +115,7 @@ def _measure(
     model, workload = prepared.target, prepared.workload
     if not isinstance(model, Runnable):
         raise BadInput("this target has no dynamic source, so it cannot be measured", where=model.name)
-    from costproof.models.decoding.rank_model import refuse_values
+    from costproof.models.decoding.ranks import refuse_values
 
     refuse_values(workload, options_of(model))  # before this machine is measured
     dtype = math or workload.dtype

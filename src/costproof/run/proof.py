@@ -1,4 +1,8 @@
-"""Implement ``costproof.prove`` and ``costproof.verify``: run a proof's pieces on all cores, write a certificate."""
+"""Implement ``costproof.prove``, ``costproof.verify`` and ``costproof.derive``.
+
+A proof runs its pieces on all cores and writes a certificate. A closed form is derived from a model's graph and checked
+at random sizes.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,26 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from costproof.compare.proof.certificate import Certificate, Settings, differences, read_certificate
+from costproof.compare.proof.closed_form import ClosedForm, Notation, closed_form, render
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.aside import take
 from costproof.ledger.environment import RULES, environment, require
-from costproof.ledger.errors import EXIT_FINDINGS, BadInput
+from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK, BadInput, did_you_mean
 from costproof.ledger.files import MAX_BYTES, first_bytes
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.schema import adapter
 from costproof.ledger.writing import write_texts
 from costproof.models.proof import Piece, Proof, Provable, Proves, WithProof
 from costproof.models.registry import TARGETS
-from costproof.models.target import Runnable, WithMemory, WithStorage
+from costproof.models.target import Exportable, Runnable, WithMemory, WithStorage, lacking
 from costproof.opgraph.rules.files import Files, versions_in_force, with_rules_in_force
 from costproof.patches.flash_attention import FLASH
 from costproof.processes import Pool
@@ -35,14 +40,20 @@ from costproof.run.count_lock import count_lock
 from costproof.run.prepare import load_run_target
 from costproof.run.proof_pieces import assemble_certificate, proof_domain
 from costproof.run.request import RunRequest, request
+from costproof.tracers.cache import cache_enabled
+from costproof.tracers.derive.subject import POINTS, Subject, subject
 from costproof.tracers.sources import preload_modules
 from costproof.weights.stored import Stored
+
+if TYPE_CHECKING:
+    from costproof.tracers.derive.closed import SizeCheck
 
 SAMPLES: Final = 64
 SEED: Final = 1
 MOST_SAMPLES: Final = 10_000
 """Limit for a certificate that is repeated, whose author may want to keep the reader's machine busy."""
 _SHOWN: Final = 120
+_MOST_POINTS: Final = 1_000
 RUN_STEPS: Final = (3, 2, 5, 12, 4, 7, 2, 9)
 """Decode steps of the runs of a proof. A cost that is linear in the context is a polynomial of degree 2 in N, which
 three values determine; one step is in every draw.
@@ -349,7 +360,7 @@ class ProofCheckpoint:
         self._file.flush()
 
     def remove(self) -> None:
-        """Delete the file."""
+        """Delete the file of the answers found so far."""
         self.path.unlink(missing_ok=True)
 
 
@@ -361,3 +372,87 @@ def _fingerprint(target: str, settings: Settings) -> str:
     for path in sorted(root.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """A derived closed form, and the sizes at which it was compared with counts."""
+
+    form: ClosedForm
+    points: tuple[SizeCheck, ...]
+
+    @property
+    def wrong(self) -> tuple[SizeCheck, ...]:
+        """The points at which form and count differ."""
+        return tuple(p for p in self.points if not p.equal)
+
+    @property
+    def exit_code(self) -> int:
+        """0 if the form equals the count at every point, else 1."""
+        return EXIT_FINDINGS if self.wrong else EXIT_OK
+
+    def text(self, how: Notation = "text") -> str:
+        """Return the formulas as ``text``, ``latex``, ``python`` or ``yaml`` (a claims file)."""
+        return render(self.form, how)
+
+    def table_rows(self) -> Sequence[object]:
+        """Return the formulas, one row for each pattern of modules and kind of operator."""
+        return self.form.lines
+
+    def __repr__(self) -> str:
+        return self.text().rstrip("\n")
+
+
+def derive(target: str | RunRequest, stage: str | None = None, **choices: Any) -> Derivation:
+    """Derive the closed form of a stage from its graph, and check it against counts at random sizes.
+
+    Args:
+        target: a target or an address.
+        stage: required if there are several stages.
+        choices: ``points``, the number of sizes to check; and choices of a run.
+
+    Raises:
+        BadInput: there is no such target, stage, file or factory.
+        Incomplete: it cannot be exported, or an operator has no cost rule.
+    """
+    asked = request(target, verb="derive", stage=stage, **choices)
+    with count_lock(asked.rules), cache_enabled(not asked.no_cache):
+        points, export_subject = prepare_derivation(asked)  # requires torch
+        of = export_subject()
+        from costproof.tracers.derive.closed import derive as derived  # imports torch
+
+        found = derived(of, points=points)
+    form = closed_form(of.name, found.nodes, of.config, of.fixed, found.holds, of.counted)
+    return Derivation(form, found.points)
+
+
+def prepare_derivation(asked: RunRequest) -> tuple[int, Callable[[], Subject]]:
+    """Return the number of sizes to check, and a function that exports the stage; nothing is traced yet.
+
+    The request is checked; nothing is traced yet.
+
+    Raises:
+        BadInput: there is no such target, stage or file, or too many points.
+        Incomplete: torch is not installed.
+    """
+    target, points = asked.target, asked.derive.get("points", POINTS)
+    if not isinstance(points, int) or not 0 <= points <= _MOST_POINTS:
+        raise BadInput("--points out of range", where="--points", expected=f"0 to {_MOST_POINTS}", got=points)
+    require("trace", "a form read off a graph")
+    model = load_run_target(asked)
+    stages = model.info().stages
+    stage = asked.derive.get("stage") or (stages[0] if len(stages) == 1 else None)
+    if stage not in stages:
+        raise BadInput(
+            "no such stage" if stage else "no stage is named",
+            where=str(stage or "STAGE"),
+            expected="one of " + ", ".join(stages),
+            fix=did_you_mean(str(stage or ""), stages),
+        )
+    if not isinstance(model, Exportable):
+        raise BadInput(
+            "this target has no graph from which a formula can be derived",
+            where=target,
+            got=lacking(model, ["static"])["static"],
+        )
+    return points, lambda: subject(model, str(stage), model.name if len(stages) == 1 else f"{model.name} {stage}")

@@ -187,7 +187,7 @@ def whole_model(
 
 
 def _by_formulas(target: WithFormulas, workload: Workload) -> WholeModel:
-    """Return the costs of all layers by the target's formulas."""
+    """Return the costs of the whole model by its formulas, for a run that was cut to a few layers."""
     ledger = evaluate_formulas(target, workload)
     given = [metric for metric in METRICS if metric in ledger.metrics]
     stages = {s: {m: v for m in given if (v := ledger.stage_total(s, m)) is not None} for s in ledger.stages}

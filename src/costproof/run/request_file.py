@@ -65,7 +65,7 @@ _RUN: Final = {"device" if name == "run" else name: name for name in OPTIONS}
 _SINGLE: Final = ("config", *LISTS, *SWITCHES)
 _PREPARED: Final = {
     "prove": lazy("costproof.run.proof:prepare_proof"),
-    "derive": lazy("costproof.run.derive:prepare_derivation"),
+    "derive": lazy("costproof.run.proof:prepare_derivation"),
 }
 """Verb -> function that checks that it can start; all others use the check of a count."""
 

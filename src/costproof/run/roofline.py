@@ -244,7 +244,7 @@ class _Ranks:
     def links(
         self, folded: Folded, run: StageBound, stages: tuple[StageBound, ...], parts: tuple[PartBound, ...]
     ) -> LinkBounds:
-        """Return the bounds with communication of the counted rank and, with formulas, of all others."""
+        """Return time bounds that include communication: of the counted rank and, if formulas exist, of every rank."""
         workload = self.read.baseline.workload
         sent = tuple(collective_bounds(folded, self.rates, workload, self.axis_of))
         own = [_with_links(stage, sent) for stage in (*stages, run)]

@@ -172,8 +172,7 @@ def _not_stated(target: WithStorage, model: nn.Module, tensors: Iterable[StoredT
 
     if (stated := target.stored.stated) is None:
         return
-    keys = dict(stated)
-    if "dtype" not in keys:
+    if target.stored.dtype is None:
         plain = Counter[str]()
         for tensor in tensors:
             if tensor.purpose == "weight" and not tensor.stands_for:
@@ -181,7 +180,7 @@ def _not_stated(target: WithStorage, model: nn.Module, tensors: Iterable[StoredT
         if plain:
             which = "weights that are not quantised" if any(tensor.stands_for for tensor in tensors) else "weights"
             yield f"{which} are {plain.most_common(1)[0][0]}, which no key says"
-    if "tie_word_embeddings" not in keys and (head := tied_head(model)):
+    if "tie_word_embeddings" not in dict(stated) and (head := tied_head(model)):
         yield f"{head} is the table of words, which no key says"
 
 

@@ -42,9 +42,10 @@ _VOLATILE: Final = ("_name_or_path", "name_or_path", "transformers_version")
 
 
 def arguments(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the arguments of a call by path: ``image`` -> ``float32[2,3,64,64] 1f0c3a9be2d7``.
+    """Describe the arguments of a call, by path: dtype, shape and values.
 
-    The values of scalars and of few integers are listed; other values are hashed.
+    A scalar or a few integers are written out. Any other tensor has a hash of its values in their place:
+    ``image`` -> ``float32[2,3,64,64] 1f0c3a9be2d7``.
     """
     return _listed(given, _Leaves(objects=True, values=True))
 

@@ -149,13 +149,9 @@ def save(file: Path, data: bytes) -> None:
         elif file.is_dir():
             file.rename(file.with_name(f"{file.name}.folder"))  # not ours, so its content is kept
         write_texts({file: gzip.compress(data, 1, mtime=0)}, mode=0o700, durable=False)
-        _evict(file.parent)
-
-
-def _evict(where: Path) -> None:
-    files = [f for f in where.glob(f"*{_SUFFIX}") if _NAME.fullmatch(f.name)]  # other files are not ours
-    for old in sorted(files, key=lambda f: f.stat().st_mtime)[:-MOST_FILES]:
-        old.unlink(missing_ok=True)
+        files = [f for f in file.parent.glob(f"*{_SUFFIX}") if _NAME.fullmatch(f.name)]  # other files are not ours
+        for old in sorted(files, key=lambda f: f.stat().st_mtime)[:-MOST_FILES]:
+            old.unlink(missing_ok=True)
 
 
 def _export_data(found: Exported) -> dict[str, Any]:

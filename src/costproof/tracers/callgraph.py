@@ -105,7 +105,10 @@ def constructor_params(module: nn.Module) -> dict[str, ConstructorValue]:
 
 
 def setting(value: object) -> Any:
-    """Return a value of a module's attribute if it is plain data or a few integers, else a marker."""
+    """Return the value of a module's attribute as plain data; ``_UNKNOWN`` if it is none.
+
+    Plain data are ``None``, a boolean, a number, a text, or a short sequence of integers.
+    """
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int | str):

@@ -24,11 +24,11 @@ from costproof.models.generic.caches import caches_of, leaves, states
 from costproof.models.specs import Run
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.opgraph.rules.collectives import GROUP_RANK, GROUP_SIZE, OF_RING
+from costproof.patches.exchanges import IN_RING
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected, hooked
 from costproof.patches.nested import KIND, rows_of
 from costproof.patches.patch import patched
-from costproof.patches.sharding import IN_RING
 from costproof.patches.tensor import STACK_INDEX_ROWS
 from costproof.tracers.paths import Paths, dtype_name, plain_value, split_arguments
 from costproof.tracers.torchlens_trace import TracedForward

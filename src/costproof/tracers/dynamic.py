@@ -148,7 +148,10 @@ class _TracedRuns:
     def _cost(
         self, traced: TracedForward, work: CostedGraph, hooks: Hooked, pairs: PairCounter
     ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
-        """Return the cost nodes and unknown operators of a run; growth of the cache is taken from the hooks."""
+        """Return the cost nodes of a traced run and its operators without a known cost.
+
+        The bytes by which the cache grows come from the hooks, since the trace does not show them.
+        """
         run, place = hooks.run, locator(hooks.run.locate, traced.graph.calls)
         found = account(
             work, place, run_dtype=self.dtype, pairs=pairs, packed=self.packed if run.packed else None

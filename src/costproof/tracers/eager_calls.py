@@ -299,7 +299,13 @@ def waiting_times(forward: EagerForward, latency: int) -> Counter[Stage]:
 
 
 def _with_totals(pieces: Sequence[ProfiledPiece], totals: Mapping[Stage, int], gap: int) -> EagerForward:
-    """Return the calls with host times scaled to each stage's total, and with a gap added after each kernel."""
+    """Return the calls of a forward with corrected times.
+
+    Args:
+        pieces: the calls as the profiler, which slows the host down, recorded them.
+        totals: host nanoseconds of each stage without the profiler, to which those of its calls are scaled.
+        gap: nanoseconds that the device idles after each kernel; added to the device time of its call.
+    """
     parts: dict[Stage, list[int]] = {stage: [] for stage in totals}
     for piece in pieces:
         for call in piece.calls:

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 _FEWEST: Final = 16
 """Omitted layers for which two small exports and a run are faster than one export."""
+_TIMES: Final = 2
+"""How many times the layers of three truncated models a model has at least whose exports they replace."""
 COUNTED_FROM: Final = "counted from exports of"
 
 
@@ -128,6 +130,32 @@ def ledger_of_equal_layers(
         "the same FLOPs, results and calls in every module"
     )
     return replace(found, nodes=nodes, notes=(*found.notes, note))
+
+
+def truncated_by_periods(target: Exportable, workload: Workload) -> tuple[list[Exportable], int] | None:
+    """Return three truncated targets, each a period of layers deeper than the last, and how many periods follow.
+
+    A period is one layer, or the layers after which their kinds repeat, such as three of one kind and one of another.
+    ``None``: the kinds of layers do not repeat, or the three have more than half of the layers of the whole model.
+    """
+    options = options_of(target)
+    if not isinstance(target, Truncatable) or options.layers is not None or options.convention or options.real:
+        return None
+    whole = max(stacks(target.build(workload)), key=lambda stack: stack.parameters, default=None)
+    if whole is None:
+        return None
+    count = len(whole.kinds)
+    for period in range(1, count // 3 + 1):
+        before = next((i + 1 for i in reversed(range(count - period)) if whole.kinds[i] != whole.kinds[i + period]), 0)
+        least = max(before + period, 2)
+        first = least + (count - least) % period
+        depths = [first + i * period for i in range(3)]
+        if _TIMES * sum(depths) <= count and depths[-1] < count:
+            cut = [_truncated(target, depth) for depth in depths]
+            kept = [{path: len(each) for path, each in one.cut.stretch.times} if one.cut else {} for one in cut]
+            if kept == [{whole.path: depth} for depth in depths]:
+                return cut, (count - depths[-1]) // period
+    return None
 
 
 def _first_equal(stack: Stack) -> int:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
+NO_EXPORT: Final = "costproof report --sources analytic,dynamic needs no export; other commands read its folder"
+"""Fix of a failed export."""
+
 
 def export_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
     """Export a job; return the program, and notes on assumptions that the export made."""
@@ -61,7 +64,7 @@ def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, 
             "torch.export cannot export a part of the model",
             where=f"{job.stage}, export {job.id}",
             got=_reason(error),
-            fix="the analytic and dynamic sources need no export",
+            fix=NO_EXPORT,
         ) from error
 
 

@@ -19,7 +19,7 @@ from costproof.algebra.symbols import parse
 from costproof.ledger.errors import Incomplete
 from costproof.models.specs import ExportJob
 from costproof.tracers.exported import Exported
-from costproof.tracers.exporting import Argument
+from costproof.tracers.exporting import NO_EXPORT, Argument
 
 T = TypeVar("T")
 SizeValues = Mapping[str, int]
@@ -244,7 +244,7 @@ def _about_sizes(job: ExportJob) -> Iterator[None]:
             where=f"{job.stage}, export {job.id}",
             expected="sizes of inputs, integers and comparisons",
             got=str(error),
-            fix="the analytic and dynamic sources need no export",
+            fix=NO_EXPORT,
         ) from error
 
 

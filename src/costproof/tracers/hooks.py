@@ -178,7 +178,14 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
 
 
 def causal_mask(tensor: torch.Tensor, window: int) -> Elements:
-    """Return a mask input whose last query is aligned with the last key; ``window``: of how many keys, 0 for all."""
+    """Return the values of a causal mask with the shape of ``tensor`` [.., queries, keys].
+
+    The last query is aligned with the last key, as behind a filled cache.
+
+    Args:
+        tensor: the mask input; boolean, or to be added to scores.
+        window: number of keys that a query attends to; 0 for all.
+    """
     import torch
 
     from costproof.tracers.kept_pairs import Elements
@@ -254,12 +261,12 @@ class _Walk:
             self.open.pop()
 
     def items(self, values: Iterable[Any], place: str) -> None:
-        """Describe the items of a sequence."""
+        """Describe each item of a sequence, at its own place below that of the sequence."""
         for i, item in enumerate(values):
             self.value(item, f"{place}[{i}]")
 
     def mapping(self, values: Mapping[Any, Any], place: str) -> None:
-        """Describe the values of a mapping."""
+        """Describe each value of a mapping, at its own place below that of the mapping."""
         for key, item in values.items():
             shown = str(key)
             self.value(item, f"{place}.{shown}" if shown.isidentifier() else f"{place}[{shown[:MAX_TEXT]!r}]")

@@ -272,7 +272,7 @@ def _make_tensor(form: TensorForm, device: torch.device, *, empty: bool = False)
 
 
 def _clock(device: str, waits: bool, idle: int, more: int, one: Callable[[], Any]) -> tuple[int, int, int]:
-    """Return nanoseconds: of a call on the device, on the host until it returns, and of its first call.
+    """Time a call; return nanoseconds on the device, on the host until it returns, and on the host at the first call.
 
     Args:
         device: ``cpu`` or ``cuda``.

@@ -99,8 +99,8 @@ def _dynamic(target: Runnable, workload: Workload, all_calls: bool, say: Say) ->
 
 
 def preload_modules(target: Target, *more: str) -> tuple[str, ...]:
-    """Return the modules that a worker process imports before it traces a target; none for CUDA.
+    """Return the modules that a worker process imports before it forks and traces a target.
 
-    None for CUDA: a process must not have initialized it before it forks.
+    There are none for a run on CUDA, which must not be initialized before a fork.
     """
     return () if options_of(target).device == "cuda" else (*LIBRARIES, *more)

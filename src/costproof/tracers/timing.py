@@ -119,9 +119,9 @@ def _stage_times(run: Run) -> tuple[dict[Stage, int], dict[Stage, int]]:
 
 
 def _time_modules(run: Run, paths: Iterable[str]) -> tuple[Counter[StageModule], Counter[StageModule]]:
-    """Return the nanoseconds between module boundaries in one forward, by stage and innermost module, on two clocks.
+    """Time the parts of one forward between module boundaries, in nanoseconds by stage and innermost module.
 
-    The first are by the clock of the device, the second by that of the host; on the CPU they are the same.
+    The first result is by the clock of the device, the second by that of the host; on the CPU they are the same.
     """
     import torch
 

@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -231,8 +231,8 @@ class Stored:
     :mod:`costproof.storage.scheme` reads, and under ``beside`` those of files."""
     folder: str = ""
     """Folder with its weights in safetensors or GGUF files, or with their headers; empty if there are none."""
-    stated: tuple[tuple[str, str | int], ...] | None = None
-    """Dtype, and values of :data:`_STATED`, that the configuration states; ``None`` without a configuration."""
+    stated: tuple[tuple[str, int], ...] | None = field(default=None, compare=False)
+    """Values of :data:`_STATED` in the configuration; ``None`` without a configuration."""
 
     def scheme(self, model_type: str) -> Scheme:
         """Return the quantisation scheme in which the weights are stored.
@@ -305,8 +305,8 @@ def stored(data: object, path: Path | None) -> Stored:
     described = _descriptions(data, path) if found["weights"] else ""
     weights_there = path is not None and any(next(path.parent.glob(kind), None) for kind in (_WEIGHTS, _GGUF))
     folder = str(path.parent.absolute()) if path is not None and weights_there else ""
-    stated = (*((("dtype", named),) if named else ()), *_stated(data))
-    return Stored(quantised, run, images, None if images else pixels, described, folder, stated)  # type: ignore[arg-type]
+    pixels = None if images else pixels
+    return Stored(quantised, run, images, pixels, described, folder, tuple(_stated(data)))  # type: ignore[arg-type]
 
 
 def _check(data: object, path: str) -> None:

@@ -273,14 +273,14 @@ def test_a_loop_over_tokens_shortens_the_default_prompt(tmp_path: Path, monkeypa
     file = tmp_path / "c.json"
     file.write_text(json.dumps(MAMBA))
     assert api.workload(f"hf:{file}").text_tokens == 512  # few operators
-    monkeypatch.setattr(memo, "USUAL_OPERATORS", 800)
-    monkeypatch.setattr(memo, "MOST_OPERATORS", 2_000)
+    monkeypatch.setattr(memo, "USUAL_OPERATORS", 400)
+    monkeypatch.setattr(memo, "MOST_OPERATORS", 1_000)
     memo._growth.cache_clear()
     with contextlib.ExitStack() as undo:
         undo.callback(memo._growth.cache_clear)
         usual = api.workload(f"hf:{file}").text_tokens
         counted = {n: operators(n) for n in (usual, 2 * usual, 40)}
-        assert counted[usual] <= 800 < counted[2 * usual]
+        assert counted[usual] <= 400 < counted[2 * usual]
         report = api.report(f"hf:{file}", sources=["static"])
         [note] = [n for n in report.capture.ledger("static").notes if "loops over the tokens" in n]
         assert f"the prompt has {usual}, and 512 would have" in note

@@ -265,7 +265,7 @@ def test_layers_that_the_second_count_cannot_reach_leave_everything_open(
         return counted(run, progress)
 
     monkeypatch.setattr(report, "count_sources", count)
-    found = _capture(tmp_path, TURNS, layers=2, seq_len=16, sources=("dynamic",)).whole
+    found = _capture(tmp_path, TURNS, layers=2, seq_len=4, new_tokens=0, sources=("static",)).whole
     assert found is not None
     assert found.totals == {}
     assert found.left_out == dict.fromkeys(METRICS, "no memory")

@@ -53,7 +53,7 @@ class Player:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A difference, split into nonzero terms, and into shares of players."""
+    """The difference of one quantity, as a sum of nonzero terms and as a sum of one share per player."""
 
     terms: tuple[Term, ...] = ()
     shares: dict[str, int] = field(default_factory=dict)

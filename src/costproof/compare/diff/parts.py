@@ -178,7 +178,7 @@ def parts_of(base: Baseline, head: Baseline, inputs: tuple[str, ...], weak: tupl
 
 
 def _without_family(kinds: ModuleKinds, others: ModuleKinds) -> ModuleKinds:
-    """Return the modules with the family prefix removed from class names, if the other model is of another family."""
+    """Remove the family from class names (``LlamaMLP`` -> ``MLP``) if the two models are of different families."""
     (own, other) = (
         _FAMILY.fullmatch(found["(root)"][0].kind) if "(root)" in found else None for found in (kinds, others)
     )

@@ -111,7 +111,6 @@ class DecoderConfig(NativeConfig):
         return tuple((window, False) for window in self.windows() or (0,) * self.layers)
 
     def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
         yes = {self.keys[f]: number if getattr(self, f) else None for f, number in self.number_flags.items()}
         return renamed(self, self.keys) | yes
 
@@ -309,23 +308,19 @@ class WindowedConfig(DecoderConfig):
         return not cls.one_mask or (data.get("attention_chunk_size") is None and data.get("layer_types") is None)
 
     def windows(self) -> tuple[int, ...]:
-        """Return the window of each layer; 0 for a layer without one."""
         kinds = (self.pattern * self.layers)[: self.layers]
         return tuple(self.window if kind == "w" else 0 for kind in kinds)
 
     def symbols(self) -> dict[str, int]:
-        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
         return DecoderConfig.symbols(self) | ({"text_window": self.window} if any(self.windows()) else {})
 
     def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
         names = {letter: name for name, letter in _KINDS.items()}
         types = [names["w" if window else "f"] for window in self.windows()]
         kinds = {} if self.one_mask else {"layer_types": types}
         return {**DecoderConfig.native(self), "sliding_window": self.window or None, **kinds}
 
     def contradictions(self) -> list[CostproofError]:
-        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
         found = DecoderConfig.contradictions(self)
         if 0 < self.window < LEAST_WINDOW:
             expected = f"at least {LEAST_WINDOW}"
@@ -395,7 +390,6 @@ class LateWindowedConfig(WindowedConfig):
         return {"window": top.check_integer(window, "sliding_window"), "pattern": pattern}
 
     def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
         return {**WindowedConfig.native(self), "use_sliding_window": any(self.windows())}
 
 
@@ -437,7 +431,6 @@ class MixtureConfig(WindowedConfig):
         return tuple((w, m) for (w, _), m in zip(WindowedConfig.layer_kinds(self), self.routed(), strict=True))
 
     def symbols(self) -> dict[str, int]:
-        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
         found = WindowedConfig.symbols(self)
         moe = found.pop("text_intermediate")
         return {**found, "text_experts": self.experts, "text_topk": self.top_k, "text_moe": moe}
@@ -453,7 +446,6 @@ class MixtureConfig(WindowedConfig):
         }
 
     def contradictions(self) -> list[CostproofError]:
-        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
         found = WindowedConfig.contradictions(self)
         if self.top_k > self.experts:
             where, expected = f"$.{self.keys['top_k']}", f"at most {self.experts}, the experts of a layer"

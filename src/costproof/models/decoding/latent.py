@@ -120,17 +120,14 @@ class LatentConfig(MixtureConfig):
         return cls.caches_all(data)
 
     def saves_by_absorbing(self, row: BatchRow) -> bool:
-        """Return whether attention to latents is less work than expanding those of a row's past."""
         both = self.nope + self.value
         expanded = 2 * row.past * self.kv_rank * both
         return expanded > row.new * (2 * row.past + row.new + 1) * (2 * self.kv_rank - both)
 
     def routed(self) -> tuple[bool, ...]:
-        """Return, for each layer, whether it has a mixture of experts."""
         return tuple(i >= self.dense_layers for i in range(self.layers))
 
     def symbols(self) -> dict[str, int]:
-        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
         own = {f"text_{name}": getattr(self, name) for name in (*_LATENT, "shared", "intermediate")}
         own |= {"text_q_rank": self.q_rank} if self.q_rank else {}
         own |= {"text_router_groups": self.groups, "text_dense": self.dense_layers, "text_moe": self.expert_width}
@@ -138,7 +135,6 @@ class LatentConfig(MixtureConfig):
         return {k: v for k, v in common.items() if k not in ("text_kv_heads", "text_head_dim")} | own
 
     def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
         return {**DecoderConfig.native(self), "q_lora_rank": self.q_rank or None, "num_key_value_heads": self.heads}
 
     @classmethod
@@ -159,7 +155,6 @@ class LatentConfig(MixtureConfig):
         return draw_latents(sizes, rng)
 
     def contradictions(self) -> list[CostproofError]:
-        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
         found: list[CostproofError] = []
         for what, field, wrong, expected in (
             ("rotation needs pairs", "rope", self.rope % 2, "an even width"),
@@ -271,7 +266,6 @@ class LatentTarget(CausalTarget[L]):
 
     @property
     def decoder(self) -> Decoder:
-        """Return the calling convention of the decoder: module paths, masks and cache."""
         return Decoder(latent=(self.config.kv_rank, self.config.rope))
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
@@ -282,7 +276,6 @@ class LatentTarget(CausalTarget[L]):
         return replace(made, what="absorbed decoding") if absorbs(made) else made
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Return an error for each reason why the model cannot run a workload."""
         found, config = CausalTarget.problems(self, workload), self.config
         if workload.attention != FLASH:
             return found

@@ -237,7 +237,9 @@ class RowsTape(DecoderTape):
         return keys - old[0], values - old[1]
 
     def _of_row(self, row: TapeRow, block: AttentionBlock | LatentBlock, new: Size | None = None) -> tuple[Size, Size]:
-        """Return the bytes of a row's cached keys and of its values in a layer, after the call or, if new is 0, before.
+        """Return the bytes of the keys and of the values that a layer caches for the sequences of one row.
+
+        They are counted after the call, or before it if ``new`` is 0.
 
         Args:
             row: the row.

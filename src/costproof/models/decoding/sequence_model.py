@@ -4,7 +4,7 @@ A rank is given its own positions and attends their queries to the keys of all r
 exchanges heads for positions (Ulysses). In a decode step every rank has the query of the new token and attends it to
 the part of the cache that it keeps; the partial results are weighted and added, or, if that part is some heads,
 gathered. Linear layers and norms are not touched. The dynamic source has code of its own (``SharedSequence`` of
-:mod:`costproof.patches.sharding`). Importing this imports torch.
+:mod:`costproof.patches.exchanges`). Importing this imports torch.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def chosen_plan(
 
 
 def _layers_of(role: str, routed: tuple[bool, ...], style: DecoderStyle) -> list[int]:
-    """Return the layers that have a module."""
+    """Return the indices of the decoder layers that have the module of a role."""
     mixture = role.startswith(("text.layer.experts", "text.layer.shared", "text.layer.router"))
     if role.startswith("text.layer.shared") and style.shared_experts == 0:
         return []
@@ -240,7 +240,7 @@ class Shards:
 
     @property
     def batches(self) -> Size:
-        """Return the tokens that the experts of the rank get, in units of its own ones.
+        """Return the tokens that ranks gather for the experts, divided by the tokens of the rank itself.
 
         Branches: ranks have equal batches, or not.
         """
@@ -250,7 +250,6 @@ class Shards:
 
     @property
     def origin(self) -> str:
-        """Return the origin of the plan."""
         return self.plan.source if self.mesh.fsdp == 1 else FULLY_SHARD
 
     def axis_of(self, role: str, kind: str) -> str:

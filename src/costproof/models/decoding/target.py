@@ -16,7 +16,7 @@ from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc, TokenPadding
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.mesh import CP_PLAN, PAIRS, RANK, Mesh, stage_layers
+from costproof.ledger.mesh import CP_PLAN, PAIRS, RANK, Mesh, ambiguous_axes, stage_layers
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import (
@@ -39,7 +39,7 @@ from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
 from costproof.models.decoding.plans import MORE_AXES, by_heads, given_plan, mesh_problems
-from costproof.models.decoding.rank_model import as_rank, distributed, refuse_values, shard_for_export
+from costproof.models.decoding.ranks import as_rank, distributed, refuse_values, shard_for_export
 from costproof.models.decoding.sharding import (
     SPLIT_ALL,
     ShardPlan,
@@ -100,7 +100,6 @@ class CausalTarget(Native[C]):
 
     @property
     def decoder(self) -> Decoder:
-        """Return the calling convention of the decoder: module paths, masks and cache."""
         windows = self.config.windows()
         if not any(windows):
             return Decoder()
@@ -240,7 +239,6 @@ class CausalTarget(Native[C]):
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
-        """Return the settings of a run, other than the preset."""
         common_settings = (replace(s, choices=cls.attentions) if s is common.ATTENTION else s for s in SETTINGS)
         shared = () if cls.plan is None else (*common.MESH, common.CP_PLAN)
         return (*common_settings, *cls.extra_settings, *shared)
@@ -267,7 +265,6 @@ class CausalTarget(Native[C]):
         return workload
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Return an error for each reason why the model cannot run a workload."""
         found = cache_dtype.cache_problems(workload, latent=bool(self.decoder.latent))
         found += common.block_problems(workload)
         found += common.problems(workload, self.config.head_dim) + common.device_problems(workload, self.options)
@@ -378,18 +375,21 @@ class CausalTarget(Native[C]):
         """
         from costproof.models.decoding.domain import mesh_proof, proof
 
+        sizes = {axis: int(size) for axis, size in axes.items()}
+        if wrong := ambiguous_axes(sizes):
+            raise Problems("the workload cannot be run", wrong)
+
         def draw(sizes: Mapping[str, int], rng: random.Random) -> Drawn | None:
             found: Any = self.drawn(sizes, rng)
             return None if found is None else (found[0].quantised_as(self), found[1])
 
         made = proof(self, self.config, self.normalised(), samples, seed, draw)
-        mesh = Mesh(**{axis: int(size) for axis, size in axes.items()})
+        mesh = Mesh(**sizes)
         if mesh.one and cp_plan is None and dispatch is None:
             return made
         return mesh_proof(made, self, draw, mesh, plan, cp_plan, dispatch)
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
-        """Return the model on the meta device with the given implementation of routed experts, if it has experts."""
         kernel = experts if any(s.name == common.EXPERTS.name for s in self.extra_settings) else None
         model = build(*self.native(), dtype=workload.dtype, attention=workload.attention, experts=kernel)
         if workload.rows:

@@ -72,12 +72,10 @@ class EncoderConfig(NativeConfig):
         return {f"{self.prefix}_{name}": value for name, value in self.sizes().items()}
 
     def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
         return renamed(self, self.keys) | ({"num_labels": self.labels} if self.labels else {})
 
     @classmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
-        """Parse the JSON value of a configuration file; append every error to ``problems``."""
         top = Section(data, "$", problems)
         top.waive(cls.unused_keys)
         check_type(top, cls.model_type)
@@ -159,7 +157,6 @@ class VisionConfig(EncoderConfig):
         return self.image // self.patch
 
     def sizes(self) -> dict[str, int]:
-        """Return symbol -> value, with names that lack the modality prefix (``hidden`` for ``vision_hidden``)."""
         positions = self.grid**2 + int(self.class_token)
         own = {"positions": positions, "patch": self.patch, "channels": self.channels}
         return EncoderConfig.sizes(self) | own
@@ -181,7 +178,6 @@ class VisionConfig(EncoderConfig):
         return super(VisionConfig, cls).read_field(top, name, kind)
 
     def contradictions(self) -> list[CostproofError]:
-        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
         found = EncoderConfig.contradictions(self)
         if self.image < self.patch:
             expected = f"at least a patch, {self.patch}"

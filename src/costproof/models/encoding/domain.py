@@ -137,7 +137,7 @@ class DrawnTarget(Provable, Protocol):
 
     @property
     def attentions(self) -> tuple[AttentionKind, ...]:
-        """Return the attention implementations of the class."""
+        """Return the attention implementations that the model class supports, such as ``eager`` and ``sdpa``."""
 
     def normalised(self) -> str:
         """Return the configuration as JSON."""

@@ -58,16 +58,13 @@ class PatchConfig(EncoderConfig):
         return self.patch * self.merge
 
     def sizes(self) -> dict[str, int]:
-        """Return symbol -> value, with names that lack the modality prefix (``hidden`` for ``vision_hidden``)."""
         return EncoderConfig.sizes(self) | {"out": self.out, "volume": self.volume}
 
     def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
         field, key = self.chosen_layers
         return EncoderConfig.native(self) | {key: list(getattr(self, field))}
 
     def contradictions(self) -> list[CostproofError]:
-        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
         found = EncoderConfig.contradictions(self)
         if self.head_dim % 4:
             what, expected = "rows and columns are rotated in pairs", "heads whose width is a multiple of 4"

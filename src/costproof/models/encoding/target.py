@@ -78,7 +78,6 @@ class EncoderTarget(Native[C]):
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
-        """Return the settings of a run, other than the preset."""
         batch = (common.BATCH,) if cls.batched else ()
         return (*cls.input_settings, *batch, common.DTYPE, replace(common.ATTENTION, choices=cls.attentions))
 
@@ -88,7 +87,6 @@ class EncoderTarget(Native[C]):
         return replace(self.config, layers=kept), {"encoder layers": cut} if cut else {}
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Return an error for each reason why the model cannot run a workload."""
         head_dim = getattr(self.config, "head_dim", 0)
         return common.batch_problems(workload, head_dim) + common.device_problems(workload, self.options)
 

@@ -63,7 +63,6 @@ class TextTarget(EncoderTarget[C]):
         """Return the parts after the last layer: masked-word head or classifier, and the root module."""
 
     def formulas(self, workload: Workload) -> Ledger:
-        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
         config, texts, b, width = self.config, sym("B"), sym("b"), sym("text_hidden")
         parts = text_encoder(config, self.style(), eager=workload.attention == "eager")
         if config.masked or config.labels:
@@ -146,7 +145,6 @@ class TextTarget(EncoderTarget[C]):
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Self, dict[str, bool]]:
-        """Return a random small configuration for a proof, and its features."""
         from costproof.models.encoding.domain import some_layers
 
         default = cls.default()

@@ -87,7 +87,6 @@ class BertConfig(TextEncoderConfig):
     }
 
     def sizes(self) -> dict[str, int]:
-        """Return symbol -> value, with names that lack the prefix of the modality (``hidden`` for ``text_hidden``)."""
         return TextEncoderConfig.sizes(self) | {"types": self.types}
 
 
@@ -109,7 +108,6 @@ class Bert(TextTarget[BertConfig]):
         return TextEncoderStyle()
 
     def names(self, path: str) -> Mapping[str, str]:
-        """Return role -> module path, for an encoder at the module path ``path``."""
         return bert_names(path)
 
     def head(self) -> tuple[ModulePart, ...]:

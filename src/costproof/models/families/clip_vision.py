@@ -109,11 +109,9 @@ class ClipVisionConfig(VisionConfig):
     }
 
     def sizes(self) -> dict[str, int]:
-        """Return symbol -> value, with names that lack the modality prefix (``hidden`` for ``vision_hidden``)."""
         return VisionConfig.sizes(self) | ({"pooled": self.pooled} if self.pooled else {})
 
     def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
         return EncoderConfig.native(self) | ({"projection_dim": self.pooled} if self.pooled else {})
 
     @classmethod
@@ -135,7 +133,6 @@ class ClipVision(VisionTarget[ClipVisionConfig]):
     model_types: ClassVar[tuple[str, ...]] = ("clip_vision_model",)
 
     def formulas(self, workload: Workload) -> Ledger:
-        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
         config, eager, resampled = self.config, workload.attention == "eager", self.resampled(workload)
         width, b = sym("vision_hidden"), sym("b")
         parts = clip_tower(config, resampled=resampled, eager=eager, root=bool(config.pooled))
@@ -150,7 +147,6 @@ class ClipVision(VisionTarget[ClipVisionConfig]):
         return ModulePart("vision.projection", (projection,))
 
     def style(self) -> VisionStyle:
-        """Return how the encoder differs from others, up to the output of the last layer."""
         return clip_style(root=bool(self.config.pooled))
 
     def record_results(self, tape: LayerTape, hidden: Piece) -> tuple[Piece, ...]:
@@ -160,7 +156,6 @@ class ClipVision(VisionTarget[ClipVisionConfig]):
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[ClipVision, dict[str, bool]]:
-        """Return a random small configuration for a proof, and its features."""
         projected = rng.random() < 0.5
         more: dict[str, Any] = {"architecture": PROJECTED, "pooled": p["vision_pooled"]} if projected else {}
         made = cls(ClipVisionConfig(**cls.drawn_sizes(p, rng), **more))

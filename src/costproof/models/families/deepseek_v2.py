@@ -76,12 +76,10 @@ class DeepseekV2Config(LatentConfig):
         return {**draw_latents(sizes, rng), "limited": rng.random() < 0.5}
 
     def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
         how = "group_limited_greedy" if self.limited else "greedy"
         return {**LatentConfig.native(self), "topk_method": how}
 
     def contradictions(self) -> list[CostproofError]:
-        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
         found = LatentConfig.contradictions(self)
         if self.hidden % self.heads:
             what, expected = "the heads must divide the width", f"a divisor of {self.hidden}"
@@ -106,7 +104,6 @@ class DeepseekV2(LatentTarget[DeepseekV2Config]):
     model_types: ClassVar[tuple[str, ...]] = ("deepseek_v2",)
 
     def style(self) -> DecoderStyle:
-        """Return how the layers differ from those of the default decoder."""
         routing = RoutingRule(groups=sym("text_router_groups") if self.config.limited else 0)
         return latent_style(self.config, routing, RotaryComplex, as_complex=True)
 

@@ -67,7 +67,6 @@ class DeepseekV3Config(LatentConfig):
         return {**latents, **groups}
 
     def contradictions(self) -> list[CostproofError]:
-        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
         found = LatentConfig.contradictions(self)
         if self.experts < 2 * self.groups:
             expected = f"at most {self.experts // 2} groups, since the router scores a group by its two best experts"
@@ -101,7 +100,6 @@ class DeepseekV3(LatentTarget[DeepseekV3Config]):
         return V3_MISTAKES
 
     def style(self) -> DecoderStyle:
-        """Return how the layers differ from those of the default decoder."""
         routing = RoutingRule(
             scoring="sigmoid",
             groups=sym("text_router_groups"),

@@ -111,7 +111,6 @@ class Dinov2Config(VisionConfig):
         return super(Dinov2Config, cls).read_class(top)
 
     def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
         return EncoderConfig.native(self)
 
 
@@ -128,7 +127,6 @@ class Dinov2(VisionTarget[Dinov2Config]):
     resamples: ClassVar[bool] = False
 
     def style(self) -> VisionStyle:
-        """Return how the encoder differs from others, up to the output of the last layer."""
         config = self.config
         return VisionStyle(
             bias=ALL_PROJECTIONS if config.qkv_bias else ("out",),
@@ -145,7 +143,6 @@ class Dinov2(VisionTarget[Dinov2Config]):
         return (tape.sequence((last_norm(self.config),), hidden),)
 
     def formulas(self, workload: Workload) -> Ledger:
-        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
         config, eager, resampled = self.config, workload.attention == "eager", self.resampled(workload)
         parts = (*vision_encoder(config, self.style(), resampled=resampled, eager=eager), last_norm(config))
         border = (pixels() + sym("B") * image_tokens(config) * sym("vision_hidden")) * sym("b")
@@ -166,7 +163,6 @@ class Dinov2(VisionTarget[Dinov2Config]):
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Dinov2, dict[str, bool]]:
-        """Return a random small configuration for a proof, and its features."""
         flags: dict[str, Any] = {name: rng.random() < 0.5 for name in ("qkv_bias", "mask_token", "gated")}
         made = cls(Dinov2Config(**cls.drawn_sizes(p, rng), **flags, mlp_ratio=p["mlp_ratio"]))
         return made, {

@@ -65,7 +65,6 @@ class Gemma(CausalTarget[GemmaConfig]):
     model_types: ClassVar[tuple[str, ...]] = ("gemma",)
 
     def style(self) -> DecoderStyle:
-        """Return how the layers differ from those of the default decoder."""
         bias = ALL_PROJECTIONS if self.config.attention_bias else ()
         return DecoderStyle(bias=bias, norm="centred_rms", scaled_embeddings=True)
 

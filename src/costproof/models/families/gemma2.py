@@ -79,7 +79,6 @@ class Gemma2(CausalTarget[Gemma2Config]):
     attentions: ClassVar[tuple[AttentionKind, ...]] = ("eager",)
 
     def style(self) -> DecoderStyle:
-        """Return how the layers differ from those of the default decoder."""
         return DecoderStyle(
             bias=ALL_PROJECTIONS if self.config.attention_bias else (),
             norm="centred_rms",

@@ -77,7 +77,6 @@ class Gemma3(CausalTarget[Gemma3Config]):
     model_types: ClassVar[tuple[str, ...]] = ("gemma3_text",)
 
     def style(self) -> DecoderStyle:
-        """Return how the layers differ from those of the default decoder."""
         return DecoderStyle(
             bias=ALL_PROJECTIONS if self.config.attention_bias else (),
             qk_norm=True,

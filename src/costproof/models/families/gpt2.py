@@ -115,7 +115,6 @@ class Gpt2Config(DecoderConfig):
     }
 
     def symbols(self) -> dict[str, int]:
-        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
         return {**DecoderConfig.symbols(self), "text_positions": self.max_positions}
 
     def __post_init__(self) -> None:
@@ -156,7 +155,6 @@ class Gpt2(CausalTarget[Gpt2Config]):
 
     @property
     def decoder(self) -> Decoder:
-        """Return the calling convention of the decoder: module paths, masks and cache."""
         return Decoder(stack="transformer", attention="h.{i}.attn")
 
     @classmethod
@@ -202,7 +200,6 @@ class Gpt2(CausalTarget[Gpt2Config]):
         return analytic_ledger(nodes, STAGES)
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
         tapes = row_tapes if workload.rows else decoder_tapes
         return tapes(self.config, workload, lambda call: self._stack(workload, call))
 

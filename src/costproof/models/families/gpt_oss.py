@@ -86,7 +86,6 @@ class GptOss(CausalTarget[GptOssConfig]):
     extra_settings: ClassVar[tuple[Setting, ...]] = (replace(settings.EXPERTS, choices=("grouped_mm", "batched_mm")),)
 
     def style(self) -> DecoderStyle:
-        """Return how the layers differ from those of the default decoder."""
         return DecoderStyle(
             bias=ALL_PROJECTIONS if self.config.attention_bias else (),
             sinks=True,

@@ -43,7 +43,6 @@ class Llama(CausalTarget[LlamaConfig]):
     model_types: ClassVar[tuple[str, ...]] = ("llama",)
 
     def style(self) -> DecoderStyle:
-        """Return how the layers differ from those of the default decoder."""
         return DecoderStyle(bias=ALL_PROJECTIONS if self.config.attention_bias else (), mlp_bias=self.config.mlp_bias)
 
 

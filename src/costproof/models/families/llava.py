@@ -108,7 +108,6 @@ class LlavaConfig(ImageTextConfig):
         return self.vision.grid**2 + int(self.class_token)
 
     def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
         return {
             **ImageTextConfig.native(self),
             "multimodal_projector_bias": self.projector_bias,
@@ -149,7 +148,6 @@ class LlavaConfig(ImageTextConfig):
         )
 
     def contradictions(self) -> list[CostproofError]:
-        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
         found, layers = ImageTextConfig.contradictions(self), self.vision.layers
         if self.from_last > layers + 1:
             expected = f"at least {-layers - 1}"
@@ -200,7 +198,6 @@ class Llava(ImageTextTarget[LlavaConfig]):
         return made
 
     def image_tokens(self, workload: Workload) -> int:
-        """Return the number of tokens of an image in the prompt."""
         return self.config.image_tokens
 
     def least_layers(self) -> int:

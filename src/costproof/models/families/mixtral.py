@@ -65,7 +65,6 @@ class Mixtral(CausalTarget[MixtralConfig]):
     extra_settings: ClassVar[tuple[Setting, ...]] = (settings.EXPERTS,)
 
     def style(self) -> DecoderStyle:
-        """Return how the layers differ from those of the default decoder."""
         return DecoderStyle(routing=RoutingRule(normalised=True, scaled=False, upcast=False))
 
 

@@ -43,7 +43,6 @@ class Qwen2(CausalTarget[Qwen2Config]):
     model_types: ClassVar[tuple[str, ...]] = ("qwen2",)
 
     def style(self) -> DecoderStyle:
-        """Return how the layers differ from those of the default decoder."""
         return DecoderStyle(bias=("q", "k", "v"))
 
 

@@ -112,7 +112,6 @@ class Qwen25VlVisionConfig(PatchConfig):
         return self.window // self.merge // self.patch
 
     def sizes(self) -> dict[str, int]:
-        """Return symbol -> value, with names that lack the modality prefix (``hidden`` for ``vision_hidden``)."""
         return PatchConfig.sizes(self) | {"merge": self.merge, "window": self.units}
 
     @classmethod
@@ -121,7 +120,6 @@ class Qwen25VlVisionConfig(PatchConfig):
         return {"whole": top.integers("fullatt_block_indexes", (7, 15, 23, 31), least=0)}
 
     def contradictions(self) -> list[CostproofError]:
-        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
         found = PatchConfig.contradictions(self)
         if self.units < 1:
             expected = f"at least {self.step}"
@@ -165,7 +163,6 @@ class Qwen25VlTextConfig(DecoderConfig):
         return True
 
     def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
         rope = {"rope_type": "default", "rope_theta": 1e6, _SECTIONS: list(self.sections)}
         return DecoderConfig.native(self) | {"rope_parameters": rope}
 
@@ -180,7 +177,6 @@ class Qwen25VlTextConfig(DecoderConfig):
         return {"sections": top.integers(_SECTIONS, (16, 24, 24))}
 
     def contradictions(self) -> list[CostproofError]:
-        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
         found = DecoderConfig.contradictions(self)
         if self.heads * self.head_dim != self.hidden:
             what, share = "the class sets the head width to width / heads", self.hidden // self.heads
@@ -221,7 +217,6 @@ class Qwen25VlConfig(ImageTextConfig):
         return cls(vision, replace(text, tied=tied or text.tied), token, waived=(*of_vision, *of_text))
 
     def contradictions(self) -> list[CostproofError]:
-        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
         found = ImageTextConfig.contradictions(self)
         if self.vision.out != self.text.hidden:
             where, what = "$.vision_config.out_hidden_size", "the tower's tokens are not as wide as the decoder's"
@@ -323,7 +318,6 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
-        """Return the settings of a run, other than the preset."""
         first, *others = ImageTextTarget.settings.__func__(cls)  # type: ignore[attr-defined]
         return (first, common.IMAGE_SIZE, *others)
 
@@ -370,7 +364,6 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         return side_of(workload) // self.config.vision.step
 
     def image_tokens(self, workload: Workload) -> int:
-        """Return the number of tokens of an image in the prompt."""
         return self._units(workload) ** 2 if images_of(workload) else 0
 
     def _patches(self, workload: Workload) -> int:
@@ -439,7 +432,6 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
     text_behind: ClassVar[int] = 1
 
     def text_style(self) -> DecoderStyle:
-        """Return how the decoder differs from others."""
         return _STYLE
 
     def tower_tapes(self, workload: Workload, count: int) -> dict[str, MemoryTape]:
@@ -482,7 +474,6 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         return {"vision": tape}
 
     def domain(self) -> Domain:
-        """Return the domain of a proof: prompts with one image, several or none, and random sizes."""
         from costproof.models.image_text.layout import domain_in_patches
 
         return domain_in_patches(self.workload(), self.config.vision.step)
@@ -493,7 +484,6 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Qwen25Vl, dict[str, bool]]:
-        """Return a random small configuration for a proof, and its features."""
         from costproof.models.decoding.domain import features, random_config
 
         half = p["text_head_halves"]

@@ -44,7 +44,6 @@ class Qwen3(CausalTarget[Qwen3Config]):
     model_types: ClassVar[tuple[str, ...]] = ("qwen3",)
 
     def style(self) -> DecoderStyle:
-        """Return how the layers differ from those of the default decoder."""
         return DecoderStyle(bias=ALL_PROJECTIONS if self.config.attention_bias else (), qk_norm=True)
 
 

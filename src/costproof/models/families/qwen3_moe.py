@@ -59,11 +59,9 @@ class Qwen3MoeConfig(MixtureConfig):
     patterns: ClassVar[tuple[str, ...]] = ("w",)
 
     def routed(self) -> tuple[bool, ...]:
-        """Return, for each layer, whether it has a mixture of experts."""
         return tuple(kind == "m" for kind in (self.kinds * self.layers)[: self.layers])
 
     def symbols(self) -> dict[str, int]:
-        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
         own = {"text_intermediate": self.intermediate, "text_moe": self.expert_width}
         return {**MixtureConfig.symbols(self), **own}
 
@@ -91,7 +89,6 @@ class Qwen3MoeConfig(MixtureConfig):
         }
 
     def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
         dense = [i for i, routed in enumerate(self.routed()) if not routed]
         return {**MixtureConfig.native(self), "mlp_only_layers": dense, "use_sliding_window": any(self.windows())}
 
@@ -115,7 +112,6 @@ class Qwen3Moe(CausalTarget[Qwen3MoeConfig]):
     extra_settings: ClassVar[tuple[Setting, ...]] = (settings.EXPERTS,)
 
     def style(self) -> DecoderStyle:
-        """Return how the layers differ from those of the default decoder."""
         return DecoderStyle(
             bias=ALL_PROJECTIONS if self.config.attention_bias else (),
             qk_norm=True,

@@ -81,7 +81,6 @@ class Qwen3VlVisionConfig(PatchConfig):
     chosen_layers: ClassVar[tuple[str, str]] = ("deep", "deepstack_visual_indexes")
 
     def sizes(self) -> dict[str, int]:
-        """Return symbol -> value, with names that lack the modality prefix (``hidden`` for ``vision_hidden``)."""
         return PatchConfig.sizes(self) | {"merged": self.merge**2, "positions": self.table}
 
     @classmethod
@@ -125,7 +124,6 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         return QWEN3_VL_VISION
 
     def formulas(self, workload: Workload) -> Ledger:
-        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
         config, eager = self.config, workload.attention == "eager"
         n, b, width, head_dim = (sym(x) for x in ("n", "b", "vision_hidden", "vision_head_dim"))
         call, merged, out = StackCall(1, n, b), sym("vision_merged"), sym("vision_out")
@@ -247,7 +245,6 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Qwen3VlVision, dict[str, bool]]:
-        """Return a random small configuration for a proof, and its features."""
         sizes = Qwen3VlVisionConfig.drawn_sizes(p, rng)
         config = Qwen3VlVisionConfig(
             **sizes,

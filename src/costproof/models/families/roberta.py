@@ -48,7 +48,6 @@ class RobertaConfig(BertConfig):
         return self.max_positions - self.padding - 1
 
     def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
         return {**BertConfig.native(self), "pad_token_id": self.padding}
 
     @classmethod
@@ -57,7 +56,6 @@ class RobertaConfig(BertConfig):
         return {"padding": top.integer("pad_token_id", 1, least=0)}
 
     def contradictions(self) -> list[CostproofError]:
-        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
         found, most = TextEncoderConfig.contradictions(self), min(self.vocab - 1, self.max_positions - 2)
         if self.padding > most:
             what, expected = "the padding id leaves no word or no position", f"at most {most}"
@@ -83,11 +81,9 @@ class Roberta(TextTarget[RobertaConfig]):
     prefix: ClassVar[str] = "roberta."
 
     def style(self) -> TextEncoderStyle:
-        """Return how the layers differ from those of BERT."""
         return TextEncoderStyle(positions_from_ids=True, head_first=self.config.head_first)
 
     def names(self, path: str) -> Mapping[str, str]:
-        """Return role -> module path, for an encoder at the module path ``path``."""
         return {
             **bert_names(path),
             "cls.predictions": "lm_head",

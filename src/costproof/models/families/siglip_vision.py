@@ -72,7 +72,6 @@ class SiglipVisionConfig(VisionConfig):
     unused_keys: ClassVar = {"projection_dim": "the class does not read it"}
 
     def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
         return EncoderConfig.native(self)
 
 
@@ -92,7 +91,6 @@ class SiglipVision(VisionTarget[SiglipVisionConfig]):
     """The projection of ``nn.MultiheadAttention``."""
 
     def style(self) -> VisionStyle:
-        """Return how the encoder differs from others, up to the output of the last layer."""
         return VisionStyle(own_table=False, containers=("vision", "vision.encoder"))
 
     def _pooling(self) -> AttentionPooling:
@@ -106,7 +104,6 @@ class SiglipVision(VisionTarget[SiglipVisionConfig]):
         return (normed, tape.pooled(self._pooling(), normed)) if self.config.pooled else (normed,)
 
     def formulas(self, workload: Workload) -> Ledger:
-        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
         config, eager, resampled = self.config, workload.attention == "eager", self.resampled(workload)
         width, b = sym("vision_hidden"), sym("b")
         parts = (*vision_encoder(config, self.style(), resampled=resampled, eager=eager), last_norm(config))
@@ -125,7 +122,6 @@ class SiglipVision(VisionTarget[SiglipVisionConfig]):
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[SiglipVision, dict[str, bool]]:
-        """Return a random small configuration for a proof, and its features."""
         made = cls(SiglipVisionConfig(**cls.drawn_sizes(p, rng), pooled=rng.random() < 0.5))
         return made, {**made.features(), "pooling by attention": made.config.pooled}
 

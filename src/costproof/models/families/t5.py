@@ -112,7 +112,6 @@ class T5Config(NativeConfig):
         return {f"text_{name}": getattr(self, name) for name in named}
 
     def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
         return {
             **renamed(self, self.keys),
             "num_layers": self.layers,

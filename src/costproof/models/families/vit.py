@@ -82,11 +82,9 @@ class VitConfig(VisionConfig):
     unused_keys: ClassVar = {"encoder_stride": "of a class that restores images"}
 
     def sizes(self) -> dict[str, int]:
-        """Return symbol -> value, with names that lack the modality prefix (``hidden`` for ``vision_hidden``)."""
         return VisionConfig.sizes(self) | ({"pooled": self.pooled} if self.pooled else {})
 
     def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
         pooler = {"pooler_output_size": self.pooled or None, "pooler_act": self.pooler_activation}
         return EncoderConfig.native(self) | pooler
 
@@ -113,7 +111,6 @@ class Vit(VisionTarget[VitConfig]):
     model_types: ClassVar[tuple[str, ...]] = ("vit",)
 
     def style(self) -> VisionStyle:
-        """Return how the encoder differs from others, up to the output of the last layer."""
         containers = ("vision", "vision.patches", "vision.dropout")
         return VisionStyle(
             bias=("q", "k", "v", "out") if self.config.qkv_bias else ("out",),
@@ -130,7 +127,6 @@ class Vit(VisionTarget[VitConfig]):
         return pooler.parts("vision.pooler", images, b)
 
     def formulas(self, workload: Workload) -> Ledger:
-        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
         config, eager, resampled = self.config, workload.attention == "eager", self.resampled(workload)
         images, width, b = sym("B"), sym("vision_hidden"), sym("b")
         parts = vision_encoder(config, self.style(), resampled=resampled, eager=eager)
@@ -148,7 +144,6 @@ class Vit(VisionTarget[VitConfig]):
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Vit, dict[str, bool]]:
-        """Return a random small configuration for a proof, and its features."""
         from costproof.models.encoding.domain import ACTIVATIONS
 
         classifies = rng.random() < 0.5

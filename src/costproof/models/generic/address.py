@@ -283,7 +283,7 @@ def check_call(module: nn.Module, given: Any, where: str) -> None:
 
 
 def named_inputs(module: nn.Module, inputs: Any) -> dict[str, Any]:
-    """Return the inputs of a call, a tensor, a sequence or a mapping, by argument name of ``forward``.
+    """Map the inputs of a call (a tensor, a sequence or a mapping) to the argument names of ``forward``.
 
     Raises:
         BadInput: ``forward`` does not accept them.

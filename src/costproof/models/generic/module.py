@@ -114,7 +114,6 @@ class GenericTarget:
         )
 
     def module_kinds(self) -> ModuleKinds:
-        """Return the modules of the model by path."""
         return module_kinds(made_of(self.maker, None, None).module)
 
     @staticmethod
@@ -214,7 +213,6 @@ class GenericTarget:
 
     @property
     def stored(self) -> Stored:
-        """Return the properties of the checkpoint that its files state."""
         return self.maker.stored
 
     @property
@@ -339,7 +337,6 @@ class GenericTarget:
         return self.cut.stretch, replace(self, maker=maker, cut=cut, whole=None), cut.stretch
 
     def uncut(self) -> GenericTarget:
-        """Return the model with all its layers, as shapes without values."""
         return replace(self, maker=self.whole or self.maker, options=RunOptions(), cut=None, whole=None)
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:

@@ -46,7 +46,6 @@ class ImageTextConfig(NativeConfig):
         return found | {key: part.normalised() for key, part in (("vision", self.vision), ("text", self.text))}
 
     def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
         parts = {VISION: self.vision, TEXT: self.text}
         return {
             **{key: {"model_type": part.model_type, **part.native()} for key, part in parts.items()},
@@ -56,7 +55,6 @@ class ImageTextConfig(NativeConfig):
 
     @classmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
-        """Parse the JSON value of a configuration file; append every error to ``problems``."""
         top = Section(data, "$", problems)
         top.waive(cls.unused_keys)
         top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)

@@ -24,7 +24,7 @@ from costproof.models.decoding.build import build
 from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta
 from costproof.models.decoding.names import prefill_name
 from costproof.models.decoding.plans import OWN, mesh_problems
-from costproof.models.decoding.rank_model import as_rank, distributed, refuse_values, shard_for_export
+from costproof.models.decoding.ranks import as_rank, distributed, refuse_values, shard_for_export
 from costproof.models.decoding.sharding import SPLIT_ALL, ShardPlan, Shards, mesh_symbols
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, is_of
 from costproof.models.image_text.layout import CALL, IMAGES, SYMBOLS, ModelLayout, images_of, with_images
@@ -83,7 +83,6 @@ class ImageTextTarget(Native[C]):
     """How the class of transformers splits the decoder over devices; towers and projector are whole on each rank."""
 
     def shares(self, workload: Workload) -> Shards:
-        """Return how the ranks of a workload's mesh share the model."""
         return Shards.of(self.config.text, workload, self.plan, self.text_style())
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
@@ -156,7 +155,6 @@ class ImageTextTarget(Native[C]):
 
     @classmethod
     def from_normalised(cls, text: str) -> Self:
-        """Return the target with a configuration in the normalised form that a certificate contains."""
         data, default = json.loads(text), cls.default()
         nested = {key: type(getattr(default.config, key))(**data[key]) for key in ("vision", "text")}
         config: Any = type(default.config)(**{**data, **nested})
@@ -171,7 +169,6 @@ class ImageTextTarget(Native[C]):
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
-        """Return the settings of a run, other than the preset."""
         return (
             Setting(IMAGES, "Images in each prompt; 0 for text only. With --rows: in all new tokens (default 0)."),
             replace(common.TEXT_TOKENS, what="Tokens of the prompt, without the image tokens."),
@@ -250,7 +247,6 @@ class ImageTextTarget(Native[C]):
         return started
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Return an error for each reason why the model cannot run a workload."""
         text = self.config.text
         found = common.problems(workload, text.head_dim) + common.device_problems(workload, self.options)
         found += mesh_problems(text, workload, self.plan)
@@ -276,7 +272,6 @@ class ImageTextTarget(Native[C]):
 
     @property
     def decoder(self) -> Decoder:
-        """Return the calling convention of the decoder: module paths, masks and cache."""
         return self.layout.decoder_for(CALL)
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
@@ -309,7 +304,6 @@ class ImageTextTarget(Native[C]):
         return distributed(Native.build_run(self, workload, progress), workload)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
-        """Return the stages in which a module runs, in order."""
         return self.layout.towers.stages(path, workload.new_tokens)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:

@@ -268,7 +268,6 @@ class PageConfig(NativeConfig):
         }
 
     def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
         sam, text = self.sam, self.text
         return {
             "vision_config": {

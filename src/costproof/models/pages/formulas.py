@@ -132,7 +132,6 @@ class WindowPartition:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         padded = windows_per_side(self.grid, self.window) * self.window
         return LayerCosts(
             input_bytes=self.views * self.grid**2 * self.width * self.item_bytes,
@@ -186,7 +185,6 @@ class RelativePosition:
     """Whether step 1 runs; an implementation may skip it if the length fits."""
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         tables = 2 * self.entries * self.head_dim
         resampled = 2 * (2 * self.side - 1) * self.head_dim if self.resampled else 0
         looked_up = 2 * self.side**2 * self.head_dim

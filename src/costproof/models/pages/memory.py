@@ -73,7 +73,7 @@ class _SamTape(LayerTape):
         return self._make(rows * hidden, x) if padded else x
 
     def attend(self, side: Size, length: int, x: Piece) -> Piece:
-        """Record attention of all patches of a square to each other, with biases by position.
+        """Record SAM's attention within a square of patches, with its biases by relative position; return the result.
 
         Args:
             side: the side of the square in patches.

@@ -56,7 +56,6 @@ class PageTarget(Native[P]):
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
-        """Return the settings of a run, other than the preset."""
         return cls.modes.settings
 
     @classmethod
@@ -101,7 +100,6 @@ class PageTarget(Native[P]):
         return preset_workload(name, config=self.config, modes=self.modes, default_dtype=self.dtype, **settings)
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Return an error for each reason why the model cannot run a workload."""
         return page_run_problems(self.config, workload, self.modes) + settings.device_problems(workload, self.options)
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
@@ -139,11 +137,9 @@ class PageTarget(Native[P]):
 
     @property
     def decoder(self) -> Decoder:
-        """Return the calling convention of the decoder: module paths, masks and cache."""
         return self.reader.decoder
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
-        """Return the stages in which a module runs, in order."""
         return self.paths.stages(path, workload.new_tokens)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:

@@ -237,35 +237,31 @@ def mermaid(view: GraphView) -> str:
     """
     count = min(len(view.nodes), MAX_NODES - 1 if len(view.nodes) > MAX_NODES else MAX_NODES)
     while True:
-        text = _flowchart(view, count)
+        kept = {n.id for n in sorted(view.nodes, key=lambda n: (n.depth, -(n.flops or 0)))[:count]}
+        nodes = [n for n in view.nodes if n.id in kept]
+        calls = [e for e in view.calls if e.source in kept and e.target in kept]
+        flow = [e for e in view.flow if e.source in kept and e.target in kept]
+        drawn_calls = calls[:MAX_EDGES]
+        drawn_flow = flow[: MAX_EDGES - len(drawn_calls)]
+        arrows = len(view.calls) + len(view.flow) - len(drawn_calls) - len(drawn_flow)
+        lost = [plural(n, what) for n, what in ((len(view.nodes) - len(nodes), "node"), (arrows, "arrow")) if n]
+        counted = view.counted
+        lines = [f"flowchart {'TD' if view.down else 'LR'}", *(f"  {_mermaid_box(n)}" for n in nodes)]
+        for edge in drawn_calls:
+            lines.append(f"  {edge.source} -->{f'|×{edge.count}|' if edge in counted else ''} {edge.target}")
+        lines += [f"  {e.source} -.-> {e.target}" for e in drawn_flow]
+        said = [view.title, *view.head, *([f"left out here: {' and '.join(lost)}"] if lost else [])]
+        lines.append(f'  note["{"<br/>".join(_mermaid_text(s) for s in said)}"]:::note')
+        lines += [
+            "  classDef series fill:#eaf6ec,stroke:#3b7f4a,color:#111",
+            "  classDef parallel fill:#e8f1fb,stroke:#3a6ea5,color:#111",
+            "  classDef idle fill:#f6f6f6,stroke:#999,color:#777,stroke-dasharray:4 3",
+            "  classDef note fill:#fff8e1,stroke:#c9a227,color:#333",
+        ]
+        text = "\n".join([*lines, ""])
         if len(text) <= MAX_TEXT or count == 1:
             return text
         count = max(1, min(count - 1, count * MAX_TEXT // len(text)))
-
-
-def _flowchart(view: GraphView, count: int) -> str:
-    kept = {n.id for n in sorted(view.nodes, key=lambda n: (n.depth, -(n.flops or 0)))[:count]}
-    nodes = [n for n in view.nodes if n.id in kept]
-    calls = [e for e in view.calls if e.source in kept and e.target in kept]
-    flow = [e for e in view.flow if e.source in kept and e.target in kept]
-    drawn_calls = calls[:MAX_EDGES]
-    drawn_flow = flow[: MAX_EDGES - len(drawn_calls)]
-    arrows = len(view.calls) + len(view.flow) - len(drawn_calls) - len(drawn_flow)
-    lost = [plural(n, what) for n, what in ((len(view.nodes) - len(nodes), "node"), (arrows, "arrow")) if n]
-    counted = view.counted
-    lines = [f"flowchart {'TD' if view.down else 'LR'}", *(f"  {_mermaid_box(n)}" for n in nodes)]
-    for edge in drawn_calls:
-        lines.append(f"  {edge.source} -->{f'|×{edge.count}|' if edge in counted else ''} {edge.target}")
-    lines += [f"  {e.source} -.-> {e.target}" for e in drawn_flow]
-    said = [view.title, *view.head, *([f"left out here: {' and '.join(lost)}"] if lost else [])]
-    lines.append(f'  note["{"<br/>".join(_mermaid_text(s) for s in said)}"]:::note')
-    lines += [
-        "  classDef series fill:#eaf6ec,stroke:#3b7f4a,color:#111",
-        "  classDef parallel fill:#e8f1fb,stroke:#3a6ea5,color:#111",
-        "  classDef idle fill:#f6f6f6,stroke:#999,color:#777,stroke-dasharray:4 3",
-        "  classDef note fill:#fff8e1,stroke:#c9a227,color:#333",
-    ]
-    return "\n".join([*lines, ""])
 
 
 def _mermaid_box(node: Node) -> str:

@@ -65,16 +65,13 @@ class Brief(Look):
     """Level of detail of a slide: boxes show the end of the path and the work."""
 
     def title(self, node: Node) -> str:
-        """Return the first line of a box, which follows its repetition."""
         *before, last = plain(node.pattern).split(".")
         return shorten(".".join([*before[-1:], last]) if last[:1] in "[0123456789" else last, 22)
 
     def path(self, node: Node) -> str:
-        """Return the second line of a box; empty for none."""
         return ""
 
     def figures(self, node: Node) -> str:
-        """Return the last line of a box."""
         return " · ".join(node.work)
 
 

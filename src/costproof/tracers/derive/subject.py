@@ -215,7 +215,7 @@ class SizeSampler:
         return (2, 5) if name in _ROWS else (8, 64)
 
     def _far(self, name: str) -> SizeRange:
-        """Return the range of large sizes of a symbol, limited so that concrete values can be computed at them."""
+        """Return the range from which large sizes of a symbol are drawn; runs at these sizes must stay affordable."""
         if name in self.subject.steps:
             return 17, 24
         return (9, 17) if name in _ROWS else (500, 1_000)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple, TypeVar
@@ -16,18 +17,29 @@ import torch
 
 from costproof.algebra.evaluation import evaluate
 from costproof.algebra.series import CONTEXT, STEPS
-from costproof.algebra.symbols import text
+from costproof.algebra.symbols import parse, text
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
 from costproof.ledger.peaks import CallPeaks, GapPart
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.specs import ExportJob
 from costproof.models.target import Exportable, options_of
-from costproof.opgraph.liveness import Timeline, gap_parts, peak_form, peak_of, timeline
+from costproof.opgraph.liveness import (
+    MemoryEvent,
+    MemoryStep,
+    Timeline,
+    gap_parts,
+    memory_steps,
+    peak_form,
+    peak_of,
+    repeated,
+    timeline,
+)
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import hooked
 from costproof.patches.nested import watched
 from costproof.patches.patch import gc_disabled
+from costproof.tracers.equal_layers import truncated_by_periods
 from costproof.tracers.exporting import map_arguments, with_sizes
 from costproof.tracers.guards import margins
 from costproof.tracers.peaks.program import (
@@ -99,6 +111,8 @@ def _last_step(job: ExportJob, values: Mapping[str, int]) -> dict[str, int]:
 def released_peaks(target: Exportable, workload: Workload) -> dict[str, int]:
     """Return the graph peak of each stage's largest call, where each input is released after its last reader.
 
+    Of a model whose layers repeat, it follows from truncated models, if :func:`_from_periods` shows so.
+
     Raises:
         Incomplete: a peak is unknown.
     """
@@ -106,27 +120,77 @@ def released_peaks(target: Exportable, workload: Workload) -> dict[str, int]:
         stage, why = next(iter(missing.items()))
         raise Incomplete("the graph peak cannot be computed", where=stage, got=f"not exported: {why}")
     found: dict[str, int] = {}
-    for _, job in calls(target, workload):
+    whole = list(calls(target, workload))
+    for _, job in whole:
         if job.conventions:
             raise Incomplete(
                 "the graph peak cannot be computed",
                 where=job.stage,
                 got="the exported graph differs from what runs, by its conventions",
             )
+    steps = _from_periods(target, workload, [job for _, job in whole])
+    for i, (_, job) in enumerate(whole):
         with gc_disabled():
-            line = timeline(exported_memory(on_fake_cpu(job)).program, inputs_held=False)
-        found[job.stage] = max(found.get(job.stage, 0), *line.held(), 0)
+            made = _released(job) if steps is None else steps[i]
+        held = accumulate(int(step.size) * (1 if step.made else -1) for step in made)
+        found[job.stage] = max(found.get(job.stage, 0), *held, 0)
     return found
+
+
+def _released(job: ExportJob) -> list[MemoryStep]:
+    return memory_steps(timeline(exported_memory(on_fake_cpu(job)).program, inputs_held=False))
+
+
+def _from_periods(target: Exportable, workload: Workload, whole: Sequence[ExportJob]) -> list[list[MemoryStep]] | None:
+    """Return what the graph of each call allocates and releases, from those of three truncated models.
+
+    ``None`` unless each has what the one before has, with the same steps repeated once more for one more period, in
+    its graphs and in runs of its modules, and unless these give exactly what a run of the whole module allocates and
+    releases.
+
+    Args:
+        whole: the jobs of all calls, at their sizes.
+    """
+    try:
+        if (found := truncated_by_periods(target, workload)) is None:
+            return None
+        cut, more = found
+        alike = [list(calls(one, workload)) for one in cut]
+        names = [[(job.id, job.stage, job.conventions) for _, job in jobs] for jobs in alike]
+        if any(one != [(job.id, job.stage, job.conventions) for job in whole] for one in names):
+            return None
+        every = []
+        for i, job in enumerate(whole):
+            few = [jobs[i][1] for jobs in alike]
+            with gc_disabled():
+                made = repeated(map(_released, few), more)
+                if made is None or repeated(map(_run_steps, few), more) != _run_steps(job):
+                    return None
+            every.append(made)
+    except Exception:  # of a truncated model, or of third-party code: the export of the whole model reports errors
+        return None
+    return every
+
+
+def _run_steps(job: ExportJob) -> list[MemoryStep]:
+    return memory_steps(eager_run(on_fake_cpu(job))[0])
 
 
 def released_forms(target: Exportable, workload: Workload) -> tuple[CallPeaks, ...]:
     """Return every call with its graph peak as a formula, where each input is released after its last reader.
 
+    Of a model whose layers repeat, it is that of graphs in which the steps of truncated models repeat. No run of the
+    whole module confirms them: they only propose where to look.
+
     Raises:
         Incomplete: a peak is not known as a formula.
     """
+    found = truncated_by_periods(target, workload)
+    if found is not None:
+        with suppress(CostproofError, ValueError):
+            return tuple(_forms_of_periods(*found, workload))
     made: dict[str, SymbolicPeak] = {}
-    found = []
+    forms = []
     for invocation, job, _ in _calls(target, workload):
         if job.id not in made:
             with gc_disabled():
@@ -134,8 +198,34 @@ def released_forms(target: Exportable, workload: Workload) -> tuple[CallPeaks, .
         form = made[job.id]
         if not form.peak:
             raise Incomplete("the graph peak has no formula", where=job.stage, got=form.why)
-        found.append(CallPeaks(job.stage, invocation, job.id, None, None, form=form.peak, holds=form.holds))
-    return tuple(found)
+        forms.append(CallPeaks(job.stage, invocation, job.id, None, None, form=form.peak, holds=form.holds))
+    return tuple(forms)
+
+
+def _forms_of_periods(cut: Sequence[Exportable], more: int, workload: Workload) -> Iterator[CallPeaks]:
+    """Yield the calls of a model with ``more`` periods than the last truncated one, with their peaks as formulas.
+
+    Raises:
+        Incomplete: an export has no such peak.
+        ValueError: the steps of the models do not repeat.
+    """
+    made: dict[str, tuple[str, tuple[str, ...]]] = {}
+    for same in zip(*(_calls(one, workload) for one in cut), strict=True):
+        invocation, job, _ = same[-1]
+        if job.id not in made:
+            with gc_disabled():
+                memory = [exported_memory(on_fake_cpu(one)) for _, one, _ in same]
+            lines = [memory_steps(timeline(m.program, inputs_held=False), m.sizes) for m in memory]
+            if (steps := repeated(lines, more)) is None:
+                raise ValueError(job.id)
+            sizes = list(dict.fromkeys(step.size for step in steps))
+            events = (MemoryEvent(sizes.index(step.size), step.made) for step in steps)
+            last = {CONTEXT: CONTEXT + STEPS - 1} if job.repeated else {}
+            forms = peak_form(events, [parse(size) for size in sizes]), *margins(job, memory[-1].guards)
+            peak, *holds = (text(form.xreplace(last)) for form in forms)
+            made[job.id] = peak, tuple(holds)
+        form, holds_at = made[job.id]
+        yield CallPeaks(job.stage, invocation, job.id, None, None, form=form, holds=holds_at)
 
 
 class SymbolicPeak(NamedTuple):

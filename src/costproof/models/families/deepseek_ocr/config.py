@@ -128,7 +128,6 @@ class OcrConfig(PageConfig):
 
     @property
     def projector_in(self) -> int:
-        """Return the number of features per vision token that the projector reads."""
         return self.clip.hidden + self.sam.downsample[1]
 
     def shapes(self) -> dict[str, Any]:
@@ -143,7 +142,6 @@ class OcrConfig(PageConfig):
         return data
 
     def config_hash(self) -> str:
-        """Return the first twelve hex digits of the SHA-256 of the normalised configuration."""
         text = json.dumps(self.normalised(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -270,13 +268,7 @@ def _read_vendor(top: Section) -> OcrConfig:
     top.fixed("model_type", "deepseek_vl_v2", "DeepseekOCR", why="this model type is not DeepSeek-OCR's")
     top.fixed("tile_tag", "2D", why="the formulas describe one newline token per row of features")
     top.fixed("global_view_pos", "head", why="the vendor's code knows only this position")
-    sam, clip = _vendor_vision(top.child("vision_config"))
-    config = OcrConfig(sam, clip, _vendor_language(top))
-    _vendor_projector(top.child("projector_config"), config)
-    return config
-
-
-def _vendor_vision(vision: Section) -> tuple[SamConfig, ClipConfig]:
+    vision = top.child("vision_config")
     unread = "the vendor's code never reads it: CLIP-L has ffn_hidden_size 4096 in vit_model_cfg"
     vision.waive({**_VENDOR_CODE, "mlp_ratio": unread})
     vision.fixed("model_name", "deeplip_b_l", why="this vision tower is not DeepSeek-OCR's")
@@ -290,7 +282,10 @@ def _vendor_vision(vision: Section) -> tuple[SamConfig, ClipConfig]:
         global_layers=tower.integers("global_attn_indexes", least=0),
         downsample=read_downsample(tower),
     )
-    return sam, ClipConfig(**widths.child("clip-l-14-224").sizes(_VENDOR_CLIP_KEYS))
+    clip = ClipConfig(**widths.child("clip-l-14-224").sizes(_VENDOR_CLIP_KEYS))
+    config = OcrConfig(sam, clip, _vendor_language(top))
+    _vendor_projector(top.child("projector_config"), config)
+    return config
 
 
 def _vendor_projector(section: Section, config: OcrConfig) -> None:

@@ -273,7 +273,6 @@ class FeatureConcat:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         moved = self.tokens * (self.width_a + self.width_b) * self.item_bytes
         return LayerCosts(input_bytes=moved, output_bytes=moved, intermediate_bytes=0)
 
@@ -319,7 +318,6 @@ class ImageTokens:
     crop_grid: Size = 0
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         owned = 2 * self.hidden
         if self.grid == 0:
             return LayerCosts(params=owned, weight_bytes=owned * self.item_bytes, intermediate_bytes=0)
@@ -375,7 +373,6 @@ class PageInPlace:
     masked: bool = True
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         owned = 2 * self.hidden
         joined = self.features * (self.clip + self.sam)
         written = self.prompt * self.hidden if self.features != 0 else 0

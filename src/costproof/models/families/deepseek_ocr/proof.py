@@ -292,7 +292,6 @@ class DrawnText(PageDecoderConfig):
 
     @property
     def head_dim(self) -> int:
-        """Return the width of one attention head."""
         return self.head_width
 
 

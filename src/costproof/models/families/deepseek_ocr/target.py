@@ -95,7 +95,6 @@ class DeepseekOcr(PageTarget[OcrConfig]):
         return RemoteCodeOcr.from_folder(folder, trusted=trusted)
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Return an error for each reason why the model cannot run a workload."""
         found, text = page_run_problems(self.config, workload, MODES), self.config.text
         if workload.attention == "eager" and text.kv_heads != text.heads:
             found.append(
@@ -118,11 +117,9 @@ class DeepseekOcr(PageTarget[OcrConfig]):
     def view_tapes(
         self, structure: PageStructure, view: View, workload: Workload, count: int, side: int
     ) -> dict[str, MemoryTape]:
-        """Return the memory tapes of towers and projector on ``count`` views of ``side`` pixels, by stage."""
         return view_tapes(structure, view, self.config, count, side, wide=workload.dtype == "float32")
 
     def glue_tape(self, structure: PageStructure, workload: Workload) -> MemoryTape:
-        """Return the memory tape of the operators that put image tokens into the prompt."""
         page = page_of(workload)
         assert page is not None
         return glue_tape(structure, page.grid, page.image_size // self.config.sam.stride)

@@ -150,7 +150,6 @@ class RemoteCodeOcr(Configured[OcrConfig]):
         return tuple(s for s in PAGE_SETTINGS if s.name not in (*_FIXED, ROWS, IMAGES))
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Return an error for each reason why the model cannot run a workload."""
         found = page_run_problems(self.config, workload, MODES)
         found += _unlike({name: getattr(workload, name) for name in _FIXED})
         if workload.batch != 1:

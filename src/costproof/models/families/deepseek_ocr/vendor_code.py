@@ -167,34 +167,30 @@ def build_vendor(snapshot: Snapshot, dtype: str, device: str) -> nn.Module:
         BadInput: the installed packages cannot run the code, or it failed or ended the program.
     """
     with contained("the code of the snapshot failed", snapshot.folder, root=snapshot.folder):
-        return _build(snapshot, dtype, device)
+        import torch
 
-
-def _build(snapshot: Snapshot, dtype: str, device: str) -> nn.Module:
-    import torch
-
-    code = load_code(snapshot)
-    data = json.loads((Path(snapshot.folder) / "config.json").read_text(encoding="utf-8"))
-    for part in (data, data["language_config"]):
-        # The decoder may be cut; the code reads one of the two places, and both have the key where it stands.
-        if "num_hidden_layers" in part:
-            part["num_hidden_layers"] = snapshot.config.text.layers
-    before = torch.get_default_dtype()
-    try:
-        if importlib.util.find_spec("transformers.initialization"):
-            from transformers.initialization import no_init_weights
-        else:  # before transformers 5
-            from transformers.modeling_utils import no_init_weights
-        torch.set_default_dtype(getattr(torch, dtype))
-        with torch.device(device), no_init_weights(), quiet():
-            config = getattr(code, snapshot.config_class.split(".")[1])(**data)
-            config._attn_implementation = "eager"
-            model: nn.Module = getattr(code, snapshot.model_class.split(".")[1])(config)
-    except (ImportError, AttributeError) as error:
-        raise cannot_run(snapshot, error) from error
-    finally:
-        torch.set_default_dtype(before)
-    return model.eval().requires_grad_(False)
+        code = load_code(snapshot)
+        data = json.loads((Path(snapshot.folder) / "config.json").read_text(encoding="utf-8"))
+        for part in (data, data["language_config"]):
+            # The decoder may be cut; the code reads one of the two places, and both have the key where it stands.
+            if "num_hidden_layers" in part:
+                part["num_hidden_layers"] = snapshot.config.text.layers
+        before = torch.get_default_dtype()
+        try:
+            if importlib.util.find_spec("transformers.initialization"):
+                from transformers.initialization import no_init_weights
+            else:  # before transformers 5
+                from transformers.modeling_utils import no_init_weights
+            torch.set_default_dtype(getattr(torch, dtype))
+            with torch.device(device), no_init_weights(), quiet():
+                config = getattr(code, snapshot.config_class.split(".")[1])(**data)
+                config._attn_implementation = "eager"
+                model: nn.Module = getattr(code, snapshot.model_class.split(".")[1])(config)
+        except (ImportError, AttributeError) as error:
+            raise cannot_run(snapshot, error) from error
+        finally:
+            torch.set_default_dtype(before)
+        return model.eval().requires_grad_(False)
 
 
 def build_with_values(

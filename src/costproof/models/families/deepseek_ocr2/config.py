@@ -85,12 +85,10 @@ class Ocr2Config(PageConfig):
 
     @property
     def projector_in(self) -> int:
-        """Return the number of features per vision token that the projector reads."""
         return self.encoder.hidden
 
     @classmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
-        """Parse the JSON value of a configuration file; append every error to ``problems``."""
         top = Section(data, "$", problems)
         top.waive(WAIVED)
         top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)

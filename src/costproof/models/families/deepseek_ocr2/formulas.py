@@ -115,7 +115,6 @@ class QueryTable:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         owned, table = self.rows * self.width, Matrix(self.rows, self.width, kind="Embedding")
         return LayerCosts(params=owned, weight_bytes=owned * self.item_bytes, matrices=(table,), intermediate_bytes=0)
 
@@ -139,7 +138,6 @@ class QueriesBehindFeatures:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         scale = self.width * self.item_bytes
         return LayerCosts(
             weight_read_bytes=self.queries * scale,
@@ -166,7 +164,6 @@ class WrittenMask:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         return LayerCosts(
             output_bytes=self.views * self.tokens**2 * self.item_bytes, intermediate_bytes=2 * self.item_bytes
         )
@@ -301,7 +298,6 @@ class ViewsInPrompt:
     pages: Size = 1
 
     def costs(self) -> LayerCosts:
-        """Return the costs of one call."""
         owned = scale = self.hidden * self.item_bytes
         if self.tokens == 0:
             return LayerCosts(params=self.hidden, weight_bytes=owned, intermediate_bytes=0)

@@ -114,11 +114,9 @@ class DeepseekOcr2(PageTarget[Ocr2Config]):
     def view_tapes(
         self, structure: PageStructure, view: View, workload: Workload, count: int, side: int
     ) -> dict[str, MemoryTape]:
-        """Return the memory tapes of towers and projector on ``count`` views of ``side`` pixels, by stage."""
         return view_tapes(structure, view, self.config, count, side, wide=workload.dtype == "float32")
 
     def glue_tape(self, structure: PageStructure, workload: Workload) -> MemoryTape:
-        """Return the memory tape of the operators that put image tokens into the prompt."""
         return glue_tape(structure)
 
     def domain(self) -> Domain:

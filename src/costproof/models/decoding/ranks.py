@@ -1,0 +1,231 @@
+"""Make the model of the counted rank: for exports by our reading of its plan, for runs as transformers does it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.mesh import CP_PLAN, PLAN, Mesh, splits_of
+from costproof.ledger.run import RunOptions
+from costproof.ledger.workload import Workload
+from costproof.models.decoding.decoder import Decoder, text_config
+from costproof.models.decoding.fsdp import keep_parts
+from costproof.models.decoding.plans import ROWS_ALONE, LayoutPlan, named_plan, styles_of
+from costproof.models.decoding.rank_model import TABLES, shard
+from costproof.models.specs import Built, Run
+from costproof.patches.exchanges import SharedSequence
+from costproof.patches.sharding import NOTE, Distributed, FullySharded, Plan, plans_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def shard_for_export(model: nn.Module, workload: Workload, decoder: Decoder) -> nn.Module:
+    """Return the model as the counted rank of a mesh holds it, by our reading of the plan.
+
+    Raises:
+        Incomplete: the mesh or the plan is not one that a graph can count.
+    """
+    mesh, engine = workload.mesh, _engine(workload)
+    if mesh.cp > 1:
+        from costproof.models.decoding.sequence_model import OwnPositions, share_sequence
+
+        layout, at = str(workload.inputs.get(CP_PLAN, "zigzag")), mesh.coordinates(workload.rank)
+        own = OwnPositions(layout, mesh.cp, at.cp, of_heads="" if decoder.latent else workload.attention)
+        share_sequence(model, decoder, own)
+    if mesh.tp > 1 or mesh.ep > 1:
+        plans, at = _plans(model, mesh, engine), mesh.coordinates(workload.rank)
+        _copy_heads(model, plans[0], mesh.tp, at.tp)
+        multiple, sequence = (1, False) if engine is None else (engine.padding(mesh.tp), engine.sequence)
+        shard(
+            model, plans, mesh.tp, at.ep if mesh.batches > 1 else at.tp, batches=mesh.batches,
+            splits=splits_of(workload.inputs, workload.rank), sequences=workload.gathered_batches, multiple=multiple,
+            sequence=sequence,
+        )  # fmt: skip
+        _fit_heads(model, plans[0], mesh.tp)
+    _fit_own_heads(model, workload)
+    if mesh.pp > 1:
+        keep_stage(model, mesh.pp, mesh.coordinates(workload.rank).pp)
+    if mesh.fsdp > 1:
+        keep_parts(model, mesh.stored_parts, mesh.stored_part(workload.rank))
+    return model
+
+
+def keep_stage(model: Any, stages: int, stage: int) -> None:
+    """Leave a decoder the layers of a pipeline stage, with embedding or output on the first and last one.
+
+    In place of other modules are modules that return what they get. All stages but the last send their hidden states.
+    """
+    import torch
+
+    def unchanged(self: nn.Module, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return hidden
+
+    absent = type("Absent", (torch.nn.Module,), {"forward": unchanged})
+    stack, (size, more) = model.model, divmod(len(model.model.layers), stages)
+    sizes = [size + (stages - more <= i + 1 < stages) for i in range(stages)]
+    start = sum(sizes[:stage])
+    for i in {*range(len(stack.layers))} - {*range(start, start + sizes[stage])}:
+        stack.layers[i] = absent()
+    if stage > 0:
+        stack.embed_tokens = None
+    if stage == stages - 1:
+        return
+    stack.norm, model.lm_head = absent(), absent()
+    model.config.final_logit_softcapping = None
+    base, ops = type(stack), torch.ops._c10d_functional
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = base.forward(self, *args, **kwargs)
+        ops.wait_tensor(ops.isend(result.last_hidden_state, stage + 1, 0, f"pp:{stages}"))
+        return result
+
+    stack.__class__ = type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
+
+
+def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | FullySharded | None:
+    """Let transformers distribute the model for the counted rank; ``None`` if each rank has the whole model.
+
+    Raises:
+        Incomplete: transformers cannot run this model on this mesh, or not by this plan.
+    """
+    mesh, engine = workload.mesh, _engine(workload)
+    at, splits = mesh.coordinates(workload.rank), splits_of(workload.inputs, workload.rank)
+    sequence = None
+    if mesh.cp > 1:
+        layout = str(workload.inputs.get(CP_PLAN, "zigzag"))
+        sequence = SharedSequence(model, layout, mesh.cp, at.cp, attention=workload.attention)
+    parts = partial(FullySharded, model, mesh.fsdp, workload.rank, stages=mesh.pp, replicas=mesh.dp, sequence=sequence)
+    if mesh.tp == mesh.ep == 1:
+        if mesh.pp * mesh.cp * mesh.fsdp == 1:
+            return None
+        _fit_own_heads(model, workload)
+        if mesh.fsdp > 1:
+            return parts()
+        return Distributed(model, ({}, {}), 1, at.pp * mesh.cp + at.cp, mesh.pp, sequence=sequence)
+    plans = _plans(model, mesh, engine)
+    if not _splits_evenly(model, plans[0], mesh.tp):
+        raise Incomplete(
+            "transformers cannot split fewer key/value heads than ranks (its issue 48307)",
+            where="--tp", expected=f"a divisor of {kv_heads(model)}", got=mesh.tp,
+            fix="--sources analytic,static, which give a rank a copy of one head",
+        )  # fmt: skip
+    if engine is not None and (why := _not_run(model, engine, plans, mesh)):
+        raise Incomplete(
+            f"transformers cannot run this plan: it {why}", where=f"--{PLAN}", got=engine.name,
+            fix="--sources analytic,static",
+        )  # fmt: skip
+    found: Distributed | FullySharded
+    if mesh.fsdp > 1:
+        found = parts(tensor=mesh.tp, plans=plans)
+    else:
+        place = at.ep if mesh.batches > 1 else (at.pp * mesh.cp + at.cp) * mesh.tp + at.tp
+        found = Distributed(
+            model, plans, mesh.tp, place, mesh.pp, mesh.batches, splits, sequence, workload.gathered_batches
+        )
+    _fit_heads(model, plans[0], mesh.tp)
+    _fit_own_heads(model, workload)
+    return found
+
+
+_RANK: Final = "_costproof_rank"
+"""Attribute of a distributed model with its rank."""
+
+
+def refuse_values(workload: Workload, options: RunOptions) -> None:
+    """Check that a rank of several devices is not to run with values.
+
+    Raises:
+        Incomplete: it is.
+    """
+    if not workload.mesh.one and options.real:
+        raise Incomplete("a rank of several devices is counted without values", where="--run", expected="meta")
+
+
+def distributed(built: Built, workload: Workload) -> Built:
+    """Return the model that runs as the counted rank: as transformers distributes it.
+
+    Raises:
+        Incomplete: as :func:`distribute_for_run`.
+    """
+    rank = distribute_for_run(built.model, workload)
+    vars(built.model)[_RANK] = rank
+    return built if rank is None else replace(built, notes=(*built.notes, NOTE))
+
+
+def as_rank(runs: tuple[Run, ...], model: nn.Module) -> tuple[Run, ...]:
+    """Return the runs of a model that :func:`distributed` returned."""
+    rank: Distributed | FullySharded | None = vars(model).get(_RANK)
+    return runs if rank is None else tuple(replace(r, around=rank.running, dispatched=True) for r in runs)
+
+
+def _engine(workload: Workload) -> LayoutPlan | None:
+    text = workload.inputs.get(PLAN)
+    return None if text is None else named_plan(str(text))
+
+
+def _not_run(model: nn.Module, engine: LayoutPlan, plans: tuple[Plan, Plan], mesh: Mesh) -> str:
+    """Return what a plan has that transformers has not; empty if there is nothing."""
+    vocabulary, multiple = int(text_config(model).vocab_size), engine.padding(mesh.tp)
+    if {*TABLES} & {*plans[0].values()} and vocabulary % multiple:
+        return f"has no padding of the vocabulary to a multiple of {multiple}"
+    if engine.sequence:
+        return "has no tokens that ranks share between the modules"
+    if ROWS_ALONE in plans[0].values():
+        return "has no single sum over ranks for routed and shared experts"
+    return "" if {*plans[0]} | {*plans[1]} else "splits no module"
+
+
+def _plans(model: nn.Module, mesh: Mesh, engine: LayoutPlan | None) -> tuple[Plan, Plan]:
+    return plans_of(model, mesh.tp, mesh.ep) if engine is None else styles_of(model, engine, mesh)
+
+
+def kv_heads(model: nn.Module) -> int:
+    """Return the key/value heads that the configuration of a model names."""
+    config = text_config(model)
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
+def _splits_evenly(model: nn.Module, plan: Plan, ranks: int) -> bool:
+    """Return whether each rank gets as many key/value heads as any other, or the plan does not split them."""
+    split = any(style == "colwise" and name.endswith(".k_proj") for name, style in plan.items())
+    return not split or kv_heads(model) % ranks == 0
+
+
+def _fit_heads(model: nn.Module, plan: Plan, ranks: int) -> None:
+    """Write the key/value heads of a rank into the model's configuration, from which caches are made."""
+    if any(style == "colwise" and name.endswith(".k_proj") for name, style in plan.items()):
+        text_config(model).num_key_value_heads = max(1, kv_heads(model) // ranks)
+
+
+def _fit_own_heads(model: nn.Module, workload: Workload) -> None:
+    """Write the heads that a rank caches of all positions into the configuration, if ranks exchange them."""
+    text = text_config(model)
+    if workload.mesh.cp > 1 and workload.inputs.get(CP_PLAN) == "ulysses" and not hasattr(text, "kv_lora_rank"):
+        text.num_key_value_heads = kv_heads(model) // workload.mesh.cp
+
+
+def _copy_heads(model: nn.Module, plan: Plan, ranks: int, rank: int) -> None:
+    """Give the projections of keys and values one head for every rank, if there are fewer heads than ranks.
+
+    Several ranks get copies of the same head. Then their plan splits the projections evenly.
+    """
+    import torch
+
+    heads = kv_heads(model)
+    if _splits_evenly(model, plan, ranks):
+        return
+    if ranks % heads:
+        raise Incomplete("ranks would share a key/value head", where="--tp", expected=f"of {heads} heads", got=ranks)
+    for path, module in model.named_modules():
+        if plan.get(f"{path}.k_proj") != "colwise":
+            continue
+        attention: Any = module
+        attention.num_key_value_groups = max(1, attention.num_key_value_groups * heads // ranks)
+        for projection in (attention.k_proj, attention.v_proj):
+            for leaf, whole in list(projection.named_parameters(recurse=False)):
+                copies = whole.unflatten(0, (heads, -1)).repeat_interleave(ranks // heads, 0).flatten(0, 1)
+                setattr(projection, leaf, torch.nn.Parameter(copies, requires_grad=False))

@@ -1,0 +1,284 @@
+"""Exchange tokens between ranks inside of a call: attention to a shared sequence, and experts of other ranks.
+
+Transformers and torch lack these forms, or read values in them; here tensors have no values.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+AXIS: Final = "tp"
+"""Name of the dimension of the mesh whose ranks have the same tokens."""
+BATCHES: Final = "batches"
+"""Name of the dimension whose ranks have tokens of their own and share experts."""
+IN_RING: Final[ContextVar[bool]] = ContextVar("in_ring", default=False)
+"""Whether torch's ring of ranks that share a sequence runs, whose steps are all-to-alls with a single receiver."""
+
+
+def expert_meshes(batches: int, ranks: int) -> tuple[DeviceMesh, DeviceMesh]:
+    """Return torch's meshes of the ranks with this rank's batch, and of all that share its experts."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if batches == 1:
+        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=(AXIS,))
+        return mesh, mesh
+    # Torch keeps meshes in caches, by shape and names: those of another rank would name groups that this one is not in.
+    own = f"{AXIS}_of_{dist.get_rank()}"
+    both = init_device_mesh("cpu", (batches, ranks), mesh_dim_names=(BATCHES, own))
+    return both[own], both._flatten("experts")
+
+
+class SharedSequence:
+    """Attention of ranks that share a sequence: torch's ring of context parallelism, or Ulysses', and decode steps.
+
+    Torch has no Ulysses and no decode steps. There DeepSpeed's exchange of heads, and the merge of vLLM's decode
+    context parallelism (``cp_lse_ag_out_ar``) are written here. The last rank keeps the new tokens of steps. Under
+    Ulysses the cache of a model without latents holds heads of all positions, by whose attention the model then runs.
+    """
+
+    def __init__(
+        self, model: nn.Module, layout: str, ranks: int, rank: int, kernel: Any = None, attention: str = "sdpa"
+    ) -> None:
+        """Let a model attend so within :meth:`attending`.
+
+        Args:
+            layout: ``ring``, ``zigzag`` or ``ulysses``.
+            kernel: operator with the arguments of cuDNN's in torch, the default.
+            attention: ``sdpa`` or ``eager``, of ranks that cache heads.
+        """
+        import torch
+
+        self.layout, self.ranks, self.rank = layout, ranks, rank
+        self.group: Any = None
+        self.kernel = kernel or torch.ops.aten._scaled_dot_product_cudnn_attention
+        self._stepping = False
+        whole: Any = model
+        text = whole.config.get_text_config()
+        text._attn_implementation, self.attention = self.name, attention
+        self._heads_apart = layout == "ulysses" and getattr(text, "kv_lora_rank", None) is None
+        whole.register_forward_pre_hook(self._note_cache, with_kwargs=True)
+
+    name: Final = "costproof_context_parallel"
+
+    @contextmanager
+    def attending(self) -> Iterator[None]:
+        """Register the attention, and set torch's options of context parallelism, while the block runs."""
+        from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+        from transformers import cache_utils
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        known, options = ALL_ATTENTION_FUNCTIONS._global_mapping, ring._cp_options
+        before = options.enable_load_balance, options.rotate_method
+        options.enable_load_balance = self.layout == "zigzag"
+        options.rotate_method = ring._RotateMethod.ALL_TO_ALL
+        known[self.name] = self
+        cache: Any = cache_utils.Cache
+        update = cache.update
+        if self._heads_apart:
+            cache.update = lambda held, keys, values, *more, **named: update(
+                held, self._own_heads(keys), self._own_heads(values), *more, **named
+            )
+        try:
+            yield
+        finally:
+            del known[self.name]
+            cache.update = update
+            options.enable_load_balance, options.rotate_method = before
+
+    def _note_cache(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Note whether a cache is given; on all ranks but the last it does not grow then."""
+        cache: Any = kwargs.get("past_key_values")
+        self._stepping = cache is not None
+        if self._stepping and self.rank < self.ranks - 1 and not self._heads_apart:
+            for layer in cache.layers:
+                layer.update = lambda *new, held=layer, **more: (held.keys, held.values)
+
+    def __call__(self, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> tuple[Any, None]:
+        """Return the attention [B, n, H, D_v] of own queries."""
+        from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+
+        scale = more["scaling"]
+        if self._heads_apart:
+            return self._attended(module, self._own_heads(query), key, value, mask, more), None
+        if self._stepping:
+            found = self._merged(*self._partial(query, key, value, scale))
+        elif self.layout == "ulysses":
+            found = self._exchanged(query, key, value, scale)
+        else:
+            outside = IN_RING.set(True)
+            try:
+                found = ring._templated_ring_attention(
+                    self.group, 2, self.kernel, query, key, value, is_causal=True,
+                    attn_bias=None, compute_log_sumexp=True, dropout_p=0.0, return_debug_mask=False, scale=scale,
+                )[0]  # fmt: skip
+            finally:
+                IN_RING.reset(outside)
+        return found.transpose(1, 2).contiguous(), None
+
+    def _partial(self, query: Any, key: Any, value: Any, scale: float) -> tuple[Any, Any]:
+        found = self.kernel(query, key, value, None, True, 0.0, False, False, scale=scale)
+        return found[0], found[1]
+
+    def _merged(self, result: Any, sums: Any) -> Any:
+        """Add the results of all ranks by their shares e^sums / (sum of e^sums)."""
+        from torch.distributed import _functional_collectives
+
+        collectives: Any = _functional_collectives
+        gather = getattr(collectives, "all_gather_single", collectives.all_gather_tensor)  # its name in torch 2.13
+        stacked = gather(sums, 0, self.group)
+        of_all = stacked.unflatten(0, (self.ranks, -1)).logsumexp(0)
+        share = (sums - of_all).exp()
+        own = (share * result).to(result.dtype)
+        return collectives.wait_tensor(collectives.all_reduce(own, "sum", self.group))
+
+    def _own_heads(self, tensor: Any) -> Any:
+        """Return the heads of this rank, of a prompt at all positions."""
+        return tensor.chunk(self.ranks, 1)[self.rank] if self._stepping else self._swapped(tensor, 1, 2)
+
+    def _attended(self, module: Any, query: Any, key: Any, value: Any, mask: Any, more: Mapping[str, Any]) -> Any:
+        """Return the attention [B, n, H, D_v] of all heads, whose parts the model's own attention computes."""
+        import torch
+        from torch.distributed import _functional_collectives
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        collectives: Any = _functional_collectives
+        own = sys.modules[type(module).__module__].eager_attention_forward
+        attend = ALL_ATTENTION_FUNCTIONS.get(self.attention, own)
+        found = attend(_HeadsOf(module, self.ranks, self.rank), query, key, value, mask, **more)[0]
+        if not self._stepping:
+            return self._swapped(found, 1, 2)
+        gather = getattr(collectives, "all_gather_single", collectives.all_gather_tensor)
+        return torch.cat(collectives.wait_tensor(gather(found, 0, self.group)).chunk(self.ranks), 2)
+
+    def _exchanged(self, query: Any, key: Any, value: Any, scale: float) -> Any:
+        heads = [self._swapped(part, 1, 2) for part in (query, key, value)]
+        return self._swapped(self.kernel(*heads, None, True, 0.0, True, False, scale=scale)[0], 2, 1)
+
+    def _swapped(self, tensor: Any, cut: int, join: int) -> Any:
+        """Send each rank its chunk along one dimension, and join those that come along another."""
+        import torch
+        from torch.distributed import _functional_collectives
+
+        collectives: Any = _functional_collectives
+        chunks = torch.cat(tensor.chunk(self.ranks, cut), 0)
+        got = collectives.wait_tensor(collectives.all_to_all_single(chunks, None, None, self.group))
+        return torch.cat(got.chunk(self.ranks, 0), join)
+
+
+class _HeadsOf:
+    """Proxy of an attention module for a rank with a part of the heads: its ``sinks`` are those of these heads."""
+
+    def __init__(self, module: Any, ranks: int, rank: int) -> None:
+        self._module, self._place = module, (ranks, rank)
+
+    def __getattr__(self, name: str) -> Any:
+        found, (ranks, rank) = getattr(self._module, name), self._place
+        return found.chunk(ranks)[rank] if name == "sinks" else found
+
+
+class GatheringExperts:
+    """Expert parallelism by gathering: a rank runs its experts on the tokens of all ranks that share them.
+
+    It runs whatever the routing is. It has the form of transformers' ``EPImplementation``, which has none of ranks
+    with batches of their own whose sizes do not depend on values. Ranks with the same place along ``tp`` gather their
+    tokens, mask the rows of each other's experts, and add and scatter the results.
+    """
+
+    def __init__(self, experts: Any, ep_mesh: Any, tp_mesh: Any, *, sequences: tuple[int, ...] = ()) -> None:
+        import torch.distributed as dist
+
+        self.forward, self.held, self.sequences = experts.forward, int(experts.num_experts), sequences
+        self.everyone, self.alike = ep_mesh, tp_mesh
+        every = dist.get_process_group_ranks(ep_mesh.get_group())
+        self.place = every.index(dist.get_rank())
+        self.batches = len(every) // tp_mesh.size()
+
+    def __call__(self, hidden: Any, chosen: Any, weights: Any) -> Any:
+        import torch
+        import torch.distributed as dist
+
+        # torch 2.13 has new names and warns of the old ones.
+        gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+        scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+        group = self.everyone._get_root_mesh()[BATCHES].get_group()
+        of_each = self.sequences or (1,) * self.batches
+        own_sequences = of_each[dist.get_rank(group)]
+        sizes = [len(hidden) * n // own_sequences for n in of_each]
+        gathered = []
+        for part in (hidden, chosen, weights):
+            joined = part.new_empty((sum(sizes), *part.shape[1:]))
+            if self.sequences:
+                dist.all_gather(list(joined.split(sizes)), part.contiguous(), group=group)
+            else:
+                gather(joined, part.contiguous(), group=group)
+            gathered.append(joined)
+        tokens, ids, scores = gathered
+        first = self.place * self.held
+        foreign = (ids < first) | (ids >= first + self.held)
+        sums = self.forward(tokens, (ids - first).masked_fill(foreign, self.held), scores.masked_fill(foreign, 0.0))
+        own = torch.empty_like(hidden)
+        if self.sequences:
+            dist.reduce_scatter(own, list(sums.split(sizes)), group=group)
+        else:
+            scatter(own, sums.contiguous(), group=group)
+        if self.alike.size() > 1:
+            dist.all_reduce(own, group=self.alike.get_group())
+        return own
+
+
+class ExchangingExperts:
+    """Expert parallelism by all-to-all: each pair of a token and an expert goes to the expert's rank and back.
+
+    As transformers' ``AllToAllEP``, which reads the numbers of pairs from the router's choices; here these have no
+    values, and the numbers are given.
+    """
+
+    def __init__(self, splits: tuple[Sequence[int], Sequence[int]], experts: Any, ep_mesh: Any, tp_mesh: Any) -> None:
+        self.forward, self.held, self.mesh = experts.forward, int(experts.num_experts), ep_mesh
+        self.sent, self.got = map(list, splits)
+
+    def __call__(self, hidden: Any, chosen: Any, weights: Any) -> Any:
+        import torch
+
+        ids, places = chosen.reshape(-1).sort()
+        load = torch.zeros(self.held * self.mesh.size(), dtype=torch.long, device=hidden.device)
+        load.scatter_add_(0, ids, torch.ones_like(ids))
+        loads = self._exchange(load, None, None)
+        rows = self._exchange(hidden[places // chosen.shape[1]], self.got, self.sent)
+        ends = loads.cumsum(0)
+        mine = torch.searchsorted(ends, torch.arange(len(rows), device=rows.device), right=True) % self.held
+        unit = rows.new_ones((len(rows), 1))
+        back = self._exchange(self.forward(rows, mine.unsqueeze(1), unit), self.sent, self.got)
+        ordered = torch.empty_like(back)
+        ordered[places] = back
+        parts = ordered.view(chosen.shape[0], chosen.shape[1], -1) * weights.unsqueeze(2)
+        return parts.sum(dim=1)
+
+    def _exchange(self, tensor: Any, into: list[int] | None, out_of: list[int] | None) -> Any:
+        from torch.distributed._functional_collectives import all_to_all_single, wait_tensor
+
+        wait: Any = wait_tensor
+        return wait(all_to_all_single(tensor.contiguous(), into, out_of, self.mesh.get_group()))
+
+
+@contextmanager
+def registered(form: Callable[..., Any]) -> Iterator[str]:
+    """Let transformers know an implementation of expert parallelism by a name while the block runs."""
+    from transformers.distributed.expert_parallel import EPImplementationInterface
+
+    name = "costproof"
+    known = EPImplementationInterface._global_mapping
+    known[name] = form
+    try:
+        yield name
+    finally:
+        del known[name]
