@@ -100,13 +100,12 @@ def sequences_in(
     for one in given:
         if isinstance(one, str):
             head, _, kept = "".join(one.split()).partition("/")
-            size, _, past = head.partition("+")
+            size, _, context = head.partition("+")
             many, _, new = size.rpartition("x")
-            columns: list[Any] = [[many], [new], [past], [kept]]
+            columns: list[Any] = [[many], [new], [context], [kept]]
         else:
-            found = [[one[n] for n in known if one.get(n) not in (None, "")][:1] for known in names]
-            columns = [*found]
-            (tokens_of,), past = found[1], found[2][0] if found[2] else None
+            found: list[list[Any]] = [[one[n] for n in known if one.get(n) not in (None, "")][:1] for known in names]
+            columns, tokens_of, past = [*found], found[1][0], found[2][0] if found[2] else None
             if isinstance(tokens_of, list):
                 columns = [(), tokens_of, past if isinstance(past, list) else (), ()]
             elif isinstance(tokens_of, dict):
