@@ -100,24 +100,23 @@ def sequences_in(
     for one in given:
         if isinstance(one, str):
             head, _, kept = "".join(one.split()).partition("/")
-            size, _, past = head.partition("+")
+            size, _, context = head.partition("+")
             many, _, new = size.rpartition("x")
-            columns: list[Any] = [[many], [new], [past], [kept]]
+            columns: list[Any] = [[many], [new], [context], [kept]]
         else:
-            found = [[one[n] for n in known if one.get(n) not in (None, "")] for known in names]
-            columns = [of[:1] for of in found]
-            (new, *_), past = found[1], found[2][0] if found[2] else None
-            if isinstance(new, list):
-                columns = [(), new, past if isinstance(past, list) else (), ()]
-            elif isinstance(new, dict):
+            found: list[list[Any]] = [[one[n] for n in known if one.get(n) not in (None, "")][:1] for known in names]
+            columns, tokens_of, past = [*found], found[1][0], found[2][0] if found[2] else None
+            if isinstance(tokens_of, list):
+                columns = [(), tokens_of, past if isinstance(past, list) else (), ()]
+            elif isinstance(tokens_of, dict):
                 before = dict(past) if isinstance(past, dict) else {}
                 for request in one.get("scheduled_new_reqs") or ():
                     before[request.get("req_id")] = request.get("num_computed_tokens")
                 cached = one.get("scheduled_cached_reqs") or {}
                 before.update(zip(cached.get("req_ids", ()), cached.get("num_computed_tokens", ()), strict=False))
                 drafts = one.get("scheduled_spec_decode_tokens") or {}
-                kept = [1 + len(drafts[name]) if name in drafts else "" for name in new]
-                columns = [(), new.values(), map(before.get, new), kept]
+                verified = [1 + len(drafts[name]) if name in drafts else "" for name in tokens_of]
+                columns = [(), tokens_of.values(), map(before.get, tokens_of), verified]
         for number, tokens, behind, logits in zip_longest(*columns, fillvalue=""):
             logits = usual if logits == "" else logits
             logits = tokens if logits == "all" else 1 if logits == "last" else logits

@@ -364,8 +364,7 @@ def padding_recounts(model: WithBlocks, run: Workload, found: Padding) -> Iterat
             for node in evaluate_formulas(model, run).nodes:
                 if node.stage == one.stage and node.kind != "attention" and node.role != "lm_head":
                     of_token += Fraction(node.cost("flops") or 0, one.tokens)
-            again = of_token * (one.size - one.tokens)
-            yield Recount(one.stage, "padding", "flops", one.flops, again)
+            yield Recount(one.stage, "padding", "flops", one.flops, of_token * (one.size - one.tokens))
     blocks = model.blocked_cache(run)
     for stage in dict.fromkeys(row.stage for row in found.cache):
         assert blocks is not None
