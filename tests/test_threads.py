@@ -19,7 +19,7 @@ from costproof.opgraph.rules import registry
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.names import canonical
 from costproof.processes import template
-from costproof.run import capture, derive
+from costproof.run import capture, proof
 from costproof.run import count_lock as lock
 
 
@@ -40,11 +40,11 @@ def test_one_count_goes_on_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = cast("Any", SimpleNamespace(rules=(), no_cache=True))
     monkeypatch.setattr(capture, "_count_all", counted)
     monkeypatch.setattr("costproof.models.generic.live_module.at_hand", lambda *_: nullcontext(counted()))
-    monkeypatch.setattr(derive, "request", lambda *_, **__: asked)
-    monkeypatch.setattr(derive, "prepare_derivation", lambda _: (5, lambda: counted()[0]))
+    monkeypatch.setattr(proof, "request", lambda *_, **__: asked)
+    monkeypatch.setattr(proof, "prepare_derivation", lambda _: (5, lambda: counted()[0]))
     monkeypatch.setattr("costproof.tracers.derive.closed.derive", counted)
-    monkeypatch.setattr(derive, "closed_form", lambda *_: None)
-    calls = (lambda: capture.count_sources(asked), lambda: derive.derive("x"), lambda: _refused(capture))
+    monkeypatch.setattr(proof, "closed_form", lambda *_: None)
+    calls = (lambda: capture.count_sources(asked), lambda: proof.derive("x"), lambda: _refused(capture))
     threads = [threading.Thread(target=calls[i % 3]) for i in range(9)]
     for thread in threads:
         thread.start()
