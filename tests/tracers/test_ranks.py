@@ -197,6 +197,20 @@ def test_graph_and_run_of_a_rank_are_equal(family: str, sizes: dict[str, Any], m
     assert not run.trace_check.differences
 
 
+def test_meshes_follow_one_another_in_a_process() -> None:
+    """Torch, which caches meshes by shape and names, must not take groups of one mesh for those of another."""
+    target = small("qwen3-moe", layers=1)
+
+    def sent(**mesh: Any) -> int | None:
+        work = workload(target, new_tokens=0, text_tokens=8, batch=8, rank=2, **mesh)
+        return dynamic_ledger(target, work).ledger.total("comm_bytes")
+
+    first = sent(tp=2, dp=2, ep=4)
+    # Of axes that are equally long: tp and cp beside tp and dp, and four ranks that share experts in another order.
+    assert None not in {first, sent(tp=2, cp=2, cp_plan="ulysses"), sent(dp=4, ep=4), sent(tp=2, dp=4, ep=8)}
+    assert sent(tp=2, dp=2, ep=4) == first
+
+
 def test_last_rank_in_every_metric(last_rank: tuple[Ledger, DynamicResult]) -> None:
     static, dynamic = last_rank
     metrics = {*static.metrics}

@@ -15,26 +15,33 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-AXIS: Final = "tp"
-"""Name of the dimension of the mesh whose ranks have the same tokens."""
-BATCHES: Final = "batches"
-"""Name of the dimension whose ranks have tokens of their own and share experts."""
 IN_RING: Final[ContextVar[bool]] = ContextVar("in_ring", default=False)
 """Whether torch's ring of ranks that share a sequence runs, whose steps are all-to-alls with a single receiver."""
 
 
-def expert_meshes(batches: int, ranks: int) -> tuple[DeviceMesh, DeviceMesh]:
-    """Return torch's meshes of the ranks with this rank's batch, and of all that share its experts."""
+def mesh_axes(**sizes: int) -> tuple[DeviceMesh, ...]:
+    """Return the groups of this rank along the axes of a mesh that has them with these sizes.
+
+    Torch caches meshes by shape and names, and groups are named by the order in which they are made. So the names of
+    axes tell the rank and all sizes: an equal mesh has the same groups.
+    """
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
+    whole = "_".join(f"{axis}{size}" for axis, size in sizes.items())
+    names = tuple(f"{axis}_of_{dist.get_rank()}_in_{whole}" for axis in sizes)
+    every = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=names)
+    return tuple(every[name] for name in names)
+
+
+def expert_meshes(batches: int, ranks: int) -> tuple[DeviceMesh, DeviceMesh]:
+    """Return torch's meshes of the ranks with this rank's batch, and of all that share its experts."""
     if batches == 1:
-        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=(AXIS,))
+        (mesh,) = mesh_axes(tp=ranks)
         return mesh, mesh
-    # Torch keeps meshes in caches, by shape and names: those of another rank would name groups that this one is not in.
-    own = f"{AXIS}_of_{dist.get_rank()}"
-    both = init_device_mesh("cpu", (batches, ranks), mesh_dim_names=(BATCHES, own))
-    return both[own], both._flatten("experts")
+    _, own = mesh_axes(batches=batches, tp=ranks)
+    both = own._get_root_mesh()
+    return own, both._flatten("experts_".join(("", *(both.mesh_dim_names or ()))))
 
 
 class SharedSequence:
@@ -209,7 +216,8 @@ class GatheringExperts:
         # torch 2.13 has new names and warns of the old ones.
         gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
         scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-        group = self.everyone._get_root_mesh()[BATCHES].get_group()
+        root = self.everyone._get_root_mesh()
+        group = root[root.mesh_dim_names[0]].get_group()
         of_each = self.sequences or (1,) * self.batches
         own_sequences = of_each[dist.get_rank(group)]
         sizes = [len(hidden) * n // own_sequences for n in of_each]

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import BadInput, Incomplete, first_line
 from costproof.patches.exchanges import (
-    AXIS,
     ExchangingExperts,
     GatheringExperts,
     SharedSequence,
     expert_meshes,
+    mesh_axes,
     registered,
 )
 from costproof.patches.patch import Patch, patched
@@ -157,15 +157,11 @@ class Distributed:
 
     def _meshes(self) -> tuple[DeviceMesh, DeviceMesh]:
         """Make the groups of ranks, which have the same names each time."""
-        from torch.distributed.device_mesh import init_device_mesh
-
         if self._stages * self._shared == 1:
             return expert_meshes(self._batches, self.ranks)
-        sizes = (self._stages, self._shared, self.ranks)
-        every = init_device_mesh("cpu", sizes, mesh_dim_names=("pp", f"cp_of_{self.rank}", f"{AXIS}_of_{self.rank}"))
+        _, shared, own = mesh_axes(pp=self._stages, cp=self._shared, tp=self.ranks)
         if self._sequence is not None:
-            self._sequence.group = every[f"cp_of_{self.rank}"].get_group()
-        own = every[f"{AXIS}_of_{self.rank}"]
+            self._sequence.group = shared.get_group()
         return own, own
 
     @contextmanager
@@ -246,9 +242,10 @@ class FullySharded:
         ranks *= 1 if sequence is None else sequence.ranks
         self._sizes, self.rank = (stages, replicas, ranks, tensor), rank
         with self._group():
-            every = self._mesh()
-            names = every.mesh_dim_names or ()
-            own = every[names[-1]]
+            _, _, stored_by, own = self._meshes()
+            if replicas > 1:
+                every = own._get_root_mesh()
+                stored_by = every[(every.mesh_dim_names or ())[1:3]]
             if tensor > 1:
                 deque(_distribute(model, plans, (own, own), GatheringExperts), 0)
             if stages > 1:
@@ -257,7 +254,7 @@ class FullySharded:
             self._modules = (*layers, model)
             for module in self._modules:
                 kind = type(module)
-                fully_shard(module, mesh=every[names[1:3] if replicas > 1 else names[2]], reshard_after_forward=True)
+                fully_shard(module, mesh=stored_by, reshard_after_forward=True)
                 # The name stays, since it is that of the module in a ledger.
                 module.__class__ = type(kind.__name__, (type(module),), {"__module__": kind.__module__})
         meta, parts = torch.device("meta"), dict[int, ParameterShard]()
@@ -277,20 +274,13 @@ class FullySharded:
     def _group(self) -> AbstractContextManager[None]:
         return fake_group(prod(self._sizes), self.rank)
 
-    def _mesh(self) -> DeviceMesh:
-        from torch.distributed.device_mesh import init_device_mesh
-
-        # Torch keeps meshes in caches, by shape and names: those of another rank would name groups it is not in.
-        names = tuple(f"{axis}_of_{self.rank}" for axis in ("pp", "dp", "fsdp", AXIS))
-        return init_device_mesh("cpu", self._sizes, mesh_dim_names=names)
+    def _meshes(self) -> tuple[DeviceMesh, ...]:
+        return mesh_axes(**dict(zip(("pp", "dp", "fsdp", "tp"), self._sizes, strict=True)))
 
     @contextmanager
     def _attending(self, sequence: SharedSequence) -> Iterator[None]:
-        from torch.distributed.device_mesh import init_device_mesh
-
-        sizes = (prod(self._sizes[:3]) // sequence.ranks, sequence.ranks, self._sizes[3])
-        names = tuple(f"{axis}_of_{self.rank}" for axis in ("rest", "cp", "each"))
-        sequence.group = init_device_mesh("cpu", sizes, mesh_dim_names=names)[names[1]].get_group()
+        others = prod(self._sizes[:3]) // sequence.ranks
+        sequence.group = mesh_axes(others=others, cp=sequence.ranks, each=self._sizes[3])[1].get_group()
         with sequence.attending():
             yield
 
@@ -306,7 +296,7 @@ class FullySharded:
     def running(self) -> Iterator[None]:
         """Run the model as its rank while the block runs."""
         with self._group(), patched(*ON_META):
-            group = self._mesh()[f"fsdp_of_{self.rank}"].get_group()
+            group = self._meshes()[2].get_group()
             for one in self._groups():
                 one.mesh_info.shard_process_group = group
             self._swap(outside=False)
