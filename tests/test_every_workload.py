@@ -65,11 +65,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(("name", "settings"), marked, ids=cases)
 
 
+@pytest.mark.usefixtures("one_process")
 def test_the_three_counts_are_one(name: str, settings: dict[str, Any], request: pytest.FixtureRequest) -> None:
     thorough = request.config.getoption("--thorough")
     whole = name == DEFAULT_PRESET or thorough
-    # Pages of the docs report the default preset too: who comes first traces it.
-    request.getfixturevalue("kept_traces" if name == DEFAULT_PRESET and not thorough else "one_process")
     target = DeepseekOcr() if whole else DeepseekOcr(DeepseekOcr().first_layers(3)[0])
     found = count_sources(Prepared(target, make_workload(**settings)))
     capture = found.capture

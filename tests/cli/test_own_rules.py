@@ -8,11 +8,14 @@ calls with 6 rows each, 2 * 2 * 6 * 8 * 12 = 2,304: together 3,456. ``described`
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
+import joblib
 import pytest
 
 import costproof as api
@@ -84,8 +87,23 @@ def test_a_command_that_counts_takes_rules(verb: str, folder: Path) -> None:
 
 @pytest.mark.thorough
 def test_processes_of_a_sweep_have_its_rules(folder: Path) -> None:
-    """In ``make test`` those of a proof have them, which are sent in the same way."""
     assert run("sweep described --over rows=5 --validate 1 --jobs 2", folder, "--rules", RULES).code == 0
+
+
+@pytest.mark.usefixtures("one_process")
+def test_what_a_sweep_sends_to_processes_names_its_rules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    delayed = joblib.delayed
+
+    def sending(work: Any) -> Any:
+        sent.append(pickle.loads(pickle.dumps(work)))
+        return delayed(work)
+
+    monkeypatch.setattr(joblib, "delayed", sending)
+    assert run("sweep described --over rows=5 --validate 1 --jobs 1", folder, "--rules", RULES).code == 0
+    (work,) = sent
+    assert in_force() == ()
+    assert [str(file) for file in work.func(work.args[0], in_force)] == [RULES]
 
 
 def test_no_command_that_loads_a_target_lacks_rules_or_trust() -> None:
@@ -101,7 +119,7 @@ def test_no_command_that_loads_a_target_lacks_rules_or_trust() -> None:
 
 def test_a_certificate_names_its_rules_and_is_verified_with_them(folder: Path) -> None:
     """In processes of their own, which are sent the rules."""
-    made = api.prove("described", out=folder / "p", samples=0, jobs=1, rules=RULES)
+    made = api.prove("described", out=folder / "p", samples=0, jobs=2, rules=RULES)
     assert made.verdict == "proved"
     assert made.environment["rules"].startswith("my_rules.py ")
     file = folder / "p/certificate.json"

@@ -57,8 +57,10 @@ RUNS: dict[int, tuple[tuple[str, tuple[int, ...]], ...]] = {
 """Number of ranks -> families, each with the prompts of the batches that share experts."""
 SECONDS = 240
 """The most that the ranks of a group may take."""
+_ESTABLISHED = 1
+"""State of a connection in the first byte of the kernel's ``struct tcp_info``."""
 _UNACKED, _ACKED, _NOT_SENT = 24, 120, 144
-"""Offsets of ``tcpi_unacked``, ``tcpi_bytes_acked`` and ``tcpi_notsent_bytes`` in the kernel's ``struct tcp_info``.
+"""Offsets of ``tcpi_unacked``, ``tcpi_bytes_acked`` and ``tcpi_notsent_bytes`` in it.
 
 Repeated segments count once in the second.
 """
@@ -97,6 +99,8 @@ def sent() -> tuple[int, bool] | None:
                     info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                     if len(info) < _NOT_SENT + 4:
                         return None
+                    if info[0] != _ESTABLISHED:  # one that listens counts what waits for it
+                        continue
                     total += struct.unpack_from("Q", info, _ACKED)[0]
                     arrived &= not any(struct.unpack_from("I", info, at)[0] for at in (_UNACKED, _NOT_SENT))
     return total, arrived
@@ -156,8 +160,8 @@ def rank_main(rank: int, ranks: int, families: tuple[tuple[str, tuple[int, ...]]
         run = partial(logits, batch=batch, prompts=prompts[batch])
         meshes = expert_meshes(batches, tp)
         if batches > 1 and not uneven:  # those of uneven batches are the same
-            root = meshes[1]._get_root_mesh()
-            register(f"ep/tp:{batches}", root["batches"].get_group())
+            root: Any = meshes[1]._get_root_mesh()
+            register(f"ep/tp:{batches}", root[root.mesh_dim_names[0]].get_group())
             if tp > 1:
                 register(f"tp:{tp}", meshes[0].get_group())
         exact = torch.float64 if family == "llama" else torch.float32  # grouped products have no float64
