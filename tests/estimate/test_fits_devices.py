@@ -93,6 +93,23 @@ def blocks(rows: int, columns: int) -> int:
     return rows * columns + 4 * ceil(rows / 128) * ceil(columns / 128)
 
 
+def test_a_checkpoint_that_is_loaded_in_float32() -> None:
+    """Of gpt-oss what MXFP4 leaves in bfloat16 has twice the bytes: embedding and head, of a layer all but experts."""
+    attention = 2 * 2880 * 4096 + 2 * 2880 * 512 + 4096 + 2 * 512 + 2880 + 64
+    left = 2 * 201_088 * 2880 + attention + 32 * 2880 + 32 + 2 * 2880 + 2880
+    run = "gpt-oss-20b@chat,layers=1"
+    held = [costproof.fits(f"{run}{more}", on="h100-sxm").stored_bytes or 0 for more in ("", ",dtype=float32")]
+    assert held[1] - held[0] == 2 * left
+    assert costproof.fits(f"{run},dtype=float32", on="2xh100-sxm").verdict == "fits"
+
+
+def test_a_stage_between_gathers_its_layers_alone() -> None:
+    """A layer of Llama-3.2-1B in bfloat16, gathered and in its buffer; the stage has no embedding and no head."""
+    layer = 2 * 2048**2 + 2 * 2048 * 512 + 3 * 2048 * 8192 + 2 * 2048
+    run = "llama-3.2-1b,layers=3,pp=3,fsdp=2,batch=2,text-tokens=8,new-tokens=0,rank=2"
+    assert costproof.fits(run, on="h100-sxm").unpacked_bytes == 2 * 2 * layer
+
+
 def test_the_quantised_weights_of_a_rank_are_its_own() -> None:
     """DeepSeek-V3 on eight: attention whole, an eighth of each MLP and expert; in all 94 of 673 GB."""
     attention = blocks(1536, 7168) + blocks(24576, 1536) + blocks(576, 7168) + blocks(32768, 512) + blocks(7168, 16384)

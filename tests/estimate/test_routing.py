@@ -174,6 +174,12 @@ def test_the_outputs_say_which_routing(tmp_path: Path) -> None:
         assert (done.code, line in done.stdout) == (0, True), done.stdout
 
 
+def test_a_device_with_some_of_the_experts_is_refused() -> None:
+    # Of 8 experts, 2 a token, a rank of 4 has 2: a token touches 1/2 of them on average, and never both for sure.
+    with pytest.raises(BadInput, match="has all of them"):
+        api.roofline("mixtral-8x7b,layers=1,tp=4,ep=4", on="h100-sxm", routing="uniform")
+
+
 def test_another_routing_changes_weights_alone() -> None:
     """What operators move among themselves does not depend on which experts are read."""
     between = []

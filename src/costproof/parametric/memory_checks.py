@@ -59,8 +59,7 @@ def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], f
 def graph_recounts(found: Fits) -> Iterator[Recount]:
     """Yield the sums and limits of a run whose bytes are those of exported graphs, from each other.
 
-    A cache has equal parts for all sequences, and grows with a text by no more than at its beginning. A live peak has a
-    part for each sequence and one that all share, which is not negative.
+    A cache has equal parts for all sequences, and grows with a text by no more than at its beginning.
     """
     yield from _parts(found)
     cache, certain, run = found.cache_bytes, found.certain_bytes, found.workload
@@ -79,9 +78,6 @@ def graph_recounts(found: Fits) -> Iterator[Recount]:
                 if slope is not None or point.at == own:
                     again = certain + grown[limit.setting] * (point.at - own)
                     yield Recount("memory", limit.held, where, point.bytes, again)
-            elif limit.held == _LIVE and limit.setting == "batch" and slope is not None and ends[0].at > 1:
-                shared = point.bytes - found.lasting_bytes - (found.unpacked_bytes or 0) - slope * point.at
-                yield Recount("memory", limit.held, f"{where}, below the sum", max(Fraction(0), -shared), 0)
 
 
 def room_recounts(found: Fits, whole: int, reserve: int | str | None) -> Iterator[Recount]:
@@ -158,7 +154,10 @@ def _lasting(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recoun
 
 
 def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
-    """Yield the weights, and the cache and live peak of each stage of a rank; the peak with fewer logits too."""
+    """Yield the weights, and the cache and live peak of each stage of a rank; the peak with fewer logits too.
+
+    The formulas are those of the answer, evaluated for this rank alone: graphs confirm them, here their use is.
+    """
     nodes, where = evaluate_formulas(model, run).nodes, f"rank {run.rank}"
     if found.weights_bytes is not None:
         sizes = (node.cost("weight_bytes") or 0 for node in bearing(nodes, "weight_bytes"))
@@ -393,7 +392,7 @@ def gathered_recounts(model: WithFormulas, run: Workload, found: int | None) -> 
     for node in bearing((n for n in counted.nodes if n.stage == "prefill"), "weight_bytes"):
         layer = node.module.split(".layers.")
         sizes[layer[1].partition(".")[0] if len(layer) > 1 else ""] += (node.cost("weight_bytes") or 0) * ranks
-    root = sizes.pop("")
+    root = sizes.pop("", 0)  # a stage between the first and the last has layers alone
     memory = {"parameters of the root": root, "buffer": root}
     most = sum(memory.values())
     for size in (sizes[name] for name in sorted(sizes, key=int)):

@@ -169,6 +169,13 @@ def unpacked_recounts(counts: Folded, run: StageBound, dtype: str) -> Iterator[R
         yield Recount("", f"products in {dtype}, without a peak", "flops", (run.modules.least or {}).get(dtype, 0), 0)
 
 
+def sent_recounts(counts: Folded, found: int | None) -> Iterator[Recount]:
+    """Yield the bytes that a rank sends, added up operator by operator."""
+    rows = (costs for parts in counts.rows.values() for kinds in parts.values() for costs in kinds.values())
+    if found is not None:
+        yield Recount("", "the counted rank", "comm_bytes", found, sum(costs.get("comm_bytes") or 0 for costs in rows))
+
+
 def overlap_recounts(
     of: Roof, parts: Sequence[PartBound], sent: Sequence[CollectiveBound], found: Iterable[StageLinks]
 ) -> Iterator[Recount]:
@@ -249,7 +256,9 @@ def touched_recounts(
     ledger: Ledger, sizes: Mapping[tuple[str, str], Mapping[str, int]], found: Iterable[TouchedExperts]
 ) -> Iterator[Recount]:
     """Yield the bytes of the experts that layers touch, of a uniform routing from the sets that leave an expert out."""
-    reads = [n for n in ledger.nodes if n.role.endswith("experts") and not n.kind and "weight_read_bytes" in n.exprs]
+    reads = [
+        n for n in ledger.nodes if n.role.split(".")[-1] == "experts" and not n.kind and "weight_read_bytes" in n.exprs
+    ]
     known: dict[tuple[object, ...], int] = {}
     touched = sympy.Symbol("touched")
     for one in found:

@@ -230,7 +230,9 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
     quantised, unknown = _stored_weights(read.origin)
     weights = None if quantised is None and "weights" in side.target.quantised else weights
     held = weights if quantised is None else quantised.totals.bytes - quantised.buffer_bytes
-    if quantised is not None and not side.workload.mesh.one:  # the checkpoint is that of all ranks
+    loaded = getattr(read.target, "dtype", side.workload.dtype)
+    # A checkpoint is that of all ranks, in the dtype that its configuration names.
+    if quantised is not None and (not side.workload.mesh.one or loaded != side.workload.dtype):
         resident = folded.total("resident_bytes")
         held = None if resident is None or buffers is None else resident - buffers
     unpacked = None if quantised is None else quantised.largest_matrix * element

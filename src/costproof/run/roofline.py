@@ -47,7 +47,7 @@ from costproof.estimate.roofline import (
 )
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
 from costproof.ledger.baseline import Folded, fold_ledger
-from costproof.ledger.errors import Recount, check_recounts
+from costproof.ledger.errors import BadInput, check_recounts
 from costproof.ledger.mesh import PAIRS, RANK, RankCosts, Schedule
 from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED, UNPACKING
 from costproof.ledger.node import CostNode, Ledger
@@ -66,6 +66,7 @@ from costproof.parametric.time_checks import (
     overlap_recounts,
     rank_recounts,
     schedule_recounts,
+    sent_recounts,
     touched_recounts,
     unpacked_recounts,
 )
@@ -129,15 +130,15 @@ def roofline(
     mesh = side.workload.mesh
     devices.check(mesh)
     name, folded = choose_source(side, source)
-    arithmetic, dtype = arithmetic_of(folded, side.workload.dtype, math)
     run_dtype, notes = side.workload.dtype, side.notes
+    shared = _sharing(side.workload)
+    if shared > 1:
+        folded, notes = _mean_counts(folded, shared), (*notes, _MEAN)
+    arithmetic, dtype = arithmetic_of(folded, run_dtype, math)
     if math is None and dtype == FLOAT8 and device.bounding_peak(FLOAT8) is None:
         # Engines unpack the weights on a device that does not multiply in eight bits.
         arithmetic, dtype = replace(arithmetic, instead={FLOAT8: run_dtype}), run_dtype
         notes = (*notes, f"{device.name} has no peak of {FLOAT8}: weights are unpacked and multiplied in {run_dtype}")
-    shared = _sharing(side.workload)
-    if shared > 1:
-        folded, notes = _mean_counts(folded, shared), (*notes, _MEAN)
     if mesh.fsdp > 1:
         notes = (*notes, _GATHERED)
     if mesh.batches > 1:
@@ -149,6 +150,12 @@ def roofline(
     kind: Routing = "bound"
     experts: tuple[TouchedExperts, ...] = ()
     if routing != "bound":
+        if mesh.ep > 1:
+            raise BadInput(
+                "how many experts a routing touches is counted where a device has all of them, not a part",
+                where="--routing", expected="a mesh without ep", got=mesh.text,
+                fix="leave out --routing: then each call reads min(experts, tokens x top_k) experts",
+            )  # fmt: skip
         if batch is None or (ledger := batch.regime(batch.own).ledger) is None:
             raise no_formulas_error()
         folded, kind, experts = apply_routing(folded, ledger, batch.sizes(batch.own), routing)
@@ -161,9 +168,7 @@ def roofline(
     if not mesh.one:
         rates, why = link_rates(devices, mesh)
         sent = folded.total("comm_bytes")
-        if name == "analytic" and read.target is not None:
-            every = evaluate_formulas(read.target, side.workload).total("comm_bytes")
-            check_recounts([Recount("", "the counted rank", "comm_bytes", sent or 0, every or 0)])
+        check_recounts(sent_recounts(folded, sent))
         unsent = "" if rates is not None else f": {'unknown' if sent is None else f'{sent:,}'} B in {mesh.text}"
         notes = (*notes, *([f"{why}{unsent}"] if why else ()))
         if rates is not None and sent is not None:
