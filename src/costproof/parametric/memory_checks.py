@@ -74,10 +74,10 @@ def graph_recounts(found: Fits) -> Iterator[Recount]:
         slope = Fraction(ends[1].bytes - ends[0].bytes, ends[1].at - ends[0].at) if len(ends) == 2 else None
         for point in ends:
             where = f"bytes at {limit.setting} {point.at}"
-            if limit.held == "weights and cache" and slope in (None, grown[limit.setting]):
-                if slope is not None or point.at == own:
-                    again = certain + grown[limit.setting] * (point.at - own)
-                    yield Recount("memory", limit.held, where, point.bytes, again)
+            affine = slope == grown[limit.setting] or (slope is None and point.at == own)
+            if limit.held == "weights and cache" and affine:
+                again = certain + grown[limit.setting] * (point.at - own)
+                yield Recount("memory", limit.held, where, point.bytes, again)
 
 
 def room_recounts(found: Fits, whole: int, reserve: int | str | None) -> Iterator[Recount]:
