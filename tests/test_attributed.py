@@ -27,7 +27,14 @@ def qwen() -> Target:
     return target.with_keys({"layers": 2})  # type: ignore[attr-defined, no-any-return]
 
 
-@pytest.mark.parametrize(("target", "pairs"), [(ocr(), 8), (qwen(), 15)], ids=["deepseek-ocr", "qwen3"])
+# DeepSeek-OCR has experts too.
+@pytest.mark.parametrize(
+    ("target", "pairs"),
+    [
+        pytest.param(ocr(), 8, id="deepseek-ocr"),
+        pytest.param(qwen(), 15, id="qwen3", marks=pytest.mark.thorough),
+    ],
+)
 def test_terms_add_up_for_some_keys_and_pairs(target: Target, pairs: int) -> None:
     of = Exhausted.of(target)
     singles = of.singles_found()

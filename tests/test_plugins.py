@@ -213,7 +213,8 @@ ALL = ("needs", "lacks", "garbage", "exits", "odd name", "bad value", "bert")
     [
         ("targets", ALL),
         ("workloads", (*ALL, "returns")),
-        ("doctor", (*ALL, "five", "broken_rules")),
+        # cli/test_machine.py has the lines of the doctor.
+        pytest.param("doctor", (*ALL, "five", "broken_rules"), marks=pytest.mark.thorough),
         ("ops", ("broken_rules",)),
         ("machines", ("five",)),
         ("render --list", ("five",)),

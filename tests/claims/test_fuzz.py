@@ -19,7 +19,7 @@ def test_fuzz() -> None:
     # In a process of its own: the watch on what an input does cannot be taken off again.
     code = (
         "from tests.oracles.fuzz import fuzz\n"
-        "outcome = fuzz(5_000, 3, seconds=20)\n"
+        "outcome = fuzz(2_000, 3, seconds=20)\n"
         "print(sum(outcome.ended.values()), outcome.bad[:3])\n"
         "raise SystemExit(bool(outcome.bad) or outcome.slowest > 10)"
     )

@@ -110,7 +110,8 @@ def of_graph(capture: Capture, value: int, **conventions: str) -> Judgement:
     return judge_claim(ClaimCase(claim, capture, capture.by_source["static"], mistakes_of(capture.target.name)))
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+# Eager attention has the same pairs.
+@pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     ("in_chunks", "in_full", "expected"),
     [

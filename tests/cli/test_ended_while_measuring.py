@@ -31,10 +31,11 @@ RUN = ("llama", "--config", "m.json", "--run", "cpu", "--dtype", "bfloat16", "--
     ("line", "said", "number"),
     [
         (("report", *RUN, "-o", "out"), "dynamic: 1048576 of 270008320", signal.SIGTERM),
-        (
+        pytest.param(  # weights are drawn as by a report; test_processes.py has this signal
             ("measure", *RUN, "--on", "h100-sxm", "-o", "measured.json"),
             "random weights: 1048576 of 270008320",
             signal.SIGINT,
+            marks=pytest.mark.thorough,
         ),
         (("machine", "--measure", "-o", "here.json"), "machine: 0 of ", signal.SIGTERM),
     ],

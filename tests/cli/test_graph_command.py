@@ -67,8 +67,9 @@ def make():
 """
 
 
+# tracers/test_kept_pairs.py counts models of packages.
 @pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize("target", ["own.py:make", "package.own:make"])
+@pytest.mark.parametrize("target", ["own.py:make", pytest.param("package.own:make", marks=pytest.mark.thorough)])
 def test_a_target_is_run_and_drawn(target: str, tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "package"):
         folder.mkdir(exist_ok=True)

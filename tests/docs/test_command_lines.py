@@ -102,8 +102,19 @@ THOROUGH_LINES = (
     "costproof counters deepseek-ocr --attention flash_attention_2 --only FlopCounterMode,fvcore",
     "costproof counters deepseek-ocr --stage sam --only fvcore -f md -o sam.md",
     "costproof counters deepseek-ocr --stage projector --only thop --add numbers.csv",  # claims/test_own_numbers.py
-    "costproof report deepseek-ocr --attention flash_attention_2",  # models/test_flash_attention.py
+    "costproof report deepseek-ocr --attention flash_attention_2",  # tracers/test_flash_attention.py
     "costproof report hf:docs/examples/qwen3.json --seq-len 20 --new-tokens 4 --batch 2 -o out/qwen3",
+    "costproof report hf:docs/examples/qwen3.json --seq-len 20 --new-tokens 4",  # models/generic/test_stages.py
+    "costproof prove deepseek-ocr --samples 1 --sides 640 -o out/proof",  # proof/test_proving.py, cli/test_counted.py
+    # cli/test_meshes.py has both verbs on several devices.
+    "costproof roofline deepseek-v3@chat,text_tokens=4096,batch=32,decoding=absorbed,logits=last --tp 8 --ep 8 --on 8xh200-sxm",  # noqa: E501
+    "costproof fits deepseek-v3 --tp 8 --on 8xh200-sxm",
+    "costproof counters deepseek-ocr --stage projector --only onnx",  # tracers/test_onnx_graph.py
+    "costproof check docs/examples/deepseek-v3-gqa.yaml",  # models/test_latents.py, as the next one
+    "costproof check docs/examples/deepseek-v3-weights.yaml",
+    "costproof check docs/examples/deepseek-v3-decode.yaml",  # claims/test_latents.py
+    "costproof graph deepseek-ocr@tiny -f svg -o out/tiny",  # cli/test_graph_command.py
+    "costproof check docs/examples/published-table.yaml deepseek-ocr -f html -o out/claims.html",  # README, as text
 )
 """The same: what they show, others show too."""
 

@@ -91,8 +91,9 @@ def test_the_live_peak_of_a_rank_is_that_of_its_graph(run: str) -> None:
     assert check(*target_with_settings(run)) >= 1
 
 
+# Ranks add up token embeddings and put features into them alike in both families.
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llava", "qwen2-5-vl"])
+@pytest.mark.parametrize("family", ["llava", pytest.param("qwen2-5-vl", marks=pytest.mark.thorough)])
 def test_the_live_peak_of_a_rank_with_a_tower_is_that_of_its_graph(family: str) -> None:
     """Towers are whole on a rank; ranks sum up the token embeddings of the prompt before features are put into them."""
     for piece in load_pieces(family):

@@ -68,6 +68,7 @@ def config(folder: Path, **quantised: Any) -> Any:
     return load_target(f"hf:{folder / 'config.json'}")
 
 
+@pytest.mark.usefixtures("one_process")
 def test_formulas_graph_and_run_agree(tmp_path: Path) -> None:
     target = config(tmp_path)
     workload = target.workload(text_tokens=6, new_tokens=2, kv_dtype="int8")

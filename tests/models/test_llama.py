@@ -111,9 +111,9 @@ def test_three_sources_agree_and_planted_errors_are_found(
     compared = compare(capture)
     assert compared.verdict == "exact"
     assert {len(f.values) for f in compared.findings} == {3}
-    outcomes = run("llama", capture, 1, None if thorough else 30)
+    outcomes = run("llama", capture, 1, None if thorough else 12)
     assert [(o.planted.operation, o.planted.what, o.said) for o in outcomes if not o.located] == []
-    assert len(outcomes) >= 30
+    assert len(outcomes) >= 12
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:

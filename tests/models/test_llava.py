@@ -78,9 +78,9 @@ def test_three_sources_agree(case: str, tmp_path: Path, *, thorough: bool) -> No
     assert (compared.verdict, wrong[:3]) == ("exact", [])
     if case == "an image":
         assert {len(f.values) for f in compared.findings} == {len(sources)}
-        outcomes = planted("llava", capture, 1, None if thorough else 30)
+        outcomes = planted("llava", capture, 1, None if thorough else 12)
         assert [(o.planted.operation, o.planted.what, o.said) for o in outcomes if not o.located] == []
-        assert len(outcomes) >= 30
+        assert len(outcomes) >= 12
 
 
 def test_the_sizes_of_a_run_by_hand(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.tracers.dynamic import dynamic_ledger
+from tests.support.variants import with_variants
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -147,7 +148,11 @@ AGREE: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any], tuple[str, ...
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", AGREE)
+IMPLIED: Final = {"vllm, latents"}
+"""Latents and ``tp`` are in the case by expert."""
+
+
+@pytest.mark.parametrize("case", with_variants(AGREE, AGREE.keys() - IMPLIED))
 def test_sources_agree_on_a_rank_of_a_plan(case: str, tmp_path: Path) -> None:
     family, sizes, run, sources = AGREE[case]
     target = small(family, **sizes)

@@ -613,7 +613,6 @@ AGREE: Final[tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]] = (
     ),
     ("deepseek-v2", _LATENT, {"tp": 4, "rank": 3, "batch": 2}),
     ("qwen3-moe", _MIXED, {"tp": 4, "ep": 4, "experts": "batched_mm", "dp": 2, "batch": 3}),
-    ("qwen3-moe", _MIXED, {"dp": 4, "ep": 4, "batch": 4, "rank": 1}),
     ("qwen3-moe", _MIXED, {"dp": 4, "ep": 2, "batch": 7, "rank": 2}),  # the last two ranks have 2 sequences and 1
     ("deepseek-v2", _LATENT, {"tp": 2, "dp": 2, "ep": 4, "batch": 4, "rank": 2}),
     (
@@ -622,12 +621,23 @@ AGREE: Final[tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]] = (
         {"dp": 2, "ep": 2, "batch": 2, "rank": 1, "new_tokens": 0, "dispatch": "all-to-all", "pairs": "10,8;18,0"},
     ),
     ("gemma2", {**_SMALL, "layers": 3, "window": 8}, {"pp": 2, "tp": 2, "rank": 1, "past": 5}),
-    ("gemma3", {**_SMALL, "layers": 7, "window": 8}, {"pp": 3, "rank": 1, "attention": "eager"}),
     ("deepseek-v2", {**_LATENT, "layers": 4, "dense_layers": 2}, {"pp": 3, "tp": 2, "ep": 2, "rank": 5}),
 )
+IMPLIED: Final[tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]] = (
+    ("qwen3-moe", _MIXED, {"dp": 4, "ep": 4, "batch": 4, "rank": 1}),
+    ("gemma3", {**_SMALL, "layers": 7, "window": 8}, {"pp": 3, "rank": 1, "attention": "eager"}),
+)
+"""Experts over batches are in the cases with ``ep`` 2, stages of windows and of layers of two kinds in the last ones.
+"""
 
 
-@pytest.mark.parametrize(("name", "sizes", "run"), AGREE, ids=[f"{name} {run}" for name, _, run in AGREE])
+@pytest.mark.parametrize(
+    ("name", "sizes", "run"),
+    [
+        pytest.param(*case, id=f"{case[0]} {case[2]}", marks=[pytest.mark.thorough] if case in IMPLIED else [])
+        for case in (*AGREE, *IMPLIED)
+    ],
+)
 def test_formulas_and_graphs_of_a_rank_agree(name: str, sizes: dict[str, Any], run: dict[str, Any]) -> None:
     model = target(name)
     small = replace(model, config=replace(model.config, **sizes))

@@ -72,7 +72,8 @@ def test_what_is_not_a_number_varies_slowest() -> None:
     assert found == [(b, g, s) for g in ("2x2", "3x1") for s in ((2, 5), (8,)) for b in (1, 2)]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 24, 100])
+# Of 12 points: each alone, parts that do not divide an axis of 3, and one part larger than all.
+@pytest.mark.parametrize("size", [1, 2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (3, 7, 24)), 100])
 def test_parts_of_any_size_are_the_same_rows(size: int) -> None:
     over = {"batch": "1:3", "text_tokens": "1:4", "hidden": "1024,100"}
     made = sweep("llama", over, size=size, **ONE)

@@ -17,6 +17,7 @@ from costproof.models.decoding.sharding import Shards
 from costproof.models.proof import Proof
 from costproof.models.registry import TARGETS, load_target
 from costproof.run.proof_pieces import carry_out_piece
+from tests.tracers.test_ranks import but_thorough
 
 SMALL: dict[str, Any] = {
     "hidden": 64, "intermediate": 96, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 102,
@@ -86,7 +87,11 @@ SHARED: Final = {
 }
 
 
-@pytest.mark.parametrize(("family", "mesh", "layer"), SHARED.values(), ids=SHARED)
+IMPLIED: Final = {"ring"}
+"""Zigzag is a ring too, and has ``tp`` beside."""
+
+
+@pytest.mark.parametrize(("family", "mesh", "layer"), but_thorough(SHARED, IMPLIED))
 def test_exchanges_are_claimed_and_a_wrong_one_is_refuted(
     family: str, mesh: dict[str, Any], layer: Any, monkeypatch: pytest.MonkeyPatch, uncached: Callable[[], None]
 ) -> None:

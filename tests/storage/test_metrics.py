@@ -121,8 +121,17 @@ def test_formulas_and_layouts_agree_module_by_module(name: str) -> None:
         assert bool(run.metrics) == (described["quant_method"] in BUILT.get(name, ("fp8", "awq"))), (scheme, run.notes)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", FAMILIES)
+IN_FLOAT32 = {"llama", "gpt-oss", "deepseek-v3"}
+"""A decoder, experts in one tensor, and buffers that are stored; others in float32 for ``--thorough``."""
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, "bfloat16") for name in FAMILIES),
+        *(pytest.param(name, "float32", marks=() if name in IN_FLOAT32 else pytest.mark.thorough) for name in FAMILIES),
+    ],
+)
 def test_formulas_layouts_and_tensors_agree_without_quantisation(name: str, dtype: Any) -> None:
     target = replace(few_layers(name), stored=Stored())
     workload = replace(target.workload(), dtype=dtype)
@@ -268,7 +277,10 @@ def test_unpacking_of_experts_in_one_format(scheme: str) -> None:
     [
         (SCHEMES["gptq"], {}, "gptq: no class for it"),
         (SCHEMES["awq"], {"intermediate_size": 200, "hidden_size": 120}, "120 columns of .* not whole groups of 128"),
-        (SCHEMES["int4 of tables too"], {}, "compressed-tensors: no class for it"),
+        # No class, as for GPTQ.
+        pytest.param(
+            SCHEMES["int4 of tables too"], {}, "compressed-tensors: no class for it", marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_what_cannot_be_built_has_no_third_source(

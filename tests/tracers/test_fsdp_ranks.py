@@ -77,7 +77,7 @@ CASES: Final = {
 
 
 IMPLIED: Final = {
-    "biases", "experts", "biases of experts and sinks", "replicas", "ring of sequences", "latents, ulysses"
+    "biases", "experts", "biases of experts and sinks", "replicas", "tensor", "ring of sequences", "latents, ulysses"
 }  # fmt: skip
 """Cases whose family, mesh and layout are each in another case, or in those without parts of ``test_shared_sequences``.
 """

@@ -22,6 +22,7 @@ from costproof.run import capture
 from costproof.tracers import flop_counter_mode, kept_pairs
 from costproof.tracers.hooks import causal_mask, trace_hooks
 from costproof.tracers.kept_pairs import band
+from tests.support.variants import with_variants
 
 HEADS, WIDTH = 2, 8
 Change = tuple[Any, str, Any]
@@ -305,7 +306,8 @@ def counted(of: Counted) -> Any:
     return costproof.report(of) if isinstance(of, str) else costproof.count(*of)
 
 
-@pytest.mark.parametrize("name", PLANTED)
+# The same error as in the case of flex.
+@pytest.mark.parametrize("name", with_variants(PLANTED, PLANTED.keys() - {"flex with documents"}))
 def test_errors_that_both_graphs_share_are_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def in_one_process(run: Any, phases: Any) -> dict[str, Any]:
         return {source: capture._count_with(run, source, silent) for source in ("static", "dynamic")}

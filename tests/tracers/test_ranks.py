@@ -179,8 +179,8 @@ CASES: Final = {
 }
 
 
-IMPLIED: Final = {"latents"}
-"""Latents over tp are in the case over batches, experts of each rank in that of Mixtral."""
+IMPLIED: Final = {"latents", "pairs and latents"}
+"""Latents over tp are in the case over batches, experts of each rank in that of Mixtral, pairs in those of others."""
 
 
 @pytest.mark.parametrize(("family", "sizes", "mesh"), but_thorough(CASES, IMPLIED))

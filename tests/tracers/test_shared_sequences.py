@@ -50,8 +50,8 @@ CASES: Final = {
 }
 
 
-IMPLIED: Final = {"zigzag, first rank"}
-"""It is in the case of latents, and Llama in that of the last rank."""
+IMPLIED: Final = {"zigzag, first rank", "zigzag with experts"}
+"""It is in the case of latents, and Llama in that of the last rank; ``test_fsdp_ranks`` has experts with sequences."""
 
 
 @pytest.mark.usefixtures("one_process")

@@ -49,8 +49,11 @@ class Logits(nn.Module):
         return result
 
 
-@pytest.mark.parametrize("returned", [True, False])
-@pytest.mark.parametrize("before", [0, 8])
+# Each value is in one of the first two.
+@pytest.mark.parametrize(
+    ("before", "returned"),
+    [(0, False), (8, True), *(pytest.param(*c, marks=pytest.mark.thorough) for c in ((0, True), (8, False)))],
+)
 def test_a_cache_that_is_given_is_read_and_grows(before: int, returned: bool) -> None:
     config = LlamaConfig(**SIZES)
     model, cache = LlamaForCausalLM(config).eval(), DynamicCache(config=config)

@@ -22,8 +22,9 @@ ENCODERS = (
 WITH_CACHE = ("biogpt", "stablelm", "falcon")
 WITH_TOWERS = ("llava", "paligemma", "fuyu", "voxtral", "smolvlm")
 """These take four to eight: a prefill with the tower, and a step."""
-ALWAYS = ("deberta-v2", "hubert", "patchtst", "vitdet")
-"""Relative positions, convolutions, series, windows; ``test_stages.py`` has caches and towers."""
+ALWAYS = ("deberta-v2", "hubert", "vitdet")
+"""Relative positions, convolutions, windows. ``test_stages.py`` has caches and towers, ``test_structured.py`` series.
+"""
 
 
 @pytest.mark.parametrize("name", with_variants((*ENCODERS, *WITH_CACHE, *WITH_TOWERS), ALWAYS))
