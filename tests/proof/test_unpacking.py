@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sympy import expand, symbols, sympify
 
 from costproof.analytic import quantised
 from costproof.compare.proof.certificate import LATER, Certificate, Claim
@@ -65,6 +66,23 @@ def test_inputs_are_quantised_and_products_scaled(tmp_path: Path, monkeypatch: p
     assert wrong.verdict == "refuted"
     assert {c.metric for c in wrong.counterexamples} == {"unpacking_flops"}
     assert "32*B*S" in {c.difference for c in wrong.counterexamples}
+
+
+def test_latents_of_all_positions_are_expanded_in_each_step(tmp_path: Path) -> None:
+    latent = {
+        "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": 2,
+        "moe_intermediate_size": 32, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "n_shared_experts": 1,
+        "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16, "v_head_dim": 16, "quantization_config": FP8,
+    }  # fmt: skip
+    found = proved(tmp_path, **latent)
+    assert found.verdict == "proved"
+    # Of [2 x (16 + 16), 16]: 3 for each of 16 inputs, 1 for the scale, and 3 for a partial sum of each of 64 results.
+    # Step i of N expands P + i positions, N P + N (N - 1) / 2 of N steps, and the new one.
+    claim = claims(found)["decode", "model.layers.0.self_attn.kv_b_proj"]
+    n, p = symbols("N P")
+    rows = sympify(claim.at_config, {"N": n, "P": p, "B": 1}) / (3 * 16 + 1 + 3 * 64)
+    assert expand(rows - n * p - n * (n + 1) / 2) == 0
 
 
 def test_without_a_format_nothing_is_claimed(tmp_path: Path) -> None:

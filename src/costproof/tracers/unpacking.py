@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 import sympy
@@ -138,10 +139,19 @@ def _format(one: StoredMatrix) -> Format:
 
 
 def _whole(size: sympy.Expr, unit: int) -> sympy.Expr:
+    """Return ``size / unit``, which must be a whole number; a polynomial must be one at all whole sizes.
+
+    A polynomial of degree d in each symbol is whole everywhere if it is so for each of them from 0 to d.
+    """
     found = sympy.expand(size / unit)
-    if any(isinstance(factor, sympy.Rational) and not factor.is_Integer for factor in found.atoms(sympy.Rational)):
-        raise _Unknown(f"{size} is not a multiple of {unit:,}, what one call reads or multiplies")
-    return found
+    if all(number.is_Integer for number in found.atoms(sympy.Rational)):
+        return found
+    symbols = sorted(found.free_symbols, key=str)
+    if found.is_polynomial(*symbols):
+        grid = product(*(range(sympy.degree(found, symbol) + 1) for symbol in symbols))
+        if all(found.xreplace(dict(zip(symbols, map(sympy.Integer, at), strict=True))).is_Integer for at in grid):
+            return found
+    raise _Unknown(f"{size} is not a multiple of {unit:,}, what one call reads or multiplies")
 
 
 _ROWS: Final = sym("R")
