@@ -11,11 +11,14 @@ import pytest
 from costproof import api
 from costproof.estimate.memory import HeldKind, MemoryLimit
 from costproof.ledger.baseline import BASELINE, fold_capture
-from costproof.ledger.capture import CAPTURE
+from costproof.ledger.capture import CAPTURE, Capture
+from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.schema import to_data
 from costproof.reports.fits import limit_sentences
+from costproof.run.operand_files import baseline_at
 from costproof.views.static_compute import STATIC_COMPUTE, static_compute
 from tests.support.running import costproof
+from tests.support.toy import toy
 
 PACKED = """
 import torch
@@ -110,10 +113,16 @@ def test_tensors_that_are_attributes_are_held(tmp_path: Path) -> None:
     assert costproof("fits", "tables.py:make", "--memory", f"{HELD + 79}B", cwd=tmp_path).code == 1
 
 
-def test_they_are_a_field_of_files(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Capture:
+    """A capture of the module with such tensors, which two tests change."""
+    folder = tmp_path_factory.mktemp("tables")
+    (folder / "tables.py").write_text(ATTRIBUTES)
+    return api.capture(f"{folder / 'tables.py'}:make", sources=("static", "dynamic"))
+
+
+def test_they_are_a_field_of_files(captured: Capture, tmp_path: Path) -> None:
     """Whatever a note says of them: no number is read from a text."""
-    (tmp_path / "tables.py").write_text(ATTRIBUTES)
-    captured = api.capture(f"{tmp_path / 'tables.py'}:make", sources=("static", "dynamic"))
     for ledger in captured.ledgers:
         assert ledger.attributes_bytes == HELD
         assert any(f"{HELD:,}" in note for note in ledger.notes)
@@ -128,6 +137,27 @@ def test_they_are_a_field_of_files(tmp_path: Path) -> None:
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
         found = api.fits(str(tmp_path / f"{name}.json"), memory="1GB")
         assert (found.attributes_bytes, found.certain_bytes) == (6, 4 * 20 + 6), name
+
+
+def test_files_of_earlier_versions_do_not_count_as_having_none(captured: Capture, tmp_path: Path) -> None:
+    """Captures before 4.4 and baselines before 3.2 have the bytes in a note, static_compute before 3.4 nowhere."""
+    plain = replace(captured, ledgers=tuple(replace(x, attributes_bytes=0) for x in captured.ledgers))
+    content = to_data(STATIC_COMPUTE, static_compute(plain, "exact"))
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    new.write_text(json.dumps({**content, "schema_version": "3.4"}))
+    old.write_text(json.dumps({**content, "schema_version": "3.3"}))
+    assert api.fits(str(new), memory="1GB").certain_bytes == 4 * 20
+    for side in (plain, fold_capture(plain), str(old)):
+        with pytest.raises(Incomplete, match="attributes are not known"):
+            api.fits(side, memory="1GB")
+
+
+@pytest.mark.parametrize("wrong", [None, -1, True, "1"])
+def test_their_bytes_in_a_file_are_a_number(tmp_path: Path, wrong: object) -> None:
+    content = to_data(STATIC_COMPUTE, static_compute(toy(), "exact"))
+    (tmp_path / "s.json").write_text(json.dumps({**content, "attributes_bytes": wrong}))
+    with pytest.raises(BadInput, match=r"\$\.attributes_bytes"):
+        baseline_at(str(tmp_path / "s.json"))
 
 
 @pytest.mark.parametrize("kind", ["weights and cache", "weights and live peak", "weights, cache and bound"])

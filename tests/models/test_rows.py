@@ -528,6 +528,23 @@ def test_files_that_are_refused(name: str, content: str, where: str, tmp_path: P
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "where"),
+    [
+        ("a.csv", "new,past\n\n5,10,7\n", "{}, line 3"),  # 7 has no column
+        ("b.csv", f"new,past\n{'9' * 5_000},1\n", "{}"),  # above the digits that Python converts
+        ("c.csv", f"new,past\n{'9' * 140_000},1\n", "{}"),  # above the field of Python's reader
+        ("d.json", "[" * 100_000, "{}"),
+    ],
+)
+def test_tables_that_cannot_be_read_are_refused(name: str, content: str, where: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(BadInput) as caught:
+        rows_of(str(file), "last")
+    assert caught.value.where == where.format(file)
+
+
+@pytest.mark.parametrize(
     ("target", "settings", "where"),
     [
         (SMALL, {"rows": "4", "batch": 2}, "--rows, --batch"),

@@ -217,6 +217,30 @@ def test_exact_names_the_bytes_that_no_key_determines(tmp_path: Path) -> None:
     assert sentence(replace(found, headers=headers)).endswith("and 173 B in tensors whose size no key determines.")
 
 
+NANO = """
+from dataclasses import dataclass
+import torch
+from torch import nn
+
+@dataclass
+class GPTConfig:
+    n_embd: int = 4
+
+class GPT(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 8)
+        self.config = GPTConfig()
+
+def make():
+    return GPT(), (torch.ones(3, 4),)
+"""
+
+
+def test_a_configuration_need_not_be_of_transformers(tmp_path: Path) -> None:
+    (tmp_path / "nano.py").write_text(NANO)
+    assert stored(f"{tmp_path / 'nano.py'}:make").totals.bytes == 4 * (4 * 8 + 8)
+
+
 def test_gguf_of_another_architecture_is_not_compared(tmp_path: Path) -> None:
     """Its names are not known: its numbers are told, and nothing is called different."""
     gpt2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 4, "vocab_size": 100}

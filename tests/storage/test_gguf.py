@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from costproof import stored
-from costproof.ledger.errors import Incomplete
+from costproof.ledger.errors import BadInput, Incomplete
 from costproof.models.registry import load_target
 from costproof.storage import checkpoint as naming
 from costproof.storage.gguf import GgufTensor, gguf_tensors, split_latents
@@ -89,6 +89,17 @@ def test_a_file_is_compared_tensor_by_tensor(tmp_path: Path) -> None:
     assert (found.method, found.exit_code) == ("gguf", 0)
     down = next(part for part in found.parts if part.name == "blk.*.ffn_down.weight")
     assert (down.tensors, down.bytes) == (2, 2 * 512 * 144)
+
+
+def test_modules_for_further_tokens_are_not_counted(tmp_path: Path) -> None:
+    """The layout has none of their tensors, so a file states a total without them, and --mtp is refused."""
+    target, file = configured(tmp_path, num_nextn_predict_layers=1_000), write(tmp_path, of_llama())
+    found = stored(target, files=file)
+    assert found.totals.bytes == size(of_llama())
+    left = "modules for further tokens (num_nextn_predict_layers 1000), whose layout is not known"
+    assert found.left_out == (left,)
+    with pytest.raises(BadInput, match="not counted in a GGUF file"):
+        stored(target, files=file, next_token=1)
 
 
 @pytest.mark.parametrize(("alignment", "unit"), [(None, 32), (64, 64)])

@@ -80,7 +80,7 @@ def fits(target: str, device: str | None, **choices: Any) -> object:
 @click.argument("target", type=OPERAND)
 @click.option(
     "--mtp", "next_token", type=click.IntRange(0, 8), default=0, metavar="N",
-    help="Number of multi-token prediction modules to count.  [default: 0]",
+    help="Number of multi-token prediction modules to count; none of a GGUF file.  [default: 0]",
 )  # fmt: skip
 @click.option(
     "--files", type=click.Path(path_type=Path), metavar="FOLDER|FILE",

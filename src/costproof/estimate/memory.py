@@ -97,10 +97,13 @@ class MemoryLimit:
     The graph peak is the largest of those that a capture has as expressions, without arguments.
     """
     outcome: ThresholdOutcome
-    """``never``: it fits at every value. ``refused``: the model does not accept a run of that size."""
+    """``never``: it fits at every value. ``refused``: the model does not accept :attr:`at`."""
     at: int | None
     points: tuple[MemoryPoint, ...]
-    """The last value that fits and the first that does not; without a limit, the workload's own value."""
+    """The last accepted value that fits and the first that does not.
+
+    If that one is refused, it is not shown; without a limit or an accepted value, the workload's own is.
+    """
     why: str = ""
 
 

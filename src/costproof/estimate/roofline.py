@@ -132,11 +132,11 @@ class BottleneckThreshold:
     right: str
     unit: Literal["s", "FLOP", "B"]
     outcome: ThresholdOutcome
-    """``refused``: the model does not accept a run of that size."""
+    """``refused``: the model does not accept :attr:`at`; ``never``: no value; ``not solved``: not known."""
     at: int | None
     """The first value at which the left side is larger."""
     points: tuple[ThresholdPoint, ...]
-    """The last value before it and this one; without one, the workload's own."""
+    """The last accepted value before it and, unless it is refused, this one; without either, the workload's own."""
     why: str = ""
     """Reason of ``refused`` and ``not solved``."""
 

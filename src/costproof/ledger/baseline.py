@@ -14,14 +14,14 @@ from typing import Final, NamedTuple
 
 from costproof.ledger.capture import CAPTURE, Capture, parse_capture
 from costproof.ledger.environment import FORMULAS
-from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.files import read_json
 from costproof.ledger.metrics import EVERY_METRIC, METRICS, OF_BOUNDS, PEAK_METRICS, STAGE_WIDE, Conventions, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum
 from costproof.ledger.peaks import StagePeaks, by_stage, largest
 from costproof.ledger.run import GRAPH_SOURCES
 from costproof.ledger.schema import FileKind, from_data
-from costproof.ledger.workload import ModuleKinds, TargetInfo, Workload, describe_calls, folded_path
+from costproof.ledger.workload import ATTRIBUTES, ModuleKinds, TargetInfo, Workload, describe_calls, folded_path
 
 WHOLE_STAGE: Final = "(stage)"
 """Part name of a stage that is not divided into parts."""
@@ -126,8 +126,19 @@ class Baseline:
 
     @property
     def attributes_bytes(self) -> int:
-        """Return the memory of tensors that are plain attributes of modules, as a graph or a run has it."""
-        return max((folded.attributes_bytes for folded in self.sources.values()), default=0)
+        """Return the memory of tensors that are plain attributes of modules, as a graph or a run has it.
+
+        Raises:
+            Incomplete: a note tells of such tensors and no field has their bytes, as in files of earlier versions.
+        """
+        held = max((folded.attributes_bytes for folded in self.sources.values()), default=0)
+        if not held and any(note.startswith(ATTRIBUTES) for note in self.notes):
+            raise Incomplete(
+                "the bytes of tensors that are attributes are not known", where=self.name,
+                expected="a file with the field attributes_bytes", got="one of an earlier version",
+                fix="costproof capture TARGET -o FILE counts it again",
+            )  # fmt: skip
+        return held
 
 
 BASELINE: Final = FileKind(name="costproof/baseline", version=(3, 2), type=Baseline)

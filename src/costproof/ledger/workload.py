@@ -41,6 +41,8 @@ SettingValue = int | str | tuple[int, ...]
 """A value of a target's own setting."""
 PAST: Final = "past"
 """Input of a workload: tokens per sequence in the cache before the prefill, if there are any."""
+ATTRIBUTES: Final = "tensors that are attributes, no parameters or buffers, are in no number of bytes of modules: "
+"""Beginning of the note on the memory of tensors that are plain attributes of modules."""
 ROWS: Final = "rows"
 """Input of a workload: the rows of a batch of unequal sequences, as :attr:`BatchRow.text`, separated by commas."""
 ROWS_INVOCATION: Final = "rows"

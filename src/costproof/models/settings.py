@@ -425,19 +425,29 @@ def _filed(path: Path) -> list[Any]:
         raise BadInput(
             "there is no such file of rows", where=f"--{ROWS_INPUT}", expected=f"a file, or {_FORM}", got=path
         )
-    if path.suffix == ".csv":
-        lines = csv.DictReader(text.splitlines())
-        return [{k: int(v) if v and v.strip().isdecimal() else v for k, v in line.items()} for line in lines]
     try:
-        data = json.loads(text)
-    except ValueError:
+        if path.suffix == ".csv":
+            return list(_csv_lines(csv.DictReader(text.splitlines()), path))
         try:
+            data = json.loads(text)
+        except ValueError:
             data = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except ValueError as error:
-            raise BadInput(
-                "not a file of rows", where=str(path), expected="CSV, JSON, or a JSON object a line", got=str(error)
-            ) from None
+    except (ValueError, RecursionError, csv.Error) as error:
+        raise BadInput(
+            "not a file of rows", where=str(path), expected="CSV, JSON, or a JSON object a line", got=str(error)
+        ) from None
     return data if isinstance(data, list) else [data]
+
+
+def _csv_lines(reader: csv.DictReader[str], path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a table by the names of its columns, digits as integers."""
+    for line in reader:
+        if None in line:
+            raise BadInput(
+                "more columns than the header names", where=f"{path}, line {reader.line_num}",
+                expected=", ".join(reader.fieldnames or ()), got=f"also {', '.join(line[None])}"[:60],
+            )  # fmt: skip
+        yield {k: int(v) if v and v.strip().isdecimal() else v for k, v in line.items()}
 
 
 def _of_file(steps: Sequence[Any]) -> list[_Numbers | str]:

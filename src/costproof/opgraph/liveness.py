@@ -245,6 +245,7 @@ def memory_steps(line: Timeline, sizes: Sequence[Size] = ()) -> list[MemoryStep]
 
 _LAYER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
 
+
 MOST: Final = 8
 """Maximum number of moments in a symbolic peak; longer ones are unreadable."""
 

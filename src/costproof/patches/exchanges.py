@@ -195,9 +195,9 @@ class _HeadsOf:
 class GatheringExperts:
     """Expert parallelism by gathering: a rank runs its experts on the tokens of all ranks that share them.
 
-    It runs whatever the routing is. It has the form of transformers' ``EPImplementation``, which has none of ranks
-    with batches of their own whose sizes do not depend on values. Ranks with the same place along ``tp`` gather their
-    tokens, mask the rows of each other's experts, and add and scatter the results.
+    It runs whatever the routing is. It has the form of transformers' ``EPImplementation``, none of whose forms
+    gives ranks batches of their own with sizes that do not depend on values. Ranks with the same place along ``tp``
+    gather their tokens, mask the rows of each other's experts, and add and scatter the results.
     """
 
     def __init__(self, experts: Any, ep_mesh: Any, tp_mesh: Any, *, sequences: tuple[int, ...] = ()) -> None:

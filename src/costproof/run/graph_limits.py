@@ -81,7 +81,7 @@ class GraphRun:
             points = tuple(MemoryPoint(n, held + self._cache(setting, n)) for n in (at - 1, at) if n > 0)
             if why := self._refusal(setting, at):
                 last = self._last_accepted(setting, at)
-                here = (MemoryPoint(last, held + self._cache(setting, last)),)
+                here = (MemoryPoint(last, held + self._cache(setting, last)),) if last else here
                 yield MemoryLimit(setting, "weights and cache", "refused", at, here, why)
                 return
             self._check_graphs(setting, [p.at for p in points])
@@ -146,7 +146,7 @@ class GraphRun:
             if not fits < found <= over:
                 found = (fits + over + 1) // 2
             last = self._last_accepted(setting, found)
-            ends = (last, found) if last == found - 1 and not self._refusal(setting, found) else (last,)
+            ends = (last, found) if last in (0, found - 1) and not self._refusal(setting, found) else (last,)
             for at in ends:
                 if at and at not in peaks:
                     peaks[at] = self._graph_peak(setting, at)
@@ -183,8 +183,11 @@ class GraphRun:
         return above
 
     def _last_accepted(self, setting: str, below: int) -> int:
-        """Return the largest value below a bound that the model accepts: all up to the run's own, or up to a limit."""
-        low, high = min(below - 1, int(getattr(self.workload, setting))), below - 1
+        """Return the largest value below a bound that the model accepts, 0 without one; what it accepts is a range."""
+        own: int = getattr(self.workload, setting)
+        low, high = min(below - 1, own), below - 1
+        if low < own and self._refusal(setting, low):
+            return 0
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (low, middle - 1) if self._refusal(setting, middle) else (middle, high)

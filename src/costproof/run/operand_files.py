@@ -18,7 +18,7 @@ from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, STAGE_WIDE, Con
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import StagePeaks
 from costproof.ledger.schema import FileKind, from_data
-from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload, describe_calls
+from costproof.ledger.workload import ATTRIBUTES, Invocation, TargetInfo, TensorSpec, Workload, describe_calls
 
 OperandInput = str | os.PathLike[str] | Capture | Baseline
 FORMS: Final = (
@@ -171,7 +171,7 @@ def _of_static(data: Mapping[str, Any], where: str) -> Baseline:
         stages = {str(s["id"]): dict(s["sources"]) for s in data["stages"]}
         calls = [_call(str(s["id"]), call) for s in data["stages"] for call in s["invocations"]]
         totals = {str(name): dict(costs) for name, costs in data["sources"].items()}
-        held = data.get("attributes_bytes", 0)
+        held: Any = data.get("attributes_bytes", 0)
         numbers = [
             n for costs in (*totals.values(), *(c for s in stages.values() for c in s.values())) for n in costs.values()
         ]
@@ -180,19 +180,28 @@ def _of_static(data: Mapping[str, Any], where: str) -> Baseline:
             "this static_compute.json is damaged", where=where,
             expected="$.stages with id, sources and invocations, and $.sources", fix=_AGAIN,
         ) from None  # fmt: skip
-    numbers += [held, *(s.get(m) for s in data["stages"] for m in PEAK_METRICS)]
+    if type(held) is not int or held < 0:
+        raise BadInput(
+            "the bytes of tensors that are attributes are not a number", where=f"$.attributes_bytes in {where}",
+            expected="0 or more", got=repr(held)[:60], fix=_AGAIN,
+        )  # fmt: skip
+    numbers += (s.get(m) for s in data["stages"] for m in PEAK_METRICS)
     if wrong := [n for n in numbers if n is not None and type(n) is not int]:
         raise BadInput(
             "a cost in this static_compute.json is not an integer", where=where, expected="an integer or null",
             got=repr(wrong[0])[:60], fix=_AGAIN,
         )  # fmt: skip
+    version = str(data["schema_version"])
+    # No formula counts a module with such tensors; graphs and runs do, and files told of them from 3.4 on.
+    unsaid = "analytic" not in totals and int(version.partition(".")[2]) < 4
+    notes = (f"{ATTRIBUTES}not known of a static_compute.json of version {version}",) if unsaid else ()
     sources = {}
     for source, whole in totals.items():
         own = {stage: of[source] for stage, of in stages.items() if source in of}
         metrics = tuple(m for m in EVERY_METRIC if all(m in costs for costs in (whole, *own.values())))
         repeated = {m: _minus(exact_sum(c[m] for c in own.values()), whole[m]) for m in metrics if m in STAGE_WIDE}
         rows = {stage: {WHOLE_STAGE: {"": {m: costs[m] for m in metrics}}} for stage, costs in own.items()}
-        sources[source] = Folded(metrics, tuple(own), rows, repeated, attributes_bytes=held)
+        sources[source] = Folded(metrics, tuple(own), rows, repeated, notes=notes, attributes_bytes=held)
     peaks = (StagePeaks(str(s["id"]), *(s.get(m) for m in PEAK_METRICS)) for s in data["stages"])
     sources |= fold_peaks([p for p in peaks if (p.graph_peak_bytes, p.eager_peak_bytes) != (None, None)])
     return Baseline(head.conventions, head.target, head.workload, head.environment, sources, describe_calls(calls))

@@ -427,7 +427,7 @@ def derive(target: str | RunRequest, stage: str | None = None, **choices: Any) -
 
 
 def prepare_derivation(asked: RunRequest) -> tuple[int, Callable[[], Subject]]:
-    """Return the number of sizes to check, and a function that exports the stage; nothing is traced yet.
+    """Return the number of sizes to check, and a function that exports the stage.
 
     The request is checked; nothing is traced yet.
 

@@ -91,6 +91,10 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
     names, assumed = model_names(model), list[str]()
     try:
         if packed:
+            if next_token:
+                raise BadInput("modules for further tokens are not counted in a GGUF file", where="--mtp",
+                               expected="0 with a GGUF file, whose tensors for them have no derived layout",
+                               got=next_token)  # fmt: skip
             _, tensors, names = gguf_layout(model, [tensor for found in there.values() for tensor in found])
             assumed.append("types of tensors are those of the GGUF file")
         else:
@@ -110,11 +114,13 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         ) from error  # fmt: skip
     quantised = [of for rule in scheme.rules if (of := rule.format)]
     undetermined = tuple(dict.fromkeys(text for of in quantised for text in of.undetermined()))
-    more = facts.next_token_modules - next_token
+    more = max(0, facts.next_token_modules - next_token)
     key = f" ({facts.next_token_key})" if facts.next_token_key else ""
-    left = [f"{plural(more, 'module')} for further tokens{key}, which --mtp counts"] if more > 0 else []
+    how = "of which a GGUF file has no derived layout" if packed else "which --mtp counts"
     if others := _others(model, facts.model_type):
-        left.append(f"modules for further tokens ({', '.join(others)}), whose layout is not known")
+        left = [f"modules for further tokens ({', '.join(others)}), whose layout is not known"]
+    else:
+        left = [f"{plural(more, 'module')} for further tokens{key}, {how}"] if more else []
     if not packed and (head := tied_head(model)) and ("tie_word_embeddings", False) in (target.stored.stated or ()):
         left.append(f"{head}, which the class ties to the table of words in spite of tie_word_embeddings")
     headers = None
@@ -142,14 +148,15 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         tuple(left),
         headers,
     )
-    check_recounts(_recounts(made, facts.next_token_modules))
+    check_recounts(_recounts(made, more, facts.next_token_modules))
     return made
 
 
-def _recounts(found: StoredCheckpoint, further: int) -> Iterator[Recount]:
+def _recounts(found: StoredCheckpoint, left: int, further: int) -> Iterator[Recount]:
     """Yield the totals of a checkpoint from the shapes of its parts, and the modules that are counted or left out.
 
     Args:
+        left: modules for further tokens that are left out.
         further: modules for further tokens that the checkpoint has.
     """
     elements, sizes = Counter[str](), Counter[str]()
@@ -166,8 +173,7 @@ def _recounts(found: StoredCheckpoint, further: int) -> Iterator[Recount]:
     }
     for metric, (number, again) in every.items():
         yield Recount("checkpoint", "parts", metric, number, again)
-    left = [int(n) for text in found.left_out for n in re.findall(r"^(\d+) modules? for", text)]
-    yield Recount("checkpoint", "for further tokens", "modules", found.next_token_modules + sum(left), further)
+    yield Recount("checkpoint", "for further tokens", "modules", found.next_token_modules + left, further)
 
 
 def _others(model: nn.Module, model_type: str) -> list[str]:
@@ -177,9 +183,10 @@ def _others(model: nn.Module, model_type: str) -> list[str]:
     config = attribute(model, "config", None)
     if config is None or model_type in FURTHER or not attribute(config, "use_mtp", True):
         return []
+    inner = attribute(config, "get_text_config", lambda: config)()
     return [
         f"{key} {value}"
-        for key, value in config.get_text_config().to_dict().items()
+        for key, value in attribute(inner, "to_dict", dict)().items()
         if type(value) is int and value > 0 and harmless(model_type, key, value) == FURTHER_TOKENS
     ]
 

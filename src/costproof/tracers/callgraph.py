@@ -105,7 +105,7 @@ def constructor_params(module: nn.Module) -> dict[str, ConstructorValue]:
 
 
 def setting(value: object) -> Any:
-    """Return the value of a module's attribute as plain data; ``_UNKNOWN`` if it is none.
+    """Return the value of a module's attribute as plain data, ``_UNKNOWN`` otherwise.
 
     Plain data are ``None``, a boolean, a number, a text, or a short sequence of integers.
     """

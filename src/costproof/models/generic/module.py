@@ -15,6 +15,7 @@ from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import (
+    ATTRIBUTES,
     PAST,
     ROWS,
     SIZE_FROM,
@@ -556,9 +557,7 @@ def _of_modules(module: nn.Module) -> tuple[str, ...]:
     ):
         notes.append("nn.TransformerEncoder drops rows that a padding mask hides, on its fast path; all are counted")
     if (held := _unregistered_bytes(module)) >= _MANY_BYTES:
-        notes.append(
-            f"tensors that are attributes, no parameters or buffers, are in no number of bytes of modules: {held:,} B"
-        )
+        notes.append(f"{ATTRIBUTES}{held:,} B")
     return tuple(notes)
 
 
