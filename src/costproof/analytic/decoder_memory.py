@@ -267,7 +267,7 @@ class DecoderTape(MixtureTape):
 
     @property
     def _attended(self) -> StackCall:
-        """Return the sizes that attention computes with: of a prompt that ranks share, all of its tokens.
+        """Return the sizes of the call as attention sees them: of a prompt that ranks share, with all of its tokens.
 
         Branches: a new token of a step is one.
         """
@@ -277,7 +277,7 @@ class DecoderTape(MixtureTape):
         )
 
     def _of_own_heads(self, block: AttentionBlock | LatentBlock) -> AttentionBlock | LatentBlock:
-        """Return the attention block with the heads of the rank, a part of them if ranks exchange heads."""
+        """Return the attention block with the heads that this rank computes: its share of them under Ulysses."""
         ranks = self.rank.sharing
         if ranks is None or isinstance(block, LatentBlock):
             return block
@@ -441,7 +441,7 @@ class DecoderTape(MixtureTape):
         ordered: bool,
         inside: bool = False,
     ) -> Piece:
-        """Record attention to the parts of a sequence, which several ranks have.
+        """Record attention to a sequence whose parts lie on several ranks.
 
         In a step each rank attends to its own part, and weighted results of all are added in place. In a ring the parts
         pass by, and each is merged into the result; otherwise positions of all heads are exchanged for those of some.
@@ -494,7 +494,7 @@ class DecoderTape(MixtureTape):
         return self._in_order(result, whole) if ordered else result
 
     def _with_logs(self, rows: Size, value: Size, *reads: Piece) -> tuple[Piece, Piece]:
-        """Record a kernel that also returns logarithms of the sums, and two numbers of a generator."""
+        """Record an attention kernel that also returns log-sum-exp values, and the seed and offset of its generator."""
         made = self._make(rows * value, *reads), self.tape.make(4 * rows, *reads)
         self.tape.read(*reads, *made, self.tape.make(INT64, *reads), self.tape.make(INT64, *reads))
         return made

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from costproof.run.sweep_files import Tally
 
 _MOST_REASONS: Final = 20
-"""Maximum number of printed reasons why points of a sweep are refused."""
+"""Maximum number of reasons that are printed for refused points of a sweep."""
 _HEADER: Final = 256
 """Bytes at the beginning of a file of ours that contain its schema name."""
 _FORMULAS: Final = tuple(variants("explain"))

@@ -230,9 +230,10 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
     quantised, unknown = _stored_weights(read.origin)
     weights = None if quantised is None and "weights" in side.target.quantised else weights
     held = weights if quantised is None else quantised.totals.bytes - quantised.buffer_bytes
-    loaded = getattr(read.target, "dtype", side.workload.dtype)
     # A checkpoint is that of all ranks, in the dtype that its configuration names.
-    if quantised is not None and (not side.workload.mesh.one or loaded != side.workload.dtype):
+    dtype = side.workload.dtype
+    converted = quantised is not None and getattr(read.origin, "dtype", None) not in (None, dtype)
+    if quantised is not None and (converted or not side.workload.mesh.one):
         resident = folded.total("resident_bytes")
         held = None if resident is None or buffers is None else resident - buffers
     unpacked = None if quantised is None else quantised.largest_matrix * element
@@ -273,6 +274,7 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
             *side.notes, *unknown, *why, *((EQUAL_BATCHES,) if side.workload.mesh.batches > 1 else ()),
             *_cache_notes(side.workload, live), *([] if blocked is None else [BLOCKS]),
             *(() if quantised is None else _stored_notes(quantised)),
+            *((f"weights that are not quantised are in {dtype}, unlike stored ones",) if converted else ()),
         ),
         rank=None if side.workload.mesh.one else side.workload.rank,
         binding_ranks=() if held is None else _binding_ranks(read.target, side.workload),

@@ -558,7 +558,7 @@ def _dtypes(data: object) -> Iterator[str]:
 
 
 def _stated(data: object) -> Iterator[tuple[str, int]]:
-    """Yield the keys of :data:`_STATED` that a configuration, or else its text section, has as numbers or booleans."""
+    """Yield (key, value) for each of :data:`_STATED` that a configuration or its text section sets to a number."""
     parts = (data, data.get("text_config") if isinstance(data, dict) else None)
     for key in _STATED:
         values = (part.get(key) for part in parts if isinstance(part, dict))
