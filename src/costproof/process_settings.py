@@ -7,6 +7,7 @@ counted module. Settings of torch and NumPy are listed once these are imported; 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` makes an enum member of each answer, which is slow
+import ctypes
 import gc
 import locale
 import logging
@@ -46,6 +47,7 @@ _REDUCED: Final = (
     "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction", "allow_fp16_accumulation",
 )  # fmt: skip
 """Attributes of products on GPUs that let sums be less precise."""
+_WORD: Final = ctypes.sizeof(ctypes.c_void_p)
 _GLOBAL_HOOKS: Final = "torch.nn.modules.module"
 """torch and TorchLens put functions of their own in the place of others."""
 
@@ -399,6 +401,33 @@ _guards: Final[list[Any]] = []
 """Guards that keep a thread in or out of inference mode after an interrupt discarded the block that did."""
 
 
+def indexed_as_sequence(torch: Any) -> bool:
+    """Return whether C code takes a tensor for a sequence, as it does once ``Tensor.__getitem__`` was replaced.
+
+    ``torch.tensor([scalar_tensor])`` then fails with "len() of a 0-d tensor", also after the method is restored:
+    CPython fills the slot ``sq_item`` for a method in Python and does not empty it again.
+    """
+    slot = _sequence_slot(torch.Tensor)
+    return slot is not None and slot.value is not None
+
+
+def index_as_sequence(torch: Any, on: bool) -> None:
+    """Empty the slot ``sq_item`` of ``torch.Tensor`` unless ``on``; the mapping slot does all indexing."""
+    slot = _sequence_slot(torch.Tensor)
+    if slot is not None and not on:
+        slot.value = None
+
+
+def _sequence_slot(kind: type) -> ctypes.c_void_p | None:
+    """Return the slot ``tp_as_sequence->sq_item`` of a class, or ``None`` where the layout of classes is not known."""
+    if sys.implementation.name == "cpython" and object.__basicsize__ == 2 * _WORD:
+        fields = (ctypes.c_void_p * 14).from_address(id(kind))
+        name, methods = ctypes.cast(fields[3] or 0, ctypes.c_char_p).value, fields[13]
+        if name == kind.__name__.encode() and methods:
+            return ctypes.c_void_p.from_address(methods + 3 * _WORD)
+    return None
+
+
 def _of_torch(torch: Any) -> Iterator[ProcessSetting]:
     backends, cuda = torch.backends, torch.backends.cuda
     one, flag = ProcessSetting, partial(ProcessSetting, of_thread=True)
@@ -423,6 +452,9 @@ def _of_torch(torch: Any) -> Iterator[ProcessSetting]:
         "anomaly detection",
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda before: torch.autograd.set_detect_anomaly(*before),
+    )
+    yield one(
+        "the indexing of tensors as sequences", partial(indexed_as_sequence, torch), partial(index_as_sequence, torch)
     )
     yield one("repeated warnings", torch.is_warn_always_enabled, torch.set_warn_always)
     yield one("the fast path of attention", backends.mha.get_fastpath_enabled, backends.mha.set_fastpath_enabled)

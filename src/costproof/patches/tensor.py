@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.patches.patch import Patch, patched
+from costproof.process_settings import index_as_sequence, indexed_as_sequence
 
 if TYPE_CHECKING:
     import torch
@@ -45,15 +46,29 @@ def _set_unless_false(original: Callable[..., Any]) -> Callable[..., Any]:
     return setitem
 
 
+@dataclass(frozen=True, slots=True)
+class IndexingPatch(Patch):
+    """Patch of the indexing of tensors, after which C code still takes no tensor for a sequence."""
+
+    def install(self, undo: ExitStack, *context: Any) -> None:
+        """Replace the method; ``undo`` restores it, and the slots of the class."""
+        import torch
+
+        before = indexed_as_sequence(torch)
+        undo.callback(index_as_sequence, torch, before)
+        Patch.install(self, undo, *context)
+        index_as_sequence(torch, before)
+
+
 SPLIT_INDEXING: Final = (
-    Patch(
+    IndexingPatch(
         "torch:Tensor.__getitem__",
         _get_in_views,
         "TorchLens records x[rows, -1] as one call that reads all of x; as in an export, numbers and slices become a "
         "view and the tensors pick from that",
         _INDEXING,
     ),
-    Patch(
+    IndexingPatch(
         "torch:Tensor.__setitem__",
         _set_unless_false,
         "TorchLens records x[False] = y as a write; nothing is written",
@@ -62,13 +77,13 @@ SPLIT_INDEXING: Final = (
 )
 """Installed over TorchLens's wrappers."""
 STACK_INDEX_ROWS: Final = (
-    Patch(
+    IndexingPatch(
         "torch:Tensor.__getitem__",
         lambda original: lambda self, key: original(self, _stack_rows(key)),
         "torch turns rows of scalar tensors, x[(a, b), (c, d)], into index tensors by their values, which meta lacks",
         "models/generic/test_inputs.py",
     ),
-    Patch(
+    IndexingPatch(
         "torch:Tensor.__setitem__",
         lambda original: lambda self, key, value: original(self, _stack_rows(key), value),
         "as __getitem__",

@@ -35,9 +35,13 @@ import costproof
 import costproof.run.capture  # it imports sympy, which filters warnings
 from costproof import saved_settings
 from costproof.ledger.errors import BadInput, CostproofError
+from costproof.patches.patch import patched
+from costproof.patches.tensor import STACK_INDEX_ROWS
 from costproof.process_settings import ProcessSetting
 from costproof.snapshots import module_state
 from costproof.snapshots.module_snapshot import Changed
+from costproof.tracers import sources
+from tests.support.pools import Here
 
 FLOPS = 2 * 3 * 4 * 4
 """Three rows through a square matrix of 4."""
@@ -269,6 +273,26 @@ def test_what_a_forward_does_is_undone(write: str) -> None:
     assert state(module) == before
     assert process() == around
     assert numbers(module.held[1]) == held
+
+
+def replace_indexing(module: object) -> None:
+    """Index through a function in Python, and put torch's method back."""
+    index = torch.Tensor.__getitem__
+    torch.Tensor.__getitem__ = lambda self, key: index(self, key)  # type: ignore[method-assign]
+    del torch.Tensor.__getitem__
+
+
+@pytest.mark.parametrize("write", [lambda module: None, replace_indexing])
+def test_tensors_are_no_sequences_to_c_code(write: Callable[[Any], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    # CPython keeps a slot for `__getitem__` in Python; then torch asks a scalar tensor for its length. Both traces
+    # and the export replace the method.
+    monkeypatch.setattr(sources, "Pool", Here)
+    scalar = torch.tensor(-12)
+    costproof.count(Writes(write), torch.ones(3, 4))
+    assert torch.tensor([scalar, scalar]).tolist() == [-12, -12]
+    with patched(*STACK_INDEX_ROWS):
+        assert torch.tensor([scalar]).tolist() == [-12]
+        assert torch.ones(2, 3)[[(scalar + 13), scalar + 12], [0, 1]].tolist() == [1, 1]
 
 
 LOGGER: Final = logging.getLogger(__name__)
