@@ -38,8 +38,8 @@ from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, Workload,
 from costproof.models.cache_dtype import BlockedCache
 from costproof.models.target import Exportable, Sharded, Target, WithBlocks, WithMemory, sharded
 from costproof.opgraph.rules.files import Files
+from costproof.parametric.cache_checks import format_recounts
 from costproof.parametric.memory_checks import (
-    format_recounts,
     graph_recounts,
     memory_recounts,
     room_recounts,
@@ -114,7 +114,7 @@ def fits(
         if devices is not None and several:
             devices.check(mesh)
         answer = _of_all_ranks(target, found, room)
-    check_recounts(room_recounts(answer, whole, reserve))
+    check_recounts(room_recounts(answer, whole, memory, reserve))
     if found.counted and isinstance(target, str) and not _CACHE_NAMED.search(target):
         check_recounts(format_recounts(found.target, answer))
     return answer
