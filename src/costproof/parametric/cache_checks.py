@@ -184,17 +184,18 @@ def padding_recounts(model: WithBlocks, run: Workload, found: Padding) -> Iterat
         yield Recount(stage, "blocks and tokens in them", "are those in use", used in held[max(held)], True)
 
 
-def format_recounts(model: object, found: Fits) -> Iterator[Recount]:
-    """Yield whether a cache is counted in the format that the configuration names, as no setting of the run does.
+def format_recounts(model: object, found: Fits, *, chosen: bool) -> Iterator[Recount]:
+    """Yield whether a cache is counted in the format that the configuration names, unless a setting chooses another.
 
-    The format is read once more from the words that reports have for it: ``NVFP4 ($.quantization_config)``.
+    The format is read once more from the words that reports have for it: ``NVFP4 ($.quantization_config)``. In another
+    one nothing is known of the memory.
     """
-    if isinstance(model, WithFormulas) and isinstance(model, WithStorage):
-        named, said = model.stored.cache_dtype, dict(model.stored.quantised).get("cache", "").lower()
-        has = any(setting.name == KV_DTYPE for setting in model.settings())
-        if named and has:
-            again = next((kind for kind in _HEAD_BITS if said.startswith(kind)), "fp8")
-            kept = found.workload.inputs.get(KV_DTYPE)
-            yield Recount(
-                "memory", f"the cache in {again}, as the configuration names it", "is counted", kept == again, True
-            )
+    if not isinstance(model, WithFormulas) or not isinstance(model, WithStorage):
+        return
+    said, kept = dict(model.stored.quantised).get("cache", "").lower(), found.workload.inputs.get(KV_DTYPE)
+    if said and kept is None:
+        yield Recount("memory", "a cache in another format", "is known", found.verdict != "not known", False)
+    if model.stored.cache_dtype and not chosen and any(setting.name == KV_DTYPE for setting in model.settings()):
+        again = next((kind for kind in _HEAD_BITS if said.startswith(kind)), "fp8")
+        where = f"the cache in {again}, as the configuration names it"
+        yield Recount("memory", where, "is counted", kept == again, True)

@@ -24,7 +24,7 @@ from costproof.ledger.mesh import RANK
 from costproof.ledger.metrics import UNFUSED, UNPACKED, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
 from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, Workload
-from costproof.models.target import WithBlocks, WithFormulas, WithMemory
+from costproof.models.target import Target, WithBlocks, WithFormulas, WithMemory
 from costproof.parametric.cache_checks import blocks_beyond, blocks_in_use, cache_held, cache_recounts
 from costproof.parametric.targets import evaluate_formulas, live_peaks
 
@@ -59,7 +59,7 @@ def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], f
             yield from _limit(model, held, found, limit)
 
 
-def graph_recounts(found: Fits) -> Iterator[Recount]:
+def graph_recounts(found: Fits, model: Target | None = None, counted: Ledger | None = None) -> Iterator[Recount]:
     """Yield the sums and limits of a run whose bytes are those of exported graphs, from each other.
 
     A cache has equal parts for all sequences, and grows with a text by no more than at its beginning.
@@ -71,6 +71,16 @@ def graph_recounts(found: Fits) -> Iterator[Recount]:
     grown = {"batch": Fraction(cache, run.batch), "text_tokens": Fraction((found.token_bytes or 0) * run.batch)}
     least = grown["text_tokens"] * run.text_tokens
     yield Recount("memory", "a token of a sequence", "more than all of the cache", max(Fraction(0), least - cache), 0)
+    if model is not None and counted is not None and found.token_bytes is not None:
+        longer = replace(run, text_tokens=run.text_tokens + 1)
+        ends = [{(call.stage, call.id): call.symbols for call in model.invocations(of)} for of in (run, longer)]
+        costs = [
+            (n.exprs["kv_cache_bytes"], (n.stage, n.invocation)) for n in counted.nodes if "kv_cache_bytes" in n.exprs
+        ]
+        before, after = (sum(evaluate(cost, sizes[call]) for cost, call in costs) for sizes in ends)
+        yield Recount(
+            "memory", "a token of all sequences", "cache_bytes", found.token_bytes * run.batch, after - before
+        )
     for limit in found.limits:
         yield from _bounds(limit, found)
         own, ends = getattr(run, limit.setting), limit.points

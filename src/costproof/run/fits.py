@@ -115,8 +115,8 @@ def fits(
             devices.check(mesh)
         answer = _of_all_ranks(target, found, room)
     check_recounts(room_recounts(answer, whole, memory, reserve))
-    if found.counted and isinstance(target, str) and not _CACHE_NAMED.search(target):
-        check_recounts(format_recounts(found.target, answer))
+    if found.counted and isinstance(target, str):
+        check_recounts(format_recounts(found.target, answer, chosen=_CACHE_NAMED.search(target) is not None))
     return answer
 
 
@@ -181,7 +181,7 @@ def _of_all_ranks(target: OperandInput, found: Operand, room: _Room) -> Fits:
         if found.counted and found.target is not None:
             check_recounts(memory_recounts(found.target, {(workload.rank,): answer}, answer))
         elif found.exported is not None:
-            check_recounts(graph_recounts(answer))
+            check_recounts(graph_recounts(answer, found.exported.target, found.exported.ledger))
         return answer
     answers: list[tuple[tuple[int, ...], Fits]] = []
     counted = count_ranks(model, workload, evaluate_formulas(model, workload))
