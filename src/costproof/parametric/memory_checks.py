@@ -8,7 +8,7 @@ one group after another; and all sums are made from their parts. A difference is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -23,6 +23,7 @@ from costproof.ledger.errors import CostproofError, Recount
 from costproof.ledger.mesh import RANK
 from costproof.ledger.metrics import UNFUSED, UNPACKED, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing
+from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, Workload
 from costproof.models.target import Target, WithBlocks, WithFormulas, WithMemory
 from costproof.parametric.cache_checks import blocks_beyond, blocks_in_use, cache_held, cache_recounts
@@ -91,6 +92,46 @@ def graph_recounts(found: Fits, model: Target | None = None, counted: Ledger | N
             if limit.held == "weights and cache" and affine:
                 again = certain + grown[limit.setting] * (point.at - own)
                 yield Recount("memory", limit.held, where, point.bytes, again)
+
+
+def peak_recounts(found: Fits, calls: Collection[CallPeaks], model: Target | None) -> Iterator[Recount]:
+    """Yield the peaks of a capture's calls, from the tensors alive at each, and what follows of them.
+
+    A call holds what its operators made and, besides, its arguments, which others may hold.
+    """
+    peaks: dict[str, list[Peak | None]] = {}
+    for call in calls:
+        peaks.setdefault(call.stage, []).append(call.eager)
+    made = {
+        s: max((sum(t.bytes for t in e.alive if t.operator) for e in of if e), default=0) for s, of in peaks.items()
+    }
+    for stage in found.stages:
+        mine = peaks.get(stage.id, [])
+        every = sum(t.bytes for e in mine if e for t in e.alive) if None not in mine else 0
+        yield Recount("memory", f"{stage.id}, eager", "peak_bytes", stage.peak_bytes or 0, made.get(stage.id, 0))
+        yield Recount("memory", f"{stage.id}, all eager", "peaks_bytes", stage.peaks_bytes or 0, every)
+    lasting, sums = found.lasting_bytes, [stage.peaks_bytes for stage in found.stages]
+    if lasting is None or found.held_cache_bytes is not None or found.unpacked_bytes:
+        return
+    if found.live_bytes is None and None not in sums and found.buffers_bytes is not None:
+        most = lasting + sum(n or 0 for n in sums)
+        yield Recount("memory", "weights, buffers and all peaks", "bytes", found.most_bytes or 0, most)
+    if found.certain_bytes is not None and found.live_bytes is None:
+        least = max(found.certain_bytes, lasting + max(made.values(), default=0))
+        yield Recount("memory", "weights, buffers and largest peak", "bytes", found.least_bytes or 0, least)
+    for limit in found.limits:
+        if limit.held != "weights and graph peak" or model is None:
+            continue
+        for point in limit.points:
+            run = _with(found.workload, limit, point.at)
+            sizes = {(c.stage, c.id): {**model.info().symbols, **c.symbols} for c in model.invocations(run)}
+            alive = []
+            for call in calls:
+                values = sizes.get((call.stage, call.invocation), {})
+                if call.form and {s.name for s in parse(call.form).free_symbols} <= values.keys():
+                    alive.append(evaluate(call.form, values) - evaluate(call.given or "0", values))
+            again = lasting + max(alive, default=0)
+            yield Recount("memory", f"{limit.held}, {limit.setting} {point.at}", "bytes", point.bytes, again)
 
 
 _UNITS: Final = {

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from costproof.estimate.memory import Fits, HeldKind, MemoryLimit, MeshTried, RankMemory
+from costproof.ledger.errors import Recount, check_recounts
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import KV_BLOCK, TargetInfo, cache_counted, counted_line, quantised_clause
 from costproof.reports.document import (
@@ -238,6 +239,10 @@ def _plain_lines(found: Fits) -> tuple[str, ...]:
         ("batch", "The largest batch at this length"),
         ("text_tokens", "The longest text in this batch"),
     ):
+        for limit in (of[setting] for of in (by_cache, by_peak, by_bound) if setting in of):
+            held = [p.at for p in limit.points if p.bytes <= found.memory_bytes]
+            if held and limit.outcome == "from":
+                check_recounts([Recount("", what, "fits", (_most(limit) or "") == exact(max(held)), True)])
         if setting in by_peak and (most := _most(by_peak[setting])) is not None:
             alone = _most(by_cache[setting]) if setting in by_cache else None
             lines.append(f"{what}: {most}" + (f" (by the cache alone {alone})." if alone not in (None, most) else "."))

@@ -42,6 +42,7 @@ from costproof.parametric.cache_checks import format_recounts
 from costproof.parametric.memory_checks import (
     graph_recounts,
     memory_recounts,
+    peak_recounts,
     room_recounts,
     tried_recounts,
 )
@@ -115,6 +116,8 @@ def fits(
             devices.check(mesh)
         answer = _of_all_ranks(target, found, room)
     check_recounts(room_recounts(answer, whole, memory, reserve))
+    if found.peaks:
+        check_recounts(peak_recounts(answer, found.peaks, found.target))
     if found.counted and isinstance(target, str):
         check_recounts(format_recounts(found.target, answer, chosen=_CACHE_NAMED.search(target) is not None))
     return answer
