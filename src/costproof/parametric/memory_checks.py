@@ -73,15 +73,14 @@ def graph_recounts(found: Fits, model: Target | None = None, counted: Ledger | N
     least = grown["text_tokens"] * run.text_tokens
     yield Recount("memory", "a token of a sequence", "more than all of the cache", max(Fraction(0), least - cache), 0)
     if model is not None and counted is not None and found.token_bytes is not None:
-        longer = replace(run, text_tokens=run.text_tokens + 1)
-        ends = [{(call.stage, call.id): call.symbols for call in model.invocations(of)} for of in (run, longer)]
-        costs = [
-            (n.exprs["kv_cache_bytes"], (n.stage, n.invocation)) for n in counted.nodes if "kv_cache_bytes" in n.exprs
-        ]
-        before, after = (sum(evaluate(cost, sizes[call]) for cost, call in costs) for sizes in ends)
-        yield Recount(
-            "memory", "a token of all sequences", "cache_bytes", found.token_bytes * run.batch, after - before
-        )
+        longer, kept = replace(run, text_tokens=run.text_tokens + 1), [*bearing(counted.nodes, "kv_cache_bytes")]
+        held = []
+        for of in (run, longer):
+            sizes = {(call.stage, call.id): call.symbols for call in model.invocations(of)}
+            cached = ((n.exprs.get("kv_cache_bytes", "0"), sizes.get((n.stage, n.invocation), {})) for n in kept)
+            held.append(sum(evaluate(cost, values) for cost, values in cached))
+        every = found.token_bytes * run.batch
+        yield Recount("memory", "a token of all sequences", "cache_bytes", every, held[1] - held[0])
     for limit in found.limits:
         yield from _bounds(limit, found)
         own, ends = getattr(run, limit.setting), limit.points
@@ -220,25 +219,24 @@ def _bound_recounts(model: WithFormulas, run: Workload, found: Fits) -> Iterator
     for node in nodes:
         if (values := sizes.get((node.stage, node.invocation), {})) and "output_bytes" in node.exprs:
             bound[node.stage] += evaluate(node.exprs["output_bytes"], values)
-        number = next((i for i, part in enumerate(node.module.split(".")) if part.isdecimal()), -1)
-        layers.setdefault((node.stage, node.invocation, ".".join(node.module.split(".")[: number + 1])), []).append(
-            node
-        )
+        parts = node.module.split(".")
+        layer = ".".join(parts[: next((i + 1 for i, part in enumerate(parts) if part.isdecimal()), 0)])
+        layers.setdefault((node.stage, node.invocation, layer), []).append(node)
     seen = set()
-    for (stage, call, layer), mine in layers.items():
+    for (stage, name, layer), mine in layers.items():
         moved = (f"{n.module.removeprefix(layer)} {n.exprs[UNFUSED]}" for n in mine if UNFUSED in n.exprs)
-        if (stage, call) not in sizes or (kind := (stage, call, layer and "layer", *sorted(moved))) in seen:
+        if (stage, name) not in sizes or (kind := (stage, name, layer and "layer", *sorted(moved))) in seen:
             continue
         seen.add(kind)
         for node in mine:
-            cost = {m: evaluate(node.exprs[m], sizes[stage, call]) for m in _ALIVE if m in node.exprs}
+            cost = {m: evaluate(node.exprs[m], sizes[stage, name]) for m in _ALIVE if m in node.exprs}
             bound[stage] += sum(cost.get(m, 0) * sign for m, sign in zip(_ALIVE, (1, -1, 1, 1), strict=True))
             if node.kind == "attention" and CONTEXT in parse(node.exprs["flops"]).free_symbols:
-                bound[stage] += evaluate(node.exprs["flops"], sizes[stage, call]) // 2 * (item + item % 2)
-    for stage in found.stages:
-        if stage.activations_bytes is not None:
-            again = bound[stage.id]
-            yield Recount("memory", f"rank {run.rank}, {stage.id}", "activations_bytes", stage.activations_bytes, again)
+                bound[stage] += evaluate(node.exprs["flops"], sizes[stage, name]) // 2 * (item + item % 2)
+    for of in found.stages:
+        if of.activations_bytes is not None:
+            where = f"rank {run.rank}, {of.id}"
+            yield Recount("memory", where, "activations_bytes", of.activations_bytes, bound[of.id])
 
 
 _ALIVE: Final[tuple[Metric, ...]] = (UNFUSED, "weight_read_bytes", "input_bytes", "output_bytes")

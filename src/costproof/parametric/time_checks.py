@@ -88,12 +88,12 @@ def clock_recounts(
             for metric, found, again in sums:
                 yield Recount(stage.id, where, metric, Fraction(found or 0), Fraction(again))
         kept = [p.at_roof.kept for p in parts if stage.id in ("", p.stage)]
-        for name, bound in (("modules", stage.modules), ("floor", stage.floor)):
-            if None not in kept and bound.kept is not None:
-                yield Recount(stage.id, f"{name}, all parts", "kept FLOPs", bound.kept, sum(n or 0 for n in kept))
-            if bound.intensity is not None and bound.bytes:
-                again = Fraction(bound.intensity) * bound.bytes
-                yield Recount(stage.id, name, "flops", bound.flops or 0, again)
+        for name, of_all in (("modules", stage.modules), ("floor", stage.floor)):
+            if None not in kept and of_all.kept is not None:
+                yield Recount(stage.id, f"{name}, all parts", "kept FLOPs", of_all.kept, sum(n or 0 for n in kept))
+            if of_all.intensity is not None and of_all.bytes:
+                again = Fraction(of_all.intensity) * of_all.bytes
+                yield Recount(stage.id, name, "flops", of_all.flops or 0, again)
         floor = stage.floor
         for name, bound in (("modules", stage.modules), ("unfused", stage.unfused), ("full", stage.full)):
             if bound is not None:
@@ -163,6 +163,8 @@ def _whole_recounts(counts: Folded, stage: StageBound, of: Roof, arithmetic: Ari
         found = stage.floor if stage.full is None else stage.full
         again = max(compute, Fraction(max(0, moved), of.bandwidth))
         yield Recount(stage.id, "all FLOPs and compulsory bytes", "seconds", Fraction(found.seconds or 0), again)
+        if stage.full is not None:
+            yield Recount(stage.id, "all FLOPs", "compute_s", Fraction(stage.full.compute_s or 0), compute)
 
 
 def stored_work_recounts(model: WithFormulas, run: Workload, counts: Folded) -> Iterator[Recount]:

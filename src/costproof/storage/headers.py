@@ -185,7 +185,7 @@ def gguf_sections(file: Path) -> tuple[FileSection, ...]:
     """
     with file.open("rb") as stream:
         tensors, sections = _gguf(stream, file)
-    most = sum(part.bytes for part in (*tensors, *sections))
+    most = sum(tensor.bytes for tensor in tensors) + sum(section.bytes for section in sections)
     if (size := file.stat().st_size) > most:
         raise BadInput("the file has bytes outside of its tensors", where=str(file), expected=f"at most {most:,}",
                        got=f"{size:,}")  # fmt: skip
