@@ -163,6 +163,8 @@ def _whole_recounts(counts: Folded, stage: StageBound, of: Roof, arithmetic: Ari
         found = stage.floor if stage.full is None else stage.full
         again = max(compute, Fraction(max(0, moved), of.bandwidth))
         yield Recount(stage.id, "all FLOPs and compulsory bytes", "seconds", Fraction(found.seconds or 0), again)
+        more = again != Fraction(stage.floor.seconds or 0)
+        yield Recount(stage.id, "all FLOPs and compulsory bytes", "are another bound", stage.full is not None, more)
         if stage.full is not None:
             yield Recount(stage.id, "all FLOPs", "compute_s", Fraction(stage.full.compute_s or 0), compute)
 
@@ -202,8 +204,10 @@ def stored_work_recounts(model: WithFormulas, run: Workload, counts: Folded) -> 
             yield Recount(n.stage, n.module, UNPACKED, saved, Fraction(read * (whole - stored), whole))
     if len(formats) == 1 and (dtype := max(formats)):
         for stage in counts.stages:
-            if (found := counts.total(f"{dtype}_flops", stage)) is not None:
-                yield Recount(stage, "products of quantised weights", f"{dtype}_flops", found, flops[stage])
+            metric = f"{dtype}_flops"
+            found = counts.total(metric, stage) if metric in counts.metrics else 0
+            if found is not None:
+                yield Recount(stage, "products of quantised weights", metric, found, flops[stage])
 
 
 def device_recounts(
