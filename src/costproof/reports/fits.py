@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Final
 
 from costproof.estimate.memory import Fits, HeldKind, MemoryLimit, MeshTried, RankMemory
@@ -253,7 +253,18 @@ def _plain_lines(found: Fits) -> tuple[str, ...]:
     if less_held and not _unknown_cache(found):
         less = exact(found.last_logits_bytes)
         lines.append(f"Logits of all positions decide the live peak: with --logits last it is {less} B.")
+    known = {exact(number) for number in _integers(asdict(found))}
+    for size in re.findall(r"([\d,]+) B\b", " ".join(lines)):
+        check_recounts([Recount("", f"{size} B in a line of the report", "is in the JSON", size in known, True)])
     return tuple(lines)
+
+
+def _integers(data: object) -> Iterator[int]:
+    """Yield the integers in nested data."""
+    if isinstance(data, int):
+        yield data
+    for value in data.values() if isinstance(data, dict) else data if isinstance(data, list | tuple) else ():
+        yield from _integers(value)
 
 
 def _tried_row(x: MeshTried) -> tuple[str, ...]:
