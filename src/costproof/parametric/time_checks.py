@@ -123,6 +123,9 @@ def _work_recounts(counts: Folded, stage: StageBound, parts: Sequence[PartBound]
     moved = (sum(c[metric] for metric in TRAFFIC) - c[SPARED] - c[UNPACKED] for c in of_parts)
     yield Recount(stage.id, "all parts", "bytes", stage.modules.bytes or 0, sum(max(0, size) for size in moved))
     mine = [p.at_roof for p in parts if p.stage == stage.id]
+    if stage.modules.kept is not None and KEPT_FLOPS in counts.metrics:
+        kept = sum(c[KEPT_FLOPS] for c in rows)
+        yield Recount(stage.id, "all operators", "kept FLOPs", stage.modules.kept, kept)
     if stage.unfused is not None:
         size = sum(max(0, c[UNFUSED] - c[UNPACKED]) for c in of_parts)
         yield Recount(stage.id, "all parts, unfused", "bytes", stage.unfused.bytes or 0, size)
@@ -185,10 +188,8 @@ def stored_work_recounts(model: WithFormulas, run: Workload, counts: Folded) -> 
         if "resident_bytes" in n.exprs and n.module not in held:
             own = {m: evaluate(n.exprs.get(m, "0"), sizes) for m in ("weight_bytes", "resident_bytes", "buffer_bytes")}
             held[n.module] = own["weight_bytes"], own["resident_bytes"] - own["buffer_bytes"]
-    formats = {
-        rule.format.products
-        for rule in model.stored.scheme(str(attribute(attribute(model, "config"), "model_type", ""))).rules
-    }
+    model_type = str(attribute(attribute(model, "config", None), "model_type", ""))
+    formats = {rule.format.products for rule in model.stored.scheme(model_type).rules}
     flops: Counter[str] = Counter()
     for n in nodes:
         if (values := calls.get((n.stage, n.invocation))) is None:
@@ -203,11 +204,10 @@ def stored_work_recounts(model: WithFormulas, run: Workload, counts: Folded) -> 
         if saved != read and some in (0, parse(n.exprs["weight_read_bytes"])):
             yield Recount(n.stage, n.module, UNPACKED, saved, Fraction(read * (whole - stored), whole))
     if len(formats) == 1 and (dtype := max(formats)):
-        for stage in counts.stages:
-            metric = f"{dtype}_flops"
-            found = counts.total(metric, stage) if metric in counts.metrics else 0
-            if found is not None:
-                yield Recount(stage, "products of quantised weights", metric, found, flops[stage])
+        for stage, parts in counts.rows.items():
+            rows = [costs.get(f"{dtype}_flops") for kinds in parts.values() for costs in kinds.values()]
+            found = sum(n or 0 for n in rows)
+            yield Recount(stage, "products of quantised weights", f"{dtype}_flops", found, flops[stage])
 
 
 def device_recounts(
