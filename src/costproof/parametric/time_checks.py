@@ -195,7 +195,7 @@ def stored_work_recounts(model: WithFormulas, run: Workload, counts: Folded) -> 
         if (values := calls.get((n.stage, n.invocation))) is None:
             continue
         whole, stored = held.get(n.module, (0, 0))
-        if "flops" in n.exprs and whole != stored and len(formats) == 1:
+        if "flops" in n.exprs and whole not in (0, stored) and len(formats) == 1:
             flops[n.stage] += evaluate(n.exprs["flops"], values)
         if "weight_read_bytes" not in n.exprs or not whole or n.role.endswith("embedding"):
             continue
