@@ -33,7 +33,7 @@ class CompiledExpression:
     symbols: frozenset[str]
     """Names of the symbols that need a value."""
     run: _Run
-    """Compute the exact value from those of the symbols; raises ``KeyError`` if one is missing, ``ZeroDivisionError``."""
+    """Exact value at these symbol values; raises ``KeyError`` if one is missing, or ``ZeroDivisionError``."""
 
 
 @lru_cache(maxsize=65536)

@@ -213,7 +213,7 @@ class CompressedTensors(Format):
 
     @property
     def products(self) -> str:
-        """Return the dtype of matrix products if inputs are quantised like weights; else empty: weights are unpacked."""
+        """Return the dtype of matrix products if inputs are quantised like weights; empty: weights are unpacked."""
         if not self.inputs or self.layout in ("pack-quantized", "mxfp4-pack-quantized"):
             return ""
         return "float8" if self.is_float and self.bits == 8 else "other"
@@ -537,7 +537,7 @@ class TorchaoInt4(Format):
     """Whether W is padded to the tiles of tinygemm's kernel."""
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
-        """Return data [rows, columns / 2], scales and zero points [columns / group, rows]; or tiles of a padded matrix."""
+        """Return data [rows, columns / 2], scales and zero points [columns / group, rows]; or padded tiles."""
         if not self.tiled:
             groups = (ceil_div(of.columns, self.group), of.rows)
             return (
