@@ -1,9 +1,10 @@
-"""Cost elementwise arithmetic, activations and random draws: one FLOP per output element and primitive.
+"""Count the costs of elementwise arithmetic, activations and random draws.
 
-Scalars count as operands. Integer and boolean results are not FLOPs; comparisons count where an argument is floating
-point. Complex arithmetic counts its real operations: add 2, multiply 6 (2 by a real number). Activations are counted by
-the primitives of their definitions. A random draw itself is 0, as in ``rand``; arithmetic with the result counts.
-Tensors that only give their shape, or that are overwritten, are not read.
+A primitive operation is one FLOP per output element. Scalars count as operands. Integer and boolean results are not
+FLOPs; comparisons count where an argument is floating point. Complex arithmetic counts its real operations: add 2,
+multiply 6 (2 by a real number). Activations are counted by the primitives of their definitions. A random draw itself is
+0, as in ``rand``; arithmetic with the result counts. Tensors that only give their shape, or that are overwritten, are
+not read.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ def vector_rule(
 
 
 def per_element(op: OpCall, count: int) -> Size:
-    """Return ``count`` FLOPs per output element; raise ``Uncountable`` for complex results."""
+    """Return a cost of ``count`` FLOPs per output element; raise ``Uncountable`` for complex results."""
     if is_complex(op):
         raise Uncountable("complex arithmetic without a documented count")
     return prod((count, out_elements(op)))
 
 
 def register_counts(owner: str, counts: dict[str, tuple[int, str]]) -> None:
-    """Register operators by (FLOPs per output element, the primitives behind the number)."""
+    """Register operators by (FLOPs per output element, operations that these FLOPs are)."""
     for name, (count, primitives) in counts.items():
         summary = f"{count} per output element: {primitives}"
         vector_rule(name, owner=owner, summary=summary)(partial(per_element, count=count))
@@ -115,7 +116,7 @@ def ldexp(op: OpCall) -> Size:
 
 @vector_rule("diff")
 def diff(op: OpCall) -> Size:
-    """Count 1 per result of every pass (subtract), 2 if complex; each pass has one result fewer than the one before.
+    """Count 1 per output element of each pass (subtract), 2 if complex; each pass has one result fewer than the one before.
 
     If the last of n passes has m results, the first has m + n - 1: n m + n (n - 1)/2 together.
     """
@@ -233,7 +234,7 @@ def _dropout(op: OpCall, *, training: bool) -> OpCost:
 
 
 def _draw_cost(op: OpCall, reads: tuple[Value, ...], each: int) -> OpCost:
-    """Return the cost of draws that read ``reads`` and do ``each`` FLOPs per output element.
+    """Return the cost of random draws that read ``reads`` and do ``each`` FLOPs per output element.
 
     Draws that read no tensor create theirs like a factory.
     """
@@ -252,11 +253,11 @@ def bernoulli(op: OpCall) -> OpCost:
 
 @operator_rule("normal")
 def normal(op: OpCall) -> OpCost:
-    """Count mean + deviation * draw: 2 per output element if deviations are a tensor, 1 if only the means are."""
+    """Count ``mean + deviation * draw``: 2 per output element if deviations are a tensor, 1 if only means are."""
     return _draw_cost(op, () if overwrites(op) else op.tensors, 2 if len(op.tensors) > 1 or "std" in op.names else 1)
 
 
 @operator_rule("poisson", "binomial", "_standard_gamma", "_sample_dirichlet")
 def draw(op: OpCall) -> OpCost:
-    """Count 0: random draws with their parameters in a tensor."""
+    """Count 0 for random draws whose parameters are in a tensor."""
     return _draw_cost(op, op.tensors, 0)
