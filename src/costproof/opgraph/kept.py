@@ -43,9 +43,7 @@ class PairCounter(Protocol):
     """Protocol of counters of the query-key pairs that masks keep; ``None`` means unknown."""
 
     def in_band(self, queries: Size, keys: Size, left: Size | None, right: Size | None, *, at_end: bool) -> Size | None:
-        """Count the pairs of one query x key matrix in a band around the diagonal, with limits as in
-        :class:`.rules.cost.ScoreGrid`.
-        """
+        """Count the pairs of one query x key matrix in a band, with arguments as in :class:`.rules.cost.ScoreGrid`."""
         ...
 
     def under_masks(self, masks: Sequence[MaskUse], grids: Size, queries: Size, keys: Size) -> Size | None:

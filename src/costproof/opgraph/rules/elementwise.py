@@ -116,7 +116,7 @@ def ldexp(op: OpCall) -> Size:
 
 @vector_rule("diff")
 def diff(op: OpCall) -> Size:
-    """Count 1 per output element of each pass (subtract), 2 if complex; each pass has one result fewer than the one before.
+    """Count 1 per result of each pass (subtract), 2 if complex; each pass has one result fewer than the one before.
 
     If the last of n passes has m results, the first has m + n - 1: n m + n (n - 1)/2 together.
     """
