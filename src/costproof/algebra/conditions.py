@@ -13,7 +13,7 @@ from costproof.algebra.symbols import factored, parse, sym, text
 from costproof.ledger.errors import BadInput
 
 MOST_SHOWN: Final = 200
-"""Longest condition that reports print, in characters; a longer one appears only as an expression in data."""
+"""Length in characters of the longest condition that reports print; longer ones appear only in data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def _linear(margin: sympy.Expr) -> tuple[sympy.Expr, sympy.Rational, sympy.Ratio
 
 
 def _squared(expr: sympy.Expr, least: int = 0) -> sympy.Expr | None:
-    """Return e such that ``expr`` is a multiple of e squared by at least ``least``; ``None`` if there is none."""
+    """Return e with ``expr = n * e**2`` for some number n of at least ``least``; ``None`` if there is none."""
     times, of = factored(expr).as_coeff_Mul()
     squares = sympy.Mul.make_args(of)
     if times <= 0 or times < least or not all(s.is_Pow and s.exp.is_even and s.exp > 0 for s in squares):

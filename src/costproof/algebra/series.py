@@ -1,4 +1,4 @@
-"""Sum the cost of one decode step over N steps, or of one sequence over the rows of a batch, in closed form."""
+"""Sum the cost of one decode step over N steps, or the cost of one row over the rows of a batch, in closed form."""
 
 from __future__ import annotations
 

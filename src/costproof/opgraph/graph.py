@@ -78,7 +78,7 @@ class OpCall:
     """Tensor arguments by name in the operator's signature, such as ``attn_mask``, if the source records names."""
 
     def reading(self, change: Callable[[Value], Value]) -> OpCall:
-        """Return the call with each tensor argument replaced by ``change`` of it."""
+        """Return the call with ``change`` applied to each of its tensor arguments."""
         names = {name: change(value) for name, value in self.names.items()}
         return replace(self, tensors=tuple(map(change, self.tensors)), names=names)
 
@@ -208,7 +208,7 @@ class GraphWriter:
         return [[v.id, [to_plain(s) for s in v.shape], v.dtype, v.origin, v.name] for v in self._numbers]
 
     def numbers(self, values: tuple[Value, ...]) -> list[int]:
-        """Return the indices of tensors in the table; tensors that it lacks are appended."""
+        """Return the indices of tensors in the table; new tensors are appended."""
         return [self._numbers.setdefault(v, len(self._numbers)) for v in values]
 
     def graph(self, graph: Graph) -> dict[str, Any]:

@@ -175,9 +175,8 @@ def unfused_attention(costed: CostedGraph) -> Iterator[UnfusedAttention]:
     scores: dict[str, dict[int, _Scores]] = {}
     """Indices of the products whose scores a value derives from, with the masks applied since, by the value's id."""
     live, given, kept = set[str](), set[str](), set[str]()
-    """Ids of values computed from activations or weights; of those computed from inputs and caches of any dtype; of
-    parameters and buffers, also as views, copies or matrices of a stack, but not as rows for the tokens of an input.
-    """
+    """Ids of values computed from activations or weights (``live``), and from inputs or caches of any dtype (``given``);
+    of parameters and buffers, with views, copies and selected matrices, but not rows looked up by tokens (``kept``)."""
     fixed = set[str]()
     """Ids of parameters, buffers and values computed from them alone without a product: an interpolated table."""
     projections = set[int]()

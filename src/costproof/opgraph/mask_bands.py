@@ -53,7 +53,7 @@ def _band_pairs(
         return total((_triangle(first, facts), prod((-1, _triangle(rest, facts)))))
 
     def outside(first: Size) -> Size:
-        """Return the sum over ``queries`` rows of first, first - 1, …, each from 0 to the number of keys."""
+        """Return the sum of ``queries`` numbers first, first - 1, …, each clamped to 0 and the number of keys."""
         return total((rows(first), prod((-1, rows(total((first, prod((-1, keys)))))))))
 
     kept = prod((queries, keys))
@@ -115,7 +115,7 @@ _SAME: Final = frozenset({
 _INTEGERS: Final = frozenset({"int32", "int64"})
 _CAST: Final = frozenset({"float", "to", "type_as", "half", "bfloat16"})
 _MARGINS: Final = {"le": (-1, 1, 0), "lt": (-1, 1, -1), "ge": (1, -1, 0), "gt": (1, -1, -1)}
-"""Factors of both sides of a comparison, and a constant, whose sum is not negative where the comparison is true."""
+"""Numbers (a, b, c) with a * left + b * right + c >= 0 where a comparison of left and right is true, by its name."""
 _APPLYING: Final = frozenset({"add", "mul", "masked_fill", "where", "baddbmm", "addmm", *SDPA})
 """Operators that hide scores with a mask."""
 _LARGEST: Final = 2**62

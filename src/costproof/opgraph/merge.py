@@ -138,7 +138,7 @@ def group_parameters(nodes: Iterable[CostNode], groups: Groups, positions: int) 
 
 
 def _with_more(node: CostNode, metrics: Iterable[Metric], more: Iterable[int | None]) -> CostNode:
-    """Return the node with these amounts added to each of its given metrics."""
+    """Return the node with all amounts in ``more`` added to each of these metrics."""
     added = {m: exact_sum((node.cost(m), *more)) for m in metrics if m in node.costs}
     return replace(node, costs=node.costs | added)
 

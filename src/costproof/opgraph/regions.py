@@ -118,7 +118,7 @@ class Traffic:
     """Root tensor, which views and casts lead back to."""
     nbytes: Size
     repeated: bool = False
-    """Whether only rows are read, counted as often as they are read, so that the bytes may exceed the tensor."""
+    """Whether only looked-up rows are read, and each read counts, so that the bytes may exceed those of the tensor."""
 
 
 @dataclass(frozen=True, slots=True)

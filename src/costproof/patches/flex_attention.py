@@ -272,7 +272,7 @@ def _value(tensor: torch.Tensor) -> Value:
 
 
 class _NoValues(Exception):
-    """Raised when the values of a tensor are needed that has none."""
+    """Raised if the values of a tensor without values are needed."""
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

@@ -104,7 +104,7 @@ def quiet() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _SplitParameter:
-    """A distributed parameter: its module, and the tensors that it is during a run and otherwise."""
+    """A distributed parameter: its module and name, and its tensor during a run and at other times."""
 
     module: nn.Module
     name: str

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 TORCH_PYTHON: Final = ("torch._decomp", "torch._refs", "torch._prims", "torch._meta_registrations")
-"""Prefixes of the modules in which torch decomposes operators in Python on meta; calls there are parts of one."""
+"""Prefixes of modules with torch's Python decompositions for meta; calls from there are parts of an operator."""
 _ALL: Final = slice(None)
 _INDEXING: Final = "models/generic/test_bytes_of_calls.py"
 

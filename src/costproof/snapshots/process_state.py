@@ -1,4 +1,4 @@
-"""Save and restore settings, replaced functions and dispatch modes of this process and thread, with torch."""
+"""Save and restore settings, replaced functions and dispatch modes of this process and thread; imports torch."""
 
 from __future__ import annotations
 

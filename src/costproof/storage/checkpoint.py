@@ -81,7 +81,7 @@ class _Open:
         self.one, self.left = replace(tensor, count=1), int(tensor.count)
 
     def is_form_of(self, tensor: HeaderTensor) -> bool:
-        """Return whether the layout still expects a tensor, and one of the same dtype and shape as the given one."""
+        """Return whether the tensor is still unmatched and has the dtype and shape of a tensor in a header."""
         return self.left > 0 and (self.one.dtype, self.one.shape) == (tensor.dtype, tensor.shape)
 
 

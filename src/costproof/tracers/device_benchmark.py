@@ -25,7 +25,7 @@ from costproof.ledger.progress import Progress, silent
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 _TIMES: Final = 5
 _SPREAD: Final = 250_000_000
-"""Nanoseconds over which a rate is measured at least, since a shared CPU may be slow for a while."""
+"""Least duration in nanoseconds over which a rate is measured, since a shared CPU may be slow for a while."""
 _LONG: Final = 50_000_000
 """Nanoseconds of a matrix product above which a larger product reaches no higher rate."""
 _SMALLEST: Final = 512

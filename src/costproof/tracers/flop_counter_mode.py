@@ -48,7 +48,7 @@ _MASKS: Final = (torch.bool, torch.uint8)
 _BRANCHES: Final = (
     "equal", "is_nonzero", "_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned", "_pack_padded_sequence",
 )  # fmt: skip
-"""Operators without a torch tag for it whose result size, or a branch, depends on values."""
+"""Operators whose result size, or a branch, depends on values, although torch does not tag them so."""
 _VALUE_DEPENDENT: Final = value_dependent_tags()
 _AT_ONCE: Final = 2**20
 """Number of query-key pairs for which a mask function of flex_attention is evaluated in one call."""

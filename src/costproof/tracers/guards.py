@@ -69,7 +69,7 @@ _AT_SIZES: Final[_GuardAlgebra[Guard]] = _GuardAlgebra(
     least=_deferred(min),
     most=_deferred(max),
 )  # fmt: skip
-"""Operations that make a guard a function of sizes, which is read once and evaluated at hundreds of sizes."""
+"""Operations that turn a guard into a function of sizes, to be parsed once and evaluated at hundreds of sizes."""
 _IN_SYMBOLS: Final[_GuardAlgebra[sympy.Expr]] = _GuardAlgebra(
     number=lambda value: sympy.Integer(operator.index(value)),
     truth=lambda value: sympy.Integer(value - 1),
@@ -88,7 +88,7 @@ _IN_SYMBOLS: Final[_GuardAlgebra[sympy.Expr]] = _GuardAlgebra(
     least=sympy.Min,
     most=sympy.Max,
 )  # fmt: skip
-"""Operations that make a guard an integer expression that is not negative where the guard holds."""
+"""Operations that turn a guard into an integer expression that is not negative where the guard holds."""
 
 
 def holds_at(exported: Exported, points: Sequence[SizeValues]) -> tuple[bool, ...]:

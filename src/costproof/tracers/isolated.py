@@ -87,7 +87,7 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
 
 
 def trace_stage(run: ExportJob) -> TracedForward:
-    """Trace one stage, with paths from the root of the model; of the inputs only past keys and values count as inputs.
+    """Trace one stage with paths from the root of the model; only past keys and values remain as graph inputs.
 
     Raises:
         Incomplete: torchlens is missing or cannot trace the stage.

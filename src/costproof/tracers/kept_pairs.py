@@ -139,7 +139,7 @@ class RunValues:
         return isinstance(tensor, torch.nn.Parameter) or (entry is not None and entry.ref() is tensor and entry.weight)
 
     def is_multiplied(self, tensor: Any) -> bool:
-        """Return whether a tensor is, or comes from, a product of parameters alone, such as projected learned queries."""
+        """Return whether a tensor is, or comes from, a product of parameters alone, as do projected learned queries."""
         entry = self._entries.get(id(tensor))
         return entry is not None and entry.ref() is tensor and entry.multiplied
 

@@ -175,7 +175,7 @@ def _on_both_clocks(operator: str, module: str, device: int, host: int, work: Pr
 
 
 def _enqueued_work(calls: Collection[LoggedCall], flush: torch.Tensor, progress: Progress) -> dict[int, ProfiledWork]:
-    """Return the device work that each call enqueues, by ``id`` of the call and the profiler; skip failing calls."""
+    """Return the device work that the profiler sees each call enqueue, by ``id`` of the call; skip failing calls."""
     from torch.profiler import ProfilerActivity, profile
 
     marks = Marks()

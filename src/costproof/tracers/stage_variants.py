@@ -1,4 +1,4 @@
-"""Time each stage of a forward as a CUDA graph and under ``torch.compile``, where the host limits nothing.
+"""Time each stage of a forward as a CUDA graph and under ``torch.compile``, independently of host overhead.
 
 A stage consists of calls of modules at its boundary. One forward records their inputs, copied before the call, since a
 call may write into its cache, and their outputs. Each call can then be repeated by itself; a module inside it that

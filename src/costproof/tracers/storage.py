@@ -149,7 +149,7 @@ class BuiltQuantised:
 
 
 def built_quantised(model: nn.Module, stored: Stored, scheme: Scheme) -> BuiltQuantised:
-    """Replace the modules that a checkpoint has quantised as transformers does; return the model on meta.
+    """Return the model on meta with the tensors of its quantised checkpoint, as transformers builds it.
 
     Which parts are quantised, and the shapes of their tensors, follow from the code of transformers and of the format's
     library, and for AWQ, whose linear layer is in another package, from packing a matrix. A format has no part in it,
@@ -402,7 +402,7 @@ _BUILDERS: Final[Mapping[str, Callable[[Any, dict[str, Any]], None]]] = {
     "fp8": _built_fp8, "mxfp4": _built_mxfp4, "awq": _built_awq, "bitsandbytes": _built_bitsandbytes,
     "compressed-tensors": _built_compressed, "torchao": _built_torchao,
 }  # fmt: skip
-"""Function that replaces a model's modules as a checkpoint in a format has quantised them, by format."""
+"""Function that replaces a model's modules by quantised ones, by quantisation method."""
 
 
 def _hold(found: dict[str, Costs], name: str, size: int | None) -> None:
@@ -476,7 +476,7 @@ _BEYOND: Final = 2**63
 
 
 def _occupied(tensors: list[torch.Tensor], start: int, end: int) -> int | None:
-    """Return how many bytes in [start, end) of a memory block elements of these tensors occupy."""
+    """Return the number of bytes in [start, end) of a memory block that these tensors occupy."""
     import torch
 
     # Along a dimension of step 0 all elements are one.

@@ -287,7 +287,7 @@ def _embedding(model: nn.Module, method: str) -> nn.Module | None:
 
 
 def tied_head(model: nn.Module) -> str:
-    """Return name and shape of an output projection's weight that is the embedding's; empty if the model ties none."""
+    """Return name and shape of the output projection's weight if it is tied to the embedding; else an empty text."""
     head, table = _embedding(model, "get_output_embeddings"), _embedding(model, "get_input_embeddings")
     weight = attribute(head, "weight", None)
     if weight is None or weight is not attribute(table, "weight", None):

@@ -38,7 +38,7 @@ Names = Callable[[str], tuple[tuple[str, ...], Transform] | None]
 """Function from a tensor name to the parameters that it fills and the transform; ``None`` for an unknown name."""
 
 _STACKED: Final = {"stack": "down", "stack-gate": "gate", "stack-up": "up"}
-"""Projection of an expert that each transform to a slice of a stack fills."""
+"""Projection of an expert that is loaded into a slice of a stack, by transform."""
 _EXPERT: Final = re.compile(r"\.experts\.(\d+)\.")
 _LAYER: Final = re.compile(r".+\.layers\.\d+(?=\.)")
 

@@ -133,7 +133,7 @@ def all_reduce(op: OpCall) -> OpCost:
     "_c10d_functional.all_gather_into_tensor", "_c10d_functional.all_gather_into_tensor_out", "c10d._allgather_base_",
 )  # fmt: skip
 def all_gather(op: OpCall) -> OpCost:
-    """Count 0 FLOPs; a ring passes n-1 local tensors on."""
+    """Count 0 FLOPs; in a ring a rank sends n-1 local tensors."""
     n = ranks_of(op)
     local = op.names.get("input") or op.names.get("self") or op.tensors[-1]
     return _collective(local, "all_gather", prod((n, nbytes(local))), prod((n - 1, nbytes(local))), n)

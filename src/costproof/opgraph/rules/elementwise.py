@@ -69,7 +69,7 @@ def per_element(op: OpCall, count: int) -> Size:
 
 
 def register_counts(owner: str, counts: dict[str, tuple[int, str]]) -> None:
-    """Register operators by (FLOPs per output element, operations that these FLOPs are)."""
+    """Register elementwise operators, given (FLOPs per output element, names of the operations) by operator."""
     for name, (count, primitives) in counts.items():
         summary = f"{count} per output element: {primitives}"
         vector_rule(name, owner=owner, summary=summary)(partial(per_element, count=count))

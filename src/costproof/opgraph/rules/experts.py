@@ -33,7 +33,7 @@ _JOINING: Final = frozenset({"cat", "stack", "hstack", "vstack"})
 
 
 def matrices_read(stack: Value, rows: Size) -> PartialRead:
-    """Return the read of at most min(E, rows) matrices of a stack (E, ..) that ``rows`` rows are multiplied by."""
+    """Return the partial read of a matrix stack (E, ..) by ``rows`` rows, which reach at most min(E, rows) matrices."""
     experts = stack.shape[0]
     return PartialRead(stack, prod((smaller(experts, rows), *stack.shape[1:])), distinct=True, rows=rows)
 

@@ -44,13 +44,13 @@ class Subject:
     stage: str
     job: ExportJob
     config: Mapping[str, int]
-    """Numbers in the configuration by name, from which constants of the graph that equal them get names."""
+    """Configuration numbers by name, which give names to equal constants of the graph."""
     fixed: Mapping[str, int] = field(default_factory=dict)
     """Symbols of the workload that have fixed values in the graph."""
     steps: Mapping[str, int] = field(default_factory=dict)
     """Number that a symbol must be a multiple of, by symbol."""
     at: Callable[[Mapping[str, int]], ExportJob | None] = lambda sizes: None
-    """Function from sizes to the target's own export job at these sizes; ``None`` if they are no workload settings.
+    """Function from sizes to the target's own export job at these sizes; ``None`` if a size is not a workload setting.
 
         Raises:
             Problems: the target has no such run.
