@@ -175,7 +175,7 @@ def unfused_attention(costed: CostedGraph) -> Iterator[UnfusedAttention]:
     scores: dict[str, dict[int, _Scores]] = {}
     """Indices of the products whose scores a value derives from, with the masks applied since, by the value's id."""
     live, given, kept = set[str](), set[str](), set[str]()
-    """Ids of values computed from activations or weights (``live``), and from inputs or caches of any dtype (``given``);
+    """Ids of values computed from activations or weights (``live``), and from inputs or caches of any type (``given``);
     of parameters and buffers, with views, copies and selected matrices, but not rows looked up by tokens (``kept``)."""
     fixed = set[str]()
     """Ids of parameters, buffers and values computed from them alone without a product: an interpolated table."""

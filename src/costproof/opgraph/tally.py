@@ -100,7 +100,7 @@ def _collective(cost: object) -> bool:
 
 
 def _row_of(op: OpCall) -> Value | None:
-    """Return the parameter of which a call returns a view of one row; ``None`` for other calls."""
+    """Return the parameter if a call returns a view of one of its rows; ``None`` for other calls."""
     table = op.tensors[0] if op.tensors and op.outputs else None
     if table is None or table.origin != "param" or not table.shape:
         return None
@@ -182,7 +182,7 @@ def read_parameters(graph: Graph) -> frozenset[str]:
 
 
 def unread_modules(parameters: Iterable[str], read: Collection[str]) -> tuple[str, ...]:
-    """Return the outermost modules with parameters of which no operator reads any."""
+    """Return the outermost modules whose parameters no operator reads."""
     used = {path for name in read for path in _enclosing_modules(name)}
     found = dict.fromkeys(
         next((path for path in _enclosing_modules(name) if path not in used), "")

@@ -60,7 +60,7 @@ def _groups_of_mlx(of: formats.Mlx, w: LinearShape, t: Tensors) -> Any:
 
 
 def _times_block(numbers: Any, scales: Any, size: int) -> list[Any]:
-    """Multiply each block of ``size`` numbers by its scale; return the products by block size."""
+    """Multiply each block of ``size`` numbers by its scale; return the whole blocks, then the shorter last one."""
     whole = numbers.numel() // size
     found = [numbers[: whole * size].view(whole, size) * scales[:whole, None]] if whole else []
     return [*found, numbers[whole * size :] * scales[-1]] if numbers.numel() % size else found
