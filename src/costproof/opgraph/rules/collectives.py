@@ -229,5 +229,5 @@ def receive(op: OpCall) -> OpCost:
 
 @operator_rule("_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd")
 def wait(op: OpCall) -> OpCost:
-    """Count 0 FLOPs; the call returns the result of a collective that is complete."""
+    """Count 0 FLOPs; the call returns the result of a collective after waiting for it."""
     return OpCost(role="alias")

@@ -69,7 +69,7 @@ def _two_sweeps(n: Size) -> Size:
 
 @vector_rule("linalg_solve_triangular", "triangular_solve")
 def solve_triangular(op: OpCall) -> Size:
-    """Count n^2 per right-hand side of a triangular system, n fewer if the diagonal is 1."""
+    """Count n^2 FLOPs per right-hand side of a triangular system, n fewer if the diagonal is 1."""
     n, _ = _square(op, "A", 1) if "A" in op.names else _square(op, "self")
     return prod((total((n, -1)) if attr(op, "unitriangular", default=False) else n, out_elements(op)))
 
@@ -90,7 +90,7 @@ def inverse(op: OpCall) -> Size:
 
 @vector_rule("linalg_lu_factor", "linalg_lu_factor_ex")
 def lu_factor(op: OpCall) -> Size:
-    """Count n(n-1)(4n+1)/6 per n x n matrix of an LU factorization."""
+    """Count n(n-1)(4n+1)/6 FLOPs per n x n matrix of an LU factorization."""
     n, matrices = _square(op, "A")
     return prod((_lu(n), matrices))
 
@@ -105,7 +105,7 @@ def determinant(op: OpCall) -> Size:
 
 @vector_rule("linalg_cholesky", "linalg_cholesky_ex", "cholesky")
 def cholesky(op: OpCall) -> Size:
-    """Count n(n+1)(2n+1)/6 per n x n matrix of a Cholesky factorization."""
+    """Count n(n+1)(2n+1)/6 FLOPs per n x n matrix of a Cholesky factorization."""
     n, matrices = _square(op, "self")
     return prod((_sixth(n, total((n, 1)), total((prod((2, n)), 1))), matrices))
 
@@ -136,7 +136,7 @@ def _require_real(op: OpCall) -> None:
 
 @vector_rule("norm", "linalg_vector_norm", "frobenius_norm")
 def vector_norm(op: OpCall) -> Size:
-    """Count 2 per input element (square, add) and a root per result for the 2-norm; other orders 2 or 3 per element."""
+    """Count 2 FLOPs per input element (square, add), a root per result for the 2-norm; for others 2 or 3 an element."""
     return _norm(op)
 
 
@@ -167,7 +167,7 @@ def weight_norm(op: OpCall) -> Size:
 
 @vector_rule("dist")
 def dist(op: OpCall) -> Size:
-    """Count 1 per element (subtract), and the norm of the difference."""
+    """Count 1 FLOP per element (subtract), and the norm of the difference."""
     _require_real(op)
     pairs = broadcast(op.tensors[0].shape, op.tensors[1].shape)
     return total((prod(pairs), norm_flops(attr(op, "p", default=2), prod(pairs), 1)))
@@ -190,14 +190,14 @@ def cosine_similarity(op: OpCall) -> Size:
 
 @vector_rule("cdist", "_cdist_forward", "_euclidean_dist")
 def cdist(op: OpCall) -> Size:
-    """Count 1 per element (subtract) and a norm for each pair of rows, also where torch uses a matrix product."""
+    """Count 1 FLOP per element (subtract) and a norm for each pair of rows, also where torch uses a matrix product."""
     pairs = prod((out_elements(op), tensor(op, "x1", 0).shape[-1]))
     return total((pairs, norm_flops(attr(op, "p", default=2), pairs, out_elements(op))))
 
 
 @vector_rule("pdist", "_pdist_forward")
 def pdist(op: OpCall) -> Size:
-    """Count 1 per element (subtract) and a norm for each unordered pair of rows."""
+    """Count 1 FLOP per element (subtract) and a norm for each unordered pair of rows."""
     pairs = prod((out_elements(op), tensor(op, "input", 0).shape[-1]))
     return total((pairs, norm_flops(attr(op, "p", default=2), pairs, out_elements(op))))
 

@@ -46,7 +46,7 @@ def embedding(op: OpCall) -> OpCost:
 
 @operator_rule("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
 def embedding_bag(op: OpCall) -> OpCost:
-    """Count 1 per element looked up (add), 2 with per-sample weights: rows are looked up and reduced."""
+    """Count 1 FLOP per element looked up (add), 2 with per-sample weights: rows are looked up and reduced."""
     table = _table(op)
     indices = op.names.get("indices") or op.names.get("input") or next(t for t in op.tensors if not t.floating)
     looked_up = prod((numel(indices), table.shape[-1]))
@@ -128,19 +128,19 @@ def setitem(op: OpCall) -> OpCost:
 
 @operator_rule("scatter_add")
 def scatter_add(op: OpCall) -> OpCost:
-    """Count 1 per index (add), 2 if complex."""
+    """Count 1 FLOP per index (add), 2 if complex."""
     return _write_cost(op, numel(tensor(op, "index", 1)), addition(op))
 
 
 @operator_rule("index_add")
 def index_add(op: OpCall) -> OpCost:
-    """Count 1 per element of the added tensor, 2 with a scale ``alpha`` other than 1; complex as in ``add``."""
+    """Count 1 FLOP per element of the added tensor, 2 with a scale ``alpha`` other than 1; complex as in ``add``."""
     return _write_cost(op, numel(tensor(op, "source", 2)), addition(op) + scaling(op, attr(op, "alpha", default=1)))
 
 
 @operator_rule("index_reduce")
 def index_reduce(op: OpCall) -> OpCost:
-    """Count 1 per element of the reduced tensor; the division of a mean is not counted separately."""
+    """Count 1 FLOP per element of the reduced tensor; the division of a mean is not counted separately."""
     if is_complex(op):
         raise Uncountable("complex arithmetic without a documented count")
     return _write_cost(op, numel(tensor(op, "source", 2)), 1)
@@ -155,7 +155,7 @@ def put(op: OpCall) -> OpCost:
 
 @operator_rule("fold", "col2im")
 def fold(op: OpCall) -> OpCost:
-    """Count 1 per element of the columns, which are added to the output where their windows lie; 2 if complex."""
+    """Count 1 FLOP per element of the columns, which are added to the output where their windows lie; 2 if complex."""
     return _write_cost(op, numel(op.tensors[0]), addition(op))
 
 

@@ -75,38 +75,38 @@ for _name, (_input, _output, _what) in _COUNTS.items():
 
 @vector_rule("trace")
 def trace(op: OpCall) -> Size:
-    """Count 1 per element of the diagonal (add)."""
+    """Count 1 FLOP per element of the diagonal (add)."""
     return prod((addition(op), smaller(*tensor(op, "self", 0).shape)))
 
 
 @vector_rule("max", "min")
 def extremum(op: OpCall) -> Size:
-    """Count 1 per input element of a minimum or maximum; of two tensors, 1 per output element."""
+    """Count 1 FLOP per input element of a minimum or maximum; of two tensors, 1 per output element."""
     return out_elements(op) if len(op.tensors) > 1 else numel(op.tensors[0])
 
 
 @operator_rule("any", "all", "_is_all_true", "_is_any_true", "count_nonzero")
 def predicates(op: OpCall) -> OpCost:
-    """Count 1 per input element if it is floating point (compare with 0); integers and booleans are not FLOPs."""
+    """Count 1 FLOP per input element if it is floating point (compare with 0); integers and booleans are not FLOPs."""
     return OpCost(vector=numel(op.tensors[0]) if reads_floats(op) else 0, role="move")
 
 
 @operator_rule("allclose", "equal")
 def equality(op: OpCall) -> OpCost:
-    """Count 1 per pair of elements if one is floating point (compare)."""
+    """Count 1 FLOP per pair of elements if one is floating point (compare)."""
     pairs = prod(broadcast(op.tensors[0].shape, op.tensors[1].shape))
     return OpCost(vector=pairs if reads_floats(op) else 0, role="move")
 
 
 @operator_rule("bincount")
 def bincount(op: OpCall) -> OpCost:
-    """Count 1 per weight (add); 0 without weights, since counting integers is not FLOPs."""
+    """Count 1 FLOP per weight (add); 0 without weights, since counting integers is not FLOPs."""
     return OpCost(vector=numel(op.tensors[0]) if computes(op) else 0, role="move")
 
 
 @operator_rule("histc")
 def histogram(op: OpCall) -> OpCost:
-    """Count 5 per input element: compare with both ends, subtract, multiply, add; 7 if the call states no range.
+    """Count 5 FLOPs per input element: compare with both ends, subtract, multiply, add; 7 if the call states no range.
 
     The range is then found from the smallest and the largest element. 0 for integers, see :func:`counted_integers`.
     """
@@ -178,13 +178,13 @@ def _norm_flops(elements: Size, per_element: int, rows: Size) -> Size:
 
 @vector_rule("layer_norm", "native_layer_norm")
 def layer_norm(op: OpCall) -> Size:
-    """Count 5 per element, 1 more each for a scale and a shift, 2 per row."""
+    """Count 5 FLOPs per element, 1 more each for a scale and a shift, 2 per row."""
     return _norm_flops(numel(tensor(op, "input", 0)), 5 + _affine(op), _rows(op))
 
 
 @vector_rule("rms_norm", "_fused_rms_norm")
 def rms_norm(op: OpCall) -> Size:
-    """Count 3 per element, 1 more for a scale, 2 per row."""
+    """Count 3 FLOPs per element, 1 more for a scale, 2 per row."""
     return _norm_flops(numel(tensor(op, "input", 0)), 3 + min(_affine(op), 1), _rows(op))
 
 
@@ -211,7 +211,7 @@ def instance_norm(op: OpCall) -> Size:
     _TRAINS, "_batch_norm_no_update", "cudnn_batch_norm",
 )  # fmt: skip
 def batch_norm(op: OpCall) -> Size:
-    """Count 2 per element with stored statistics, 1 more each for a scale and a shift, 2 per channel.
+    """Count 2 FLOPs per element with stored statistics, 1 more each for a scale and a shift, 2 per channel.
 
     In training the statistics are computed first: 3 more per element.
     """
@@ -228,14 +228,14 @@ def batch_norm(op: OpCall) -> Size:
     "unique", "_unique", "_unique2", "unique_consecutive", "unique_dim", "multinomial",
 )  # fmt: skip
 def select(op: OpCall) -> OpCost:
-    """Count 1 per input element (compare) if the input is floating point."""
+    """Count 1 FLOP per input element (compare) if the input is floating point."""
     data = op.tensors[0]
     return OpCost(vector=numel(data) if data.floating else 0)
 
 
 @operator_rule("searchsorted", "bucketize")
 def search(op: OpCall) -> OpCost:
-    """Count 1 comparison per value and bit of the number of boundaries (binary search); 0 for integers."""
+    """Count 1 FLOP (compare) per value and bit of the number of boundaries (binary search); 0 for integers."""
     boundaries = op.names.get("sorted_sequence") or op.names.get("boundaries")
     if boundaries is None or not isinstance(boundaries.shape[-1], int):
         raise Uncountable("a search in a sequence whose length is a symbol")
@@ -245,7 +245,7 @@ def search(op: OpCall) -> OpCost:
 
 @operator_rule("mse_loss", "l1_loss")
 def elementwise_loss(op: OpCall) -> OpCost:
-    """Count 2 per element: subtract, and square or absolute value; 1 more for a sum or mean."""
+    """Count 2 FLOPs per element: subtract, and square or absolute value; 1 more for a sum or mean."""
     given, target = tensor(op, "input", 0), tensor(op, "target", 1)
     if complex_operands(op) or given.shape != target.shape or "weight" in op.names or len(op.tensors) > 2:
         raise Uncountable("a loss of complex numbers, of several shapes, or with weights")
@@ -255,7 +255,7 @@ def elementwise_loss(op: OpCall) -> OpCost:
 
 @operator_rule("cross_entropy", "cross_entropy_loss")
 def cross_entropy(op: OpCall) -> OpCost:
-    """Count 6 per element (a log-softmax) for class indices; 1 per row for a sum or mean."""
+    """Count 6 FLOPs per element (a log-softmax) for class indices; 1 per row for a sum or mean."""
     given, target = tensor(op, "input", 0), tensor(op, "target", 1)
     if target.floating or len(op.tensors) > 2 or attr(op, "label_smoothing", default=0.0) != 0:
         raise Uncountable("a loss with probabilities, with weights of classes, or with smoothed labels")

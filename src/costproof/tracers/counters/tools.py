@@ -228,7 +228,7 @@ def _rows(path: str, flops: Sequence[ToolFigure], macs: Sequence[ToolFigure]) ->
 
 
 def _name(function: Any) -> str:
-    """Return the name of a function in a tool's records, which contain its text or a bound ``__str__``."""
+    """Return the name of a function in a tool's records, which identify it by its text or a bound ``__str__``."""
     if isinstance(function, str):
         return function
     owner = getattr(function, "__self__", function)
