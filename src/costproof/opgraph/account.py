@@ -281,7 +281,7 @@ def cache_growth_nodes(stage: str, invocation: str, module: str, grown: Size) ->
 
 
 def locator(locate: InvocationLocator, calls: Iterable[ModuleCall]) -> InvocationLocator:
-    """Return a function that locates a module call by its outermost repeated ancestor."""
+    """Return a function from (module, call) to (stage, invocation), which the outermost repeated call decides."""
     parents = {(c.module, c.call): c.parent for c in calls}
     repeated = {module for module, call in parents if call > 1}
 

@@ -92,7 +92,7 @@ _libraries: Final[list[Any]] = []
 
 
 def _shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> Any:
-    """Return empty results of attention of [B, H, S, D] to [.., S_k, D_v]: [B, H, S, D_v], two statistics [B, H, S]."""
+    """Return empty tensors on meta: the attention result [B, H, S, D_v], and two statistics [B, H, S] of its rows."""
     import torch
 
     out = query.new_empty((*query.shape[:-1], value.shape[-1]))

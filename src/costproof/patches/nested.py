@@ -169,7 +169,7 @@ _libraries: Final[list[Any]] = []
 
 
 def _shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> Any:
-    """Return empty results of attention of packed rows [T_q, H, D]: [T_q, H, D_v] and a statistic [H, T_q]."""
+    """Return empty tensors on meta: the attention result [T_q, H, D_v], and a statistic [H, T_q] of its rows."""
     import torch
 
     rows, heads, _width = query.shape

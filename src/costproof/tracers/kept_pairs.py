@@ -57,7 +57,7 @@ class Elements(NamedTuple):
 
 
 def stored(tensor: torch.Tensor, shape: tuple[int, ...] | None = None) -> Elements:
-    """Return the values of a tensor that has values, to be used in ``shape``."""
+    """Return the elements of a tensor with values; ``shape`` is the broadcast shape in which they are used."""
     return Elements(tuple(tensor.shape) if shape is None else shape, partial(_rows_of, tensor), tensor)
 
 
@@ -77,7 +77,7 @@ def _constant(shape: tuple[int, ...], number: float = _SCORE, dtype: torch.dtype
 
 
 def _in_shape(values: torch.Tensor, before: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-    """Change the leading dimensions of rows of values; a value that is equal for all leading indices stays single.
+    """Reshape the leading dimensions of rows of values; values that are equal over them stay unexpanded.
 
     Args:
         before: the shape of all values, of which some dimensions may have the size 1 in ``values``.
@@ -215,7 +215,7 @@ def _is_dense(whole: torch.Tensor) -> bool:
 
 
 def _hide(values: Sequence[Elements | None]) -> bool:
-    """Return whether known values may hide scores: large negative numbers, or flags that select scores."""
+    """Return whether known values can hide scores: as an additive mask, or as flags that select scores."""
     for one in values:
         if one is None or one is PLAIN:
             continue
@@ -509,7 +509,7 @@ def _shown(values: torch.Tensor) -> torch.Tensor:
 
 
 def _unhidden(values: torch.Tensor) -> torch.Tensor:
-    """Return which values hide no score when added to it, or as flags; complex numbers hide none."""
+    """Return which values hide no score; complex values never hide one."""
     if values.is_complex():
         return torch.ones_like(values, dtype=torch.bool)
     return values if values.dtype == torch.bool else values > _HIDDEN

@@ -101,7 +101,7 @@ class ReplayedCall:
     enqueue: EnqueuedCall | None = None
     """Times of one call on host and device, outside of any forward; ``None`` if the call could not be repeated."""
     first: EnqueuedCall | None = None
-    """Times as :attr:`enqueue`, with the host time of a call whose code is not in the CPU's caches."""
+    """Like :attr:`enqueue`, with the host time of a call whose code is not in the CPU's caches."""
 
     @property
     def calls(self) -> int:

@@ -32,7 +32,7 @@ _DTYPES: Final = {
 """Dtype name in a safetensors header, by torch dtype."""
 _AS_IT_IS: Final[Mapping[str, str]] = {}
 Reading = Scheme | LibraryReading
-"""Quantisation of each module: by a scheme, for formulas, or as the library reads it, for the static source."""
+"""Reading of the quantisation settings: by our rules, or by the library's code for the static source."""
 _IN_FLOAT32: Final = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
 """Class attributes with the names of modules that are loaded in float32 whatever the dtype, and may be stored so."""
 

@@ -217,7 +217,7 @@ def _scratch(memory: local, device: torch.device) -> tuple[torch.Tensor, torch.T
 def _hash_words(
     words: torch.Tensor, scratch: torch.Tensor, key: torch.Tensor | int, multiplier: torch.Tensor | int
 ) -> None:
-    """Fill ``words`` [blocks, n] or [n] with the first word of the first n indices of each block.
+    """Fill ``words`` [blocks, n] or [n] with the first hash of the first n indices of each block.
 
     Args:
         key: key of the block, or [blocks, 1].
