@@ -126,7 +126,7 @@ def _set_environment(before: dict[str, str]) -> None:
 
 
 def _set_finders(before: list[Any]) -> None:
-    """Restore the module finders; finders added by libraries, such as six, are kept behind them."""
+    """Restore the module finders; finders added by libraries, such as six, are kept after them."""
     added = [finder for finder in sys.meta_path if finder not in before and _is_library(finder)]
     sys.meta_path[:] = [*before, *added]
 
@@ -402,7 +402,7 @@ _guards: Final[list[Any]] = []
 
 
 def indexed_as_sequence(torch: Any) -> bool:
-    """Return whether C code takes a tensor for a sequence, as it does once ``Tensor.__getitem__`` was replaced.
+    """Return whether C code treats tensors as sequences, as it does once ``Tensor.__getitem__`` was replaced.
 
     ``torch.tensor([scalar_tensor])`` then fails with "len() of a 0-d tensor", also after the method is restored:
     CPython fills the slot ``sq_item`` for a method in Python and does not empty it again.

@@ -1,4 +1,4 @@
-"""Cost linear layers, the projection to logits, and parameters that another module reads."""
+"""Cost formulas of linear layers, the projection to logits, and parameters that another module reads."""
 
 from __future__ import annotations
 

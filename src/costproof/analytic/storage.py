@@ -1,4 +1,4 @@
-"""Cost the stored and resident bytes of modules under the quantisation scheme of a checkpoint."""
+"""Add formulas of the stored and resident bytes of modules, by the quantisation scheme of a checkpoint."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class _FormatWork:
     of_products: _Share | None = (sympy.Integer(0), sympy.Integer(1))
 
     def shares(self) -> tuple[tuple[Metric, _Share | None], ...]:
-        """Return each share with the metric that it is of."""
+        """Return (metric, share of it) for both shares."""
         return ("weight_read_bytes", self.of_read), ("flops", self.of_products)
 
 
@@ -191,9 +191,9 @@ def _with_tied(quantised: _Quantised, node: HeldNode, storage: Storage) -> _Quan
 
 @lru_cache(maxsize=8192)
 def _work(quantised: _Quantised, layers: tuple[Layer, ...], dtype: Dtype) -> _FormatWork:
-    """Return the work of the formats of a module, whose experts are all in one.
+    """Return the vector FLOPs of the storage formats of a module, whose experts must all have the same format.
 
-    Matrices that a call reads are unpacked once in it, and rows of a table that it looks up.
+    A call unpacks once each matrix that it reads, and each row of a table that it looks up.
     """
     if not quantised:
         return _FormatWork()
@@ -344,7 +344,7 @@ def _texts(
 def _texts_of_parts(
     layers: tuple[Layer, ...], dtype: Dtype, params: str, weight_bytes: str
 ) -> tuple[tuple[Metric, str | None], ...]:
-    """Return as :func:`_texts` for a module of whose parameters a rank has ``params`` elements, and padding."""
+    """Return :func:`_texts` of a module of which a rank stores ``params`` elements, and padding beyond them."""
     costs, own = [costs_of(layer) for layer in layers], parse(params)
     sizes = (
         own * FLOAT_BYTES[dtype] + sum(c.persistent_bytes for c in costs),

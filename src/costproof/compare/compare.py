@@ -377,7 +377,7 @@ def _said(row: AlignedRow) -> tuple[int | None, int | None]:
 
 
 def _counted(row: AlignedRow) -> AlignedCell:
-    """Return what the rules count in a row that is compared with the second judge."""
+    """Return the amount by the operator rules in a row that is compared with the second judge."""
     return next(cell for source, cell in row.cells.items() if source != "dispatcher")
 
 

@@ -122,9 +122,9 @@ class LinkRates:
         return max(crossing.get(kind, outside) / self.network, bytes_of_rank / (self.interconnect + self.network))
 
     def per_sent_byte(self, group: tuple[int, ...], rank: int) -> Fraction | None:
-        """Return a lower bound of the seconds a byte that a rank sends, however it divides them among its group.
+        """Return a lower bound of the seconds per byte that a rank sends, for any division of bytes among its group.
 
-        Between nodes it has its links and its part of the network; without others in its node, only the latter.
+        In a group over several nodes it has its part of the network, and its links if others are in its node.
         """
         here = sum(1 for other in group if not self.node or other // self.node == rank // self.node)
         if here == len(group):
@@ -135,7 +135,7 @@ class LinkRates:
 
 
 def link_rates(devices: Devices, mesh: Mesh) -> tuple[LinkRates | None, str]:
-    """Return the rates between the ranks of a mesh, and why they are not known or what is assumed of them."""
+    """Return the rates between the ranks of a mesh, with assumptions, or the reason why they are not known."""
     device, node = devices.device, devices.node_size
     if device.interconnect is None:
         return None, f"no time has the bytes that ranks send: no source gives the rate of the links of {device.name}"
@@ -256,7 +256,7 @@ def by_rows(metric: str) -> bool:
 
 
 def mean_of_experts(folded: Folded, ranks: int) -> Folded:
-    """Return the counts of a rank with an equal share of the rows of routed experts, as the slowest has at least.
+    """Return a rank's counts with an equal share of the rows of routed experts, the least that the slowest rank has.
 
     Each of the ranks is given all rows and skips those of experts of others, so how many it multiplies is data; all
     together multiply each once. FLOPs and activations of the experts are divided and rounded down, and so are the

@@ -46,7 +46,7 @@ class WholeModel:
 
 @dataclass(frozen=True, slots=True)
 class BlockPadding:
-    """Cache of equal layers, kept in blocks of tokens, in the call of a stage that holds most of them.
+    """Cache of equal layers in blocks of tokens, at the call of a stage that holds most blocks.
 
     A layer with a window gives back the blocks before its window when the next call begins. No prefix is shared.
     """
@@ -94,7 +94,7 @@ class TokenPadding:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Waste of a run: what it holds only because sizes are rounded up. No metric includes it."""
+    """Memory and tokens of a run that only padding to blocks and sizes adds. No metric includes them."""
 
     cache: tuple[BlockPadding, ...] = ()
     """By stage and kind of layer; empty if the cache is not kept in blocks."""

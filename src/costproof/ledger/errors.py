@@ -23,7 +23,7 @@ NOT_GIVEN: Final = object()
 
 
 def worst_exit(*codes: int) -> int:
-    """Return the worst of the exit codes of one result: a finding is known whatever else is not."""
+    """Return the worst of the exit codes of one result; findings precede incompleteness."""
     return next((code for code in _WORST_FIRST if code in codes), EXIT_OK)
 
 

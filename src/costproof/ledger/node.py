@@ -202,7 +202,7 @@ class Ledger(NotebookRepr):
 
 
 def not_given(metric: Metric, source: str, *, where: str, fix: str | None = None) -> Incomplete:
-    """Return the error that a source leaves a metric unknown, so that no number of it is 0."""
+    """Return the error for a metric that a source leaves unknown, which must not be read as 0."""
     return Incomplete(f"the {source} ledger leaves this metric unknown", where=where, got=metric, fix=fix)
 
 

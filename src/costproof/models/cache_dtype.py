@@ -195,7 +195,7 @@ class BlockedCache:
     groups: tuple[CachedLayers, ...]
 
     def rows(self, workload: Workload) -> tuple[BlockPadding, ...]:
-        """Return what each stage holds, by kind of layer, in the call that holds most."""
+        """Return the blocks that each stage holds, by kind of layer, in the call that holds most."""
         return tuple(self._row(stage, group, rows) for stage, rows in self._calls(workload) for group in self.groups)
 
     def held(self, workload: Workload) -> int:

@@ -1,1 +1,1 @@
-"""Represent graphs of operators, cost them by rules, and analyze them, without torch."""
+"""Represent graphs of operators, count their costs by rules, and analyze them, without torch."""

@@ -1,4 +1,4 @@
-"""Cost the operators of a graph in order, evaluate symbolic graphs at concrete sizes, and find edges between modules.
+"""Count the costs of a graph's operators, evaluate symbolic graphs at sizes, and find edges between modules.
 
 For the edges, consider one call c of a module and the calls inside it. Each operator in c belongs to one of these calls
 or is c's *own*. A value created in call x *reaches* call y if

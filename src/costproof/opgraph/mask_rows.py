@@ -37,7 +37,7 @@ class Intervals:
     begin: Array
     """[.., rows]: the first key."""
     end: Array
-    """[.., rows]: the key behind the last one; at most ``begin`` for none."""
+    """[.., rows]: the key after the last visible one; at most ``begin`` if no key is visible."""
     keys: int
 
     def both(self, other: Intervals) -> Intervals:
@@ -346,7 +346,7 @@ def _reshaped(name: str, first: Content, before: Value, shape: tuple[int, ...]) 
 
 
 def _padded(first: Array, attrs: Mapping[str, Any]) -> Content:
-    """Return known values behind and before a constant; ``None`` for other paddings."""
+    """Return known values padded with a constant at both ends; ``None`` for other paddings."""
     amounts, mode = attrs["pad"], attrs.get("mode")
     if len(amounts) != 2 or min(amounts) < 0 or mode not in (None, "constant"):
         return None
@@ -439,7 +439,7 @@ def _flags(content: object) -> Intervals | Array | None:
 
 
 def _numbers(content: object) -> Added | None:
-    """Return known floating-point values as the pairs that they hide; ``None`` for other values."""
+    """Return the visible pairs of known floating-point values; ``None`` for other values."""
     if isinstance(content, np.ndarray):
         shown = content > _HIDDEN
         return _EVERYWHERE if bool(shown.all()) else Added(shown)

@@ -265,7 +265,7 @@ class LedgerBuilder:
         return parameter_nodes(self.parameters, self.buffers, stages, owners, self.active, storage, self.sizes)
 
     def store_parts(self, parts: Mapping[str, tuple[int, int, int]]) -> None:
-        """Take note that a rank stores parts of parameters, of which a token passes the whole ones.
+        """Record that a rank stores parts of parameters; active parameters stay those of the whole ones.
 
         Args:
             parts: full name -> elements of the part, its bytes, and elements of the whole parameter.

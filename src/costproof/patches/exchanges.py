@@ -20,7 +20,7 @@ IN_RING: Final[ContextVar[bool]] = ContextVar("in_ring", default=False)
 
 
 def mesh_axes(**sizes: int) -> tuple[DeviceMesh, ...]:
-    """Return the groups of this rank along the axes of a mesh that has them with these sizes.
+    """Return the groups of this rank along the axes of a mesh with these sizes.
 
     Torch caches meshes by shape and names, and groups are named by the order in which they are made. So the names of
     axes tell the rank and all sizes: an equal mesh has the same groups.
@@ -45,17 +45,17 @@ def expert_meshes(batches: int, ranks: int) -> tuple[DeviceMesh, DeviceMesh]:
 
 
 class SharedSequence:
-    """Attention of ranks that share a sequence: torch's ring of context parallelism, or Ulysses', and decode steps.
+    """Attention of ranks that share a sequence, in prompts (torch's ring, or Ulysses) and in decode steps.
 
-    Torch has no Ulysses and no decode steps. There DeepSpeed's exchange of heads, and the merge of vLLM's decode
-    context parallelism (``cp_lse_ag_out_ar``) are written here. The last rank keeps the new tokens of steps. Under
-    Ulysses the cache of a model without latents holds heads of all positions, by whose attention the model then runs.
+    Torch has no Ulysses and no decode steps, so DeepSpeed's exchange of heads and the merge of vLLM's decode context
+    parallelism (``cp_lse_ag_out_ar``) are implemented here. The last rank caches the new tokens of steps. Under
+    Ulysses a model without latents caches some heads at all positions, and attends with its own kernel.
     """
 
     def __init__(
         self, model: nn.Module, layout: str, ranks: int, rank: int, kernel: Any = None, attention: str = "sdpa"
     ) -> None:
-        """Let a model attend so within :meth:`attending`.
+        """Prepare the attention of a model, which :meth:`attending` applies.
 
         Args:
             layout: ``ring``, ``zigzag`` or ``ulysses``.
@@ -102,7 +102,7 @@ class SharedSequence:
             options.enable_load_balance, options.rotate_method = before
 
     def _note_cache(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """Note whether a cache is given; on all ranks but the last it does not grow then."""
+        """Record whether a call has a cache; such a cache grows only on the last rank."""
         cache: Any = kwargs.get("past_key_values")
         self._stepping = cache is not None
         if self._stepping and self.rank < self.ranks - 1 and not self._heads_apart:
@@ -136,7 +136,7 @@ class SharedSequence:
         return found[0], found[1]
 
     def _merged(self, result: Any, sums: Any) -> Any:
-        """Add the results of all ranks by their shares e^sums / (sum of e^sums)."""
+        """Add the results of all ranks, weighted by e^sums / (sum of e^sums over ranks)."""
         from torch.distributed import _functional_collectives
 
         collectives: Any = _functional_collectives
@@ -152,7 +152,7 @@ class SharedSequence:
         return tensor.chunk(self.ranks, 1)[self.rank] if self._stepping else self._swapped(tensor, 1, 2)
 
     def _attended(self, module: Any, query: Any, key: Any, value: Any, mask: Any, more: Mapping[str, Any]) -> Any:
-        """Return the attention [B, n, H, D_v] of all heads, whose parts the model's own attention computes."""
+        """Return the attention [B, n, H, D_v] of all heads, of which each rank computes some by the model's kernel."""
         import torch
         from torch.distributed import _functional_collectives
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -171,7 +171,7 @@ class SharedSequence:
         return self._swapped(self.kernel(*heads, None, True, 0.0, True, False, scale=scale)[0], 2, 1)
 
     def _swapped(self, tensor: Any, cut: int, join: int) -> Any:
-        """Send each rank its chunk along one dimension, and join those that come along another."""
+        """Send each rank its chunk along dimension ``cut``, and join the received chunks along ``join``."""
         import torch
         from torch.distributed import _functional_collectives
 

@@ -164,7 +164,7 @@ def kept_pairs(mask: Callable[..., Any], sizes: tuple[int, ...], masks: tuple[in
 
 
 def _miss_values() -> None:
-    """Note that a mask function reads tensors without values, and fail if they are wanted."""
+    """Record that a mask function reads tensors without values; raise inside :func:`values_wanted`."""
     for one in _wanted:
         one.missed = True
     if _wanted:
@@ -293,7 +293,7 @@ def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _replaced(value: Any, change: Callable[[torch.Tensor], torch.Tensor], seen: tuple[int, ...] = ()) -> Any:
-    """Return a function, or an object in it, with other tensors in place of those that it refers to."""
+    """Return a function, or an object that it refers to, with ``change`` applied to each tensor inside."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -326,7 +326,7 @@ def _replaced(value: Any, change: Callable[[torch.Tensor], torch.Tensor], seen: 
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """Let no tracer and no export record what runs in the block."""
+    """Hide the operators of the block from tracers and exports."""
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
     with ExitStack() as around:

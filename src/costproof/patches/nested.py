@@ -79,7 +79,7 @@ def in_parts(given: Any, where: str) -> Any:
 
 
 def put_together(module: nn.Module, given: Any) -> None:
-    """Let a module put its jagged arguments together, if ``given`` has any."""
+    """Make a module reassemble its jagged arguments from their parts, if ``given`` has any."""
     from torch.utils._pytree import tree_leaves
 
     if any(isinstance(v, Jagged) for v in tree_leaves(given, is_leaf=_is_jagged)):

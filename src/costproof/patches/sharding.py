@@ -223,7 +223,7 @@ class FullySharded:
         self, model: Any, ranks: int, rank: int, *, stages: int = 1, replicas: int = 1, tensor: int = 1,
         plans: tuple[Plan, Plan] = ({}, {}), sequence: SharedSequence | None = None,
     ) -> None:  # fmt: skip
-        """Shard every layer, and then the model; gathered parameters are freed behind each forward.
+        """Shard every layer, and then the model; gathered parameters are freed after each forward.
 
         Args:
             ranks: that share the batch and store parts of each parameter.

@@ -48,7 +48,7 @@ def _set_unless_false(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class IndexingPatch(Patch):
-    """Patch of the indexing of tensors, after which C code still takes no tensor for a sequence."""
+    """Patch of the indexing of tensors, which keeps C code from treating tensors as sequences."""
 
     def install(self, undo: ExitStack, *context: Any) -> None:
         """Replace the method; ``undo`` restores it, and the slots of the class."""
@@ -307,7 +307,7 @@ EINSUM: Final = Patch(
 
 
 def _report_complex(original: Callable[..., Any], inside: Callable[[bool], None]) -> Callable[..., Any]:
-    """Return a convolution that reports around a call on complex numbers, and only then."""
+    """Return a convolution that reports the begin and end of calls on complex numbers only."""
     reporting = _report_around(original, inside)
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -152,7 +152,7 @@ def roofline(
     if routing != "bound":
         if mesh.ep > 1:
             raise BadInput(
-                "how many experts a routing touches is counted where a device has all of them, not a part",
+                "a routing applies only to devices that hold all experts",
                 where="--routing", expected="a mesh without ep", got=mesh.text,
                 fix="leave out --routing: then each call reads min(experts, tokens x top_k) experts",
             )  # fmt: skip
@@ -220,14 +220,14 @@ _MEAN: Final = (
 
 
 def _mean_counts(folded: Folded, ranks: int) -> Folded:
-    """Return :func:`mean_of_experts`, counted twice."""
+    """Return :func:`mean_of_experts`, after a check by separate code."""
     found = mean_of_experts(folded, ranks)
     check_recounts(mean_recounts(folded, found, ranks))
     return found
 
 
 def _sharing(workload: Workload) -> int:
-    """Return the ranks over which rows of routed experts are averaged; 1 if the workload says the rows of each."""
+    """Return the number of ranks over which rows of routed experts are averaged; 1 if the workload states them."""
     return 1 if PAIRS in workload.inputs else workload.mesh.ep
 
 

@@ -157,7 +157,7 @@ class _Leaves:
             yield from ((name, getattr(value, name)) for name in slots if hasattr(value, name))
 
     def _captured(self, function: Any) -> Iterator[tuple[str, Any]]:
-        """Yield what a function captures: its bound object, default values and closure variables."""
+        """Yield the values that a function captures: its bound object, default values and closure variables."""
         code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
         for name, cell in zip(getattr(code, "co_freevars", ()), cells, strict=False):
             with suppress(ValueError):  # nothing is in it yet

@@ -23,7 +23,7 @@ NO_GROUP_INDEX: Final = "no group of each column (g_idx)"
 ROTARY: Final = "rotary frequencies, which the class computes"
 IGNORED: Final = "a tensor that the class ignores on loading"
 TIED: Final = "a copy of a tied tensor"
-FURTHER_TOKENS: Final = "a tensor of the modules for further tokens"
+FURTHER_TOKENS: Final = "a tensor of an MTP module"
 _ROTARY_NAME: Final = re.compile(
     r"(^|\.)rotary\w*\.(inv_freq|(cos|sin)_cached)$|^rope_(freqs|factors_long|factors_short)\.weight$"
 )
@@ -34,7 +34,7 @@ _INDICES: Final = ("g_idx", "weight_g_idx")
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
-    """Names of a checkpoint that a model's class knows: its own, tied and ignored ones, and MTP prefixes."""
+    """Tensor names of a checkpoint that a class knows: parameters, tied and ignored ones, and MTP prefixes."""
 
     parameters: frozenset[str] = frozenset()
     """Names of all parameters, with those of tied ones."""
@@ -43,12 +43,12 @@ class ModelNames:
     ignored: tuple[str, ...] = ()
     """Regular expressions of names that the class ignores on loading."""
     further_tokens: tuple[str, ...] = ()
-    """Beginnings of the names of modules for further tokens."""
+    """Prefixes of the names of MTP modules."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderMismatch:
-    """A tensor that headers state unlike the layout, or that only one of them has."""
+    """A tensor that differs between headers and layout, or that only one of them has."""
 
     key: str
     """Name by the layout, where an expert of a stack has ``*`` for its number; else as in the headers."""
@@ -233,7 +233,7 @@ class StoredCheckpoint:
     params: int
     """Logical parameters: elements of the model's parameters before they were quantised."""
     next_token_modules: int
-    """Modules that predict further tokens and that are counted."""
+    """Number of MTP modules that are counted."""
     totals: StoredTotals
     parts: tuple[StoredPart, ...]
     assumed: tuple[str, ...] = ()

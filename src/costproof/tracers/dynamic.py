@@ -189,7 +189,7 @@ def dynamic_ledger(
     all_calls: bool = False,
     ready: BuiltRuns | None = None,
 ) -> DynamicResult:
-    """Trace the prefill and decode steps of the whole model on meta and cost the operators that ran.
+    """Trace the prefill and decode steps of the whole model on meta, and count the operators that ran.
 
     Of many decode steps the first, one in the middle and the last are traced. Costs per step must
     lie on the straight line through first and last; then the sum over all N is N (first + last) / 2.

@@ -65,7 +65,7 @@ def fingerprint(job: ExportJob) -> str | None:
 
 
 def surroundings() -> list[Any]:
-    """Return what every export depends on: versions, the platform, our own code, and environment variables."""
+    """Return the data on which every export depends: versions, platform, our own code, environment variables."""
     # Cache folders do not matter, and torch sets one of them on its first export.
     switches = sorted((k, v) for k, v in os.environ.items() if k.startswith(_SWITCHES) and "CACHE" not in k)
     return [environment(), platform.platform(), own_code_digest(), switches]

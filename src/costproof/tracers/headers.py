@@ -1,4 +1,4 @@
-"""Lay out what a checkpoint stores of each module; count it from the headers of its files, a source of its own."""
+"""Derive the stored tensors of each module, and count them from the headers of a checkpoint, a separate source."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _CACHE_INPUTS: Final = (f"{_INPUT}keys.", f"{_INPUT}values.")
 
 
 def isolated_ledger(target: Staged, workload: Workload, progress: Progress = silent) -> Ledger:
-    """Trace every invocation of every stage separately on meta and cost what ran.
+    """Trace every invocation of every stage separately on meta, and count the operators that ran.
 
     Sums over decode steps come from the first, a middle and the last one, as in the dynamic source.
 

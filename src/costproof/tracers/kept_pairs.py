@@ -57,7 +57,7 @@ class Elements(NamedTuple):
 
 
 def stored(tensor: torch.Tensor, shape: tuple[int, ...] | None = None) -> Elements:
-    """Return the values of a tensor that has them; ``shape``: in which it is used."""
+    """Return the elements of a tensor with values; ``shape`` is the broadcast shape in which it is used."""
     return Elements(tuple(tensor.shape) if shape is None else shape, partial(_rows_of, tensor), tensor)
 
 
@@ -66,7 +66,7 @@ def _rows_of(tensor: torch.Tensor, first: int, end: int) -> torch.Tensor:
 
 
 def _rows(value: Any, first: int, end: int) -> Any:
-    """Return some rows of known values; those of a single row for all, and anything else unchanged."""
+    """Return some rows of known values; a single row stands for all rows; other values are returned unchanged."""
     if not isinstance(value, Elements):
         return value
     return value.rows(0, 1) if len(value.shape) > 1 and value.shape[-2] == 1 else value.rows(first, end)
@@ -77,7 +77,7 @@ def _constant(shape: tuple[int, ...], number: float = _SCORE, dtype: torch.dtype
 
 
 def _in_shape(values: torch.Tensor, before: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-    """Return rows of values with other leading dimensions of the same size in all; equal values stay one.
+    """Reshape the leading dimensions of rows of values; values that are equal over them stay unexpanded.
 
     Args:
         before: the shape of all values, of which some dimensions may have the size 1 in ``values``.
@@ -90,7 +90,7 @@ def _in_shape(values: torch.Tensor, before: Sequence[int], shape: Sequence[int])
 
 
 def _expanded(values: torch.Tensor, dimensions: int) -> torch.Tensor:
-    """Return values with leading dimensions of size 1, over which they are equal."""
+    """Add leading dimensions of size 1, over which the values are equal."""
     return values.reshape((1,) * (dimensions - values.dim()) + tuple(values.shape))
 
 
@@ -116,7 +116,7 @@ class RunValues:
     def add(
         self, tensor: torch.Tensor, value: torch.Tensor | Elements, *, weight: bool = False, multiplied: bool = False
     ) -> None:
-        """Note the elements of a tensor without values, or that it is a weight; others must not change them."""
+        """Record the elements of a tensor without values, and whether it is a weight; callers must not change them."""
         known = value if isinstance(value, Elements) else stored(value)
         ref = weakref.ref(tensor, partial(self._forget, id(tensor)))
         self._entries[id(tensor)] = _Entry(ref, known, _storage(tensor), weight, multiplied)
@@ -215,7 +215,7 @@ def _is_dense(whole: torch.Tensor) -> bool:
 
 
 def _hide(values: Sequence[Elements | None]) -> bool:
-    """Return whether a tensor of numbers hides scores to which it is added, or flags select them."""
+    """Return whether known values can hide scores: as an added mask, or as flags that select scores."""
     for one in values:
         if one is None or one is PLAIN:
             continue
@@ -322,7 +322,7 @@ def _by_rows(func: Any, name: str, args: Any, kwargs: Any, shape: tuple[int, ...
 
 
 def _grown(values: torch.Tensor, axis: int, size: int) -> torch.Tensor:
-    """Return values with all of one dimension, over which they may be equal."""
+    """Expand values to the full size of one dimension, over which they may be equal."""
     shape = list(values.shape)
     shape[axis] = size
     return values.expand(shape)
@@ -509,7 +509,7 @@ def _shown(values: torch.Tensor) -> torch.Tensor:
 
 
 def _unhidden(values: torch.Tensor) -> torch.Tensor:
-    """Return which values hide no score, as complex numbers do not."""
+    """Return the values that hide no score; complex values never hide one."""
     if values.is_complex():
         return torch.ones_like(values, dtype=torch.bool)
     return values if values.dtype == torch.bool else values > _HIDDEN

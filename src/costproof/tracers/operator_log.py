@@ -143,7 +143,7 @@ def _memory_of(tensor: torch.Tensor) -> int:
 
 
 def _kept(leaf: Any, form: Any) -> Any:
-    """Return what is stored of an argument: its form, or for integers (indices and masks) a copy of the tensor."""
+    """Return the stored form of an argument; for integer tensors (indices, masks) a copy of the tensor."""
     indices = isinstance(leaf, torch.Tensor) and not (leaf.is_floating_point() or leaf.is_complex())
     return leaf.detach().clone() if indices else form
 

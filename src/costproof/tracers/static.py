@@ -62,7 +62,7 @@ WITH_GIVEN: Final = f"with {GIVEN}"
 
 
 def static_ledger(target: Exportable, workload: Workload, progress: Progress = silent) -> Ledger:
-    """Export every part of a model, cost the graphs, and return the static ledger.
+    """Export every part of a model, count the graphs' costs, and return the static ledger.
 
     Nodes have ``exprs`` in the workload's symbols (B, S, n, P, N …; sizes of the configuration are numbers in a graph)
     and ``costs`` at the workload. Decode costs are the closed sum over N steps. A part that cannot be exported with
@@ -203,7 +203,7 @@ def cost_job(
     dtype: str,
     packed: PackedReads | None = None,
 ) -> JobCosts:
-    """Cost a job in symbols, or at the sizes of each invocation if it cannot be exported with symbols.
+    """Count the costs of a job in symbols, or at each invocation's sizes if it cannot be exported with symbols.
 
     Args:
         with_convention: also count by another tool's convention.

@@ -307,7 +307,7 @@ def _built_bitsandbytes(model: Any, described: dict[str, Any]) -> None:
 
 
 def _built_compressed(model: Any, described: dict[str, Any]) -> None:
-    """Replace the layers that compressed-tensors' own matching finds by what its compressors make of them."""
+    """Replace the layers that compressed-tensors matches by modules with the tensors of its compressors."""
     from compressed_tensors.compressors.base import compress_module
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
     from compressed_tensors.quantization.lifecycle import initialize_module_for_quantization

@@ -39,7 +39,7 @@ _IN_FLOAT32: Final = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
 
 @dataclass(frozen=True, slots=True)
 class FurtherModule:
-    """Names of the tensors of a module that predicts one more token, in the checkpoints of a family.
+    """Tensor names of a multi-token prediction (MTP) module in the checkpoints of a family.
 
     ``{n}`` is a number that counts on from the last layer, ``{i}`` one from 0; names without one are of all modules.
     """
@@ -79,7 +79,7 @@ FURTHER: Final[dict[str, FurtherModule]] = {
     ),
     "mimo": _OF_MIMO,
 }
-"""Model type -> its modules for further tokens; sources: DeepSeek-V3's report, vLLM ``glm4_moe_mtp.py``,
+"""Model type -> its MTP modules; sources: DeepSeek-V3's report, vLLM ``glm4_moe_mtp.py``,
 ``qwen3_next_mtp.py`` and ``mimo_mtp.py``."""
 
 
@@ -91,7 +91,7 @@ class ModelFacts:
     params: int
     """Elements of all parameters, each once."""
     next_token_modules: int
-    """Modules for further tokens that the configuration names, or that the family usually has."""
+    """Number of MTP modules that the configuration states, or that the family usually has."""
     next_token_key: str = NEXT_TOKEN
     """Key of the configuration with their number; empty if it does not have it."""
 
@@ -189,7 +189,7 @@ def stored_tensors(model: nn.Module, scheme: Reading) -> Iterator[StoredTensor]:
 
 
 def stored_modules(model: nn.Module, scheme: Reading, dtypes: Mapping[str, str] = _AS_IT_IS) -> Iterator[StoredModule]:
-    """Yield, for each module, what its checkpoint stores in a quantisation scheme: parameters and persistent buffers.
+    """Yield the stored tensors of each module in a quantisation scheme: parameters and persistent buffers.
 
     Names are those of the checkpoint, which transformers may change on loading. Stacks of experts are linear layers of
     each expert, unless the scheme stores stacks, or the checkpoint does and the scheme leaves them as they are. What
@@ -389,7 +389,7 @@ def _is_transposed(module: nn.Module) -> bool:
 
 
 def next_token_tensors(model: nn.Module, scheme: Reading, modules: int) -> Iterator[StoredTensor]:
-    """Yield the tensors of the modules that predict one more token, as checkpoints have them.
+    """Yield the tensors of MTP modules, as checkpoints have them.
 
     A module is a layer like the last one with full attention, a projection [h, 2 h] of embedding and hidden state,
     three norms, and in some families copies of the embedding and of the output projection. The class in transformers
@@ -401,10 +401,10 @@ def next_token_tensors(model: nn.Module, scheme: Reading, modules: int) -> Itera
     facts = model_facts(model)
     family = FURTHER.get(facts.model_type)
     if family is None:
-        raise BadInput("the modules that predict further tokens are not known for this model", where="--mtp",
+        raise BadInput("the MTP modules of this model are not known", where="--mtp",
                        expected=" or ".join(FURTHER), got=facts.model_type)  # fmt: skip
     if modules > facts.next_token_modules:
-        raise BadInput("the checkpoint does not have that many modules for further tokens", where="--mtp",
+        raise BadInput("the checkpoint does not have that many MTP modules", where="--mtp",
                        expected=f"at most {facts.next_token_modules} ({family.key})", got=modules)  # fmt: skip
     config, base = attribute(model, "config").get_text_config(), attribute(model, "model")
     layers = attribute(attribute(base, "language_model", base), "layers")
@@ -436,7 +436,7 @@ def next_token_tensors(model: nn.Module, scheme: Reading, modules: int) -> Itera
 
 
 def _renamed(scheme: Reading, old: str, new: str) -> Reading:
-    """Return a reading that sees modules below one name as if they were below another."""
+    """Return a reading of the scheme in which modules below path ``old`` are treated as below ``new``."""
     if isinstance(scheme, LibraryReading):
         return replace(scheme, prefix=(old, new))
 

@@ -90,7 +90,7 @@ def _sums(nodes: Iterable[CostNode], cost: Callable[[CostNode, Metric], Any]) ->
 
 
 def matrices_of(target: Target, model: nn.Module, workload: Workload) -> Matrices:
-    """Return path of a module -> the matrices that it multiplies by; empty if none is quantised or known to be."""
+    """Return the quantised matrices of each module by its path; empty if no format is known."""
     try:
         modules = [] if workload.mesh.fsdp > 1 else layout_of(target, model, workload)[1]
     except UnknownFormat:
@@ -226,7 +226,7 @@ def _integers(words: Any, bits: int, count: int) -> Any:
 
 
 def _spread(scales: Any, size: int, count: int, dim: int = -1) -> Any:
-    """Return each scale as often as it has numbers, cut to ``count``."""
+    """Repeat each scale for all numbers of its group, up to ``count`` numbers in total."""
     return scales.repeat_interleave(size, dim).narrow(dim, 0, count)
 
 
@@ -323,7 +323,7 @@ _UNPACK: Final[Mapping[type, Callable[[Any, LinearShape, Tensors], Any]]] = {
 
 
 def _grouped(x: Any, size: int) -> Iterator[Any]:
-    """Yield the columns in whole groups, and what is left as one more."""
+    """Yield the columns as whole groups, then the remaining columns as one smaller group."""
     whole = x.shape[-1] // size * size
     if whole:
         yield x[..., :whole].unflatten(-1, (-1, size))
@@ -332,13 +332,13 @@ def _grouped(x: Any, size: int) -> Iterator[Any]:
 
 
 def _by_row(x: Any, *, rounded: bool = False) -> tuple[Any, Any]:
-    """Return x in numbers of eight bits, and the scales of its rows."""
+    """Return x divided by the scales of its rows, and these scales."""
     scales = x.abs().amax(-1, keepdim=True) / _LARGEST
     return ((x / scales).round() if rounded else x / scales), scales
 
 
 def _scaled(t: Tensors, inputs: tuple[Any, Any], weight: str) -> tuple[Any, Any]:
-    """Return the inputs, and products that are multiplied by scales of rows and of columns."""
+    """Return the quantised inputs, and the products multiplied by the scales of rows and of columns."""
     return inputs[0], t["y"] * inputs[1] * t[weight].float().flatten()
 
 

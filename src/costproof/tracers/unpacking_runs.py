@@ -60,7 +60,7 @@ def _groups_of_mlx(of: formats.Mlx, w: LinearShape, t: Tensors) -> Any:
 
 
 def _times_block(numbers: Any, scales: Any, size: int) -> list[Any]:
-    """Return numbers of which ``size`` at a time are multiplied by a scale."""
+    """Multiply each run of ``size`` numbers by its scale."""
     whole = numbers.numel() // size
     found = [numbers[: whole * size].view(whole, size) * scales[:whole, None]] if whole else []
     return [*found, numbers[whole * size :] * scales[-1]] if numbers.numel() % size else found

@@ -98,7 +98,7 @@ class LibraryReading:
         return new + path[len(old) :] if old and path.startswith(old) else path
 
     def _settings_of(self, place: LinearModule, paths: tuple[str, ...]) -> Settings | None:
-        """Return the settings that hold for a module; ``None`` if it is left as it is."""
+        """Return the quantisation settings that apply to a module; ``None`` if it is not quantised."""
         match self.method:
             case "fp8" | "bitsandbytes" | "torchao":
                 return self.settings if self._is_converted(paths) else None
@@ -181,7 +181,7 @@ def library_reading(stored: Stored, model: nn.Module) -> LibraryReading:
 
 
 def _kept_by_transformers(model: nn.Module, names: list[str] | None) -> list[str]:
-    """Return the names that transformers' quantisers make of a list, or of the model without one."""
+    """Return the names of modules that transformers leaves unquantised, from a list or else from the model."""
     from transformers.quantizers.base import HfQuantizer
 
     found: list[str] = HfQuantizer.get_modules_to_not_convert(
@@ -199,7 +199,7 @@ _LISTS: Final = {
 
 
 def _is_in_a_layer(place: LinearModule) -> bool:
-    """Return whether a module is in one of the layers that AutoGPTQ and AutoAWQ go through, with rows to pack."""
+    """Return whether AutoGPTQ and AutoAWQ quantise a module: inside a numbered layer, with more than one row."""
     numbered = re.search(r"(^|\.)(layers?|h|blocks?)\.\d+\.", place.own_path or place.path)
     return numbered is not None and place.rows > 1
 
@@ -223,7 +223,7 @@ _TAKES: Final[Mapping[str, Callable[[LinearModule], bool]]] = {
 
 
 def _target(name: str, place: LinearModule, paths: tuple[str, ...]) -> tuple[int, bool, str] | None:
-    """Return the priority of a target of compressed-tensors that a module has, lowest first; ``None`` if it has not."""
+    """Return the sort key of a compressed-tensors target that matches a module, or ``None``; the lowest key applies."""
     expression = name[3:] if name.startswith("re:") else None
     if expression is None and name in paths:
         return 0, False, name

@@ -191,7 +191,7 @@ def _splits(players: Sequence[Player], values: Sequence[Mapping[K, int | None]])
 
 
 def split(names: Sequence[str], values: Sequence[int]) -> Split:
-    """Return what each set of changes adds beyond its subsets, and the share (Shapley value) of each change.
+    """Return the amount that each set of changes adds beyond its subsets, and each change's share (Shapley value).
 
     Args:
         names: names of the players.

@@ -27,7 +27,7 @@ ProofVerdict = Literal["proved", "refuted", "incomplete"]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Claim that the formula and the graph of one quantity are equal, for a pattern of modules, or two formulas."""
+    """Claim that a quantity's formula equals its graph's, or another formula, for a pattern of modules."""
 
     stage: str
     invocation: str
@@ -163,7 +163,7 @@ class Certificate(NotebookRepr):
 
     @property
     def every_not_claimed(self) -> tuple[str, ...]:
-        """Return what is not claimed, whatever version made the certificate."""
+        """Return the quantities that the certificate does not claim, also for one of an older version."""
         later = () if any(claim.metric == UNPACKING for claim in self.claims) else LATER
         return (*(text for text in self.not_claimed if text not in LATER), *later)
 

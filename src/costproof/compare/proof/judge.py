@@ -127,7 +127,7 @@ class _How:
 
 
 def _counted_in_numbers(row: AlignedRow) -> bool:
-    """Return whether a graph has kept pairs as a number only, counted at the sizes of its run for want of a formula."""
+    """Return whether a graph has kept pairs only as a number, counted at the sizes of its run."""
     graph = row.cells.get("static")
     return row.metric in KEPT and graph is not None and graph.value is not None and not graph.exprs
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # them nor merges two of them.
 _BATCH, _LENGTH, _CONTEXT = 3, 37, 41
 _BATCHES = (_BATCH, 7, 11, 13)
-"""Example batches of a prefill behind a past, of which the first that differs from all lengths is taken."""
+"""Example batches of a prefill with a past; the first that differs from all lengths is taken."""
 _MASKS = ("mask", "window_mask")
 
 
@@ -305,7 +305,7 @@ def with_tokens_of(job: ExportJob, workload: Workload, decoder: Decoder) -> Expo
 
 
 def with_positions(job: ExportJob) -> ExportJob:
-    """Return a job that is given the positions of its tokens [1, n], which are not those behind its cache."""
+    """Return a job with explicit positions [1, n] for tokens that do not directly follow the cached ones."""
     ids = next(job.args[name] for name in ("ids", "embeds") if name in job.args)
     own = [s for s in job.sizes if s.argument in (("ids",), ("embeds",)) and s.dim == 1]
     return replace(
@@ -318,7 +318,7 @@ def with_positions(job: ExportJob) -> ExportJob:
 def of_rank(
     jobs: Iterable[ExportJob], workload: Workload, numbers: Mapping[str, int] | None = None
 ) -> tuple[ExportJob, ...]:
-    """Return the jobs of one of several ranks, with numbers in place of sizes by which their graphs differ."""
+    """Return the jobs of one of several ranks, with numbers for the sizes on which the form of its graph depends."""
     fixed = {**({"B": 1} if workload.own_batch == 1 else {}), **(numbers or {})}
     return tuple(with_numbers(job, fixed) for job in jobs)
 

@@ -121,10 +121,10 @@ class RowsTape(DecoderTape):
         return tape
 
     def _numbers(self, windows: Sequence[int]) -> dict[tuple[int, int], Piece]:
-        """Record the length that a cache with a window, or with the prompt apart, holds until it is first extended.
+        """Record the length counters of caches that have a window, or keep the past apart, until they are extended.
 
         Returns:
-            (row, layer) -> that of a row without a past; those of other rows are read at once.
+            (row, layer) -> the counter of a row without a past; the counters of other rows are read at once.
         """
         found: dict[tuple[int, int], Piece] = {}
         for i, row in enumerate(self.rows):
@@ -228,7 +228,7 @@ class RowsTape(DecoderTape):
         return self._make(self.call.rows * block.width, core)
 
     def _joins_row(self, row: TapeRow) -> bool:
-        """Return whether a row joins its past, which the cache keeps apart, and its new keys and values."""
+        """Return whether a row concatenates its separately cached past with its new keys and values."""
         return self.apart and row.call.past != 0
 
     def _added(self, row: TapeRow, block: AttentionBlock | LatentBlock) -> tuple[Size, Size]:
@@ -255,7 +255,7 @@ class RowsTape(DecoderTape):
 
 
 def _blocks_of(attention: object) -> Sequence[AttentionBlock] | Sequence[LatentBlock]:
-    """Return the block of each kind of rows."""
+    """Return the attention block of each kind of rows."""
     assert isinstance(attention, PackedBlock | PackedLatentBlock)
     return attention.blocks
 
@@ -394,7 +394,7 @@ def _recorded_tape(
     apart: bool,
     rank: RankSteps,
 ) -> MemoryTape:
-    """Return the memory tape of a call, memoized: calls that differ in sizes alone have the same one."""
+    """Return the memory tape of a call, memoized, since calls that differ only in sizes share one tape."""
     return DecoderTape(call, branches, apart=apart, rank=rank).record(
         stack, windows, positions, dict(masks), capped=capped, embedded=embedded
     )

@@ -81,7 +81,7 @@ class StepModule(nn.Module):
 
 
 def _placed(positions: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Return the argument with the positions of tokens; none if they are those behind the cache."""
+    """Return the argument ``position_ids``; empty if tokens directly follow the cached ones."""
     return {} if positions is None else {"position_ids": positions}
 
 
@@ -89,10 +89,10 @@ _LENGTH: Final = "_sliding_window_tensor"
 
 
 class MasksOfRows:
-    """Masks of those rows of a batch that need one, by :func:`row_name`; passed where a model expects one mask."""
+    """Masks of the rows that need one, by :func:`row_name`; passed to a model in place of a single mask."""
 
     ndim = 4
-    """Dimensions of each; GPT-2 asks."""
+    """Dimensions of each mask, which GPT-2 reads."""
 
     def __init__(self, masks: Mapping[str, torch.Tensor]) -> None:
         self.__dict__.update(masks)

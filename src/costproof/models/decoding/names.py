@@ -127,13 +127,13 @@ def invocations(workload: Workload, config: WithRows | None = None) -> tuple[Inv
 
 
 class WithRows(Protocol):
-    """Protocol of a configuration as far as it decides the kinds of the rows of a batch."""
+    """Protocol of configurations that decide which rows of a batch are of one kind."""
 
     def windows(self) -> Sequence[int]:
         """Return the window of each layer; 0 for a layer without one."""
 
     def saves_by_absorbing(self, row: BatchRow) -> bool:
-        """Return whether attention to latents is less work than expanding those of a row's past."""
+        """Return whether attention to the latents of a row's past is less work than expanding them."""
 
 
 def row_kinds(workload: Workload, config: WithRows) -> tuple[tuple[BatchRow, ...], ...]:
@@ -174,7 +174,7 @@ def batch_of(workload: Workload, rows: Sequence[BatchRow]) -> Workload:
 def rows_in_symbols(
     config: WithRows, workload: Workload, rows: Sequence[tuple[BatchRow, tuple[Any, Any, Any]]]
 ) -> SymbolicRun:
-    """Return the run of a batch of rows, each given as an example, and (sequences, new tokens, past) in symbols."""
+    """Return the run of a batch of rows, each given by an example and (sequences, new tokens, past) in symbols."""
     batch, in_symbols = batch_of(workload, [row for row, _ in rows]), dict(rows)
     sizes = {
         "B": sympy.Integer(1),

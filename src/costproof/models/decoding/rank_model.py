@@ -26,7 +26,7 @@ _TURNED: Final = {"turned_colwise": 1, "turned_rowwise": 2}
 TABLES: Final = frozenset({"embedding_rowwise", "colwise_gather_output"})
 """Styles of tables of the vocabulary."""
 GROUP: Final = "tp"
-"""Prefix of the name of the group in exported collectives; behind a colon follows its number of ranks."""
+"""Prefix of the name of the group in exported collectives; a colon and its number of ranks follow."""
 BATCHES: Final = "ep/tp"
 """The same of ranks that share experts and have batches of their own."""
 _WHOLE: Final = frozenset({
@@ -69,7 +69,7 @@ class Share:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Return the first index of this rank's chunk, and the one behind its last."""
+        """Return the first index of this rank's chunk, and the index after its last one."""
         first = min(self.rank * self.chunk, self.padded)
         return first, min(first + self.chunk, self.padded)
 
@@ -186,7 +186,7 @@ _KEPT: Final = "_share"
 
 
 def _join(module: Any, share: Share) -> None:
-    """Let a module exchange its input or output as its style requires."""
+    """Make a module exchange its input or output with other ranks as its style requires."""
     if share.style not in _FORWARDS:
         if share.style not in _WHOLE | {"colwise", "packed_colwise", "packed_rowwise", "grouped_gemm", ROWS_ALONE}:
             raise Incomplete("the plan has a style that is not known here", got=share.style)
@@ -223,7 +223,7 @@ def _all_reduce(value: torch.Tensor, share: Share) -> torch.Tensor:
 
 
 def _all_gather_last(value: torch.Tensor, share: Share) -> torch.Tensor:
-    """Return the parts of all ranks [.., chunk] one behind the other [.., size]; the last ones are padded for it."""
+    """Concatenate the parts [.., chunk] of all ranks to [.., size]; incomplete parts are padded for the gather."""
     import torch
 
     missing = share.chunk - int(value.shape[-1])
@@ -277,7 +277,7 @@ def _gathered_tokens(share: Share, module: Any, inner: Inner, value: torch.Tenso
 
 
 def _whole_positions(share: Share, module: Any, inner: Inner, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Compute the rotary table of the tokens of all ranks; the model counts positions by the own ones."""
+    """Compute the rotary table of the tokens of all ranks, where the model counts only this rank's tokens."""
     import torch
 
     if not share.shares_tokens:
@@ -329,7 +329,7 @@ def _dispatched(
 ) -> torch.Tensor:
     """Run the experts of this rank on the tokens that chose them, and add the results of all ranks.
 
-    A token's choice of another rank's expert gets a number behind the last expert, and weight 0. Ranks with batches of
+    A token's choice of another rank's expert gets a number after the last expert, and weight 0. Ranks with batches of
     their own first gather the tokens of all, and each gets back the sums of its own.
     """
     import torch
@@ -382,7 +382,7 @@ def _exchanged(
 
 
 def _all_gather_first(value: torch.Tensor, share: Share) -> torch.Tensor:
-    """Return the parts of all ranks [rows, ..], which may be uneven, one behind the other."""
+    """Concatenate the parts [rows, ..] of all ranks, which may be uneven."""
     import torch
 
     every: torch.Tensor
@@ -396,12 +396,12 @@ def _all_gather_first(value: torch.Tensor, share: Share) -> torch.Tensor:
 
 
 def _place(share: Share) -> int:
-    """Return the place of a rank among those that have batches of their own."""
+    """Return the index of a rank among the ranks that have batches of their own."""
     return share.rank * share.batches // share.ranks
 
 
 def _parts_of(rows: int, sequences: int, share: Share) -> list[int]:
-    """Return the rows of each rank, if ``sequences`` of them have ``rows``."""
+    """Return the rows of each rank, given that ``sequences`` sequences have ``rows`` rows."""
     return [rows // sequences * own for own in share.sequences]
 
 

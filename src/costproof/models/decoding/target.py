@@ -135,7 +135,7 @@ class CausalTarget(Native[C]):
             Problems: the plan that the workload names does not fit the model.
         """
         if self.plan is None:
-            raise BadInput("it is not described how this model is split over devices", where=self.name)
+            raise BadInput("costproof has no plan that splits this model over devices", where=self.name)
         style = self.style()
         return chosen_plan(self.config, workload, self.plan, style, style.names())
 

@@ -146,7 +146,7 @@ def vision_tape(
 ) -> tuple[LayerTape, Piece]:
     """Record the operators of :func:`vision_encoder`; return the memory tape, and the piece of the last layer's result.
 
-    All layers hold the same, so that one of them is recorded; behind one whose result is kept, two.
+    All layers hold the same, so that one of them is recorded; after one whose result is kept, two.
 
     Args:
         grid: patches along a side of the images.

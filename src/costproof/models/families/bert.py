@@ -1,4 +1,4 @@
-"""BERT: encoder of text, norms behind the additions; masked words, classes or a pooler (transformers' native class)."""
+"""BERT: encoder of text, norms after the additions; masked words, classes or a pooler (transformers' native class)."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
             table=p["vision_positions"],
             deep=tuple(i for i in range(sizes["layers"]) if rng.random() < 0.5),
         )
-        return cls(config), {"mergers behind some layers": bool(config.deep)}
+        return cls(config), {"mergers after some layers": bool(config.deep)}
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
         """Return the workload with one image of randomly drawn size."""

@@ -75,7 +75,7 @@ class ImageTextTarget(Native[C]):
         """Return how the decoder differs from others."""
 
     text_behind: ClassVar[int] = 0
-    """Text tokens that each image needs behind it."""
+    """Text tokens that each image needs after it."""
     returns_features: ClassVar[bool] = True
     """Whether the model also returns the concatenated features."""
 

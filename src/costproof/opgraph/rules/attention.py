@@ -1,4 +1,4 @@
-"""Cost fused attention: two products over the full S_q x S_k and the softmax between them.
+"""Count the costs of fused attention: two products over the full S_q x S_k and the softmax between them.
 
 Headline: 2 * B*H_q*S_q*S_k * (D_qk + D_v). Vector FLOPs per score: 1 for the scale, 5 for the softmax, 1 for the
 addition of a mask tensor, 3 for a soft cap (divide, tanh, multiply), 2 for ALiBi (multiply, add).
@@ -47,7 +47,7 @@ SDPA: Final = (
 NESTED: Final = "costproof.nested_attention"
 """Operator on packed rows that :mod:`costproof.patches.nested` runs for attention of nested tensors."""
 _SEQUENCE_STARTS: Final = ("cum_seq_q", "cu_seqlens_q", "cu_seq_q")
-"""Arguments with the first row of each packed sequence of queries, and behind the last sequence its end."""
+"""Arguments with the first row of each packed sequence of queries, and the end of the last sequence."""
 _KEY_STARTS: Final = ("cum_seq_k", "cu_seqlens_k", "cu_seq_k")
 _KEYS_USED: Final = ("seqused_k", "seqlen_k")
 """Arguments with the number of keys of each sequence that are used, of a cache that is not full."""
@@ -158,7 +158,7 @@ def _aligned(op: OpCall, grid: ScoreGrid) -> ScoreGrid:
 
 
 def length_tensors(op: OpCall) -> tuple[Value, Value | None, Value | None] | None:
-    """Return the tensors of a call with the lengths of packed sequences; ``None`` for a call on other rows.
+    """Return the tensors that state the lengths of packed sequences; ``None`` for a call without packed sequences.
 
     Returns:
         The starts of the sequences of queries, those of keys (default: the same), and how many keys are used of each.

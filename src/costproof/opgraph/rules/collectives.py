@@ -1,4 +1,4 @@
-"""Cost collectives: operators in which the ranks of a group exchange tensors.
+"""Count the costs of collectives: operators in which the ranks of a group exchange tensors.
 
 The bytes sent are those of a ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009; NCCL's and
 gloo's large messages). A tensor that n ranks do not divide is cut into n equal chunks, the last one padded.
@@ -31,7 +31,7 @@ PARTS_GROUP: Final = "fsdp"
 
 
 def with_gathered_parameters(graph: Graph) -> Graph:
-    """Return an exported graph in which parameters that ranks have gathered are parameters, not results of operators.
+    """Return an exported graph in which gathered parameters are values of origin ``param``, not results of operators.
 
     One collective gathers the joined parts, whose copies are put together: ``cat``, ``all_gather_into_tensor``,
     ``split_with_sizes_copy``. The parameters are views of these results, and have the names of the parts.
@@ -39,7 +39,7 @@ def with_gathered_parameters(graph: Graph) -> Graph:
     made = {out.id: (op, i) for op in graph.ops for i, out in enumerate(op.outputs)}
 
     def source(value: Value, *names: str) -> OpCall | None:
-        """Return the operator that a value is a view of a result of, if it has one of these names."""
+        """Return the operator with one of these names whose result, or a view of it, is the value, if any."""
         while value.id in made:
             op, _ = made[value.id]
             if canonical(op.name) in names:
@@ -133,7 +133,7 @@ def all_reduce(op: OpCall) -> OpCost:
     "_c10d_functional.all_gather_into_tensor", "_c10d_functional.all_gather_into_tensor_out", "c10d._allgather_base_",
 )  # fmt: skip
 def all_gather(op: OpCall) -> OpCost:
-    """Count 0 FLOPs; a ring passes n-1 local tensors on."""
+    """Count 0 FLOPs; in a ring each rank sends n-1 tensors of the local size."""
     n = ranks_of(op)
     local = op.names.get("input") or op.names.get("self") or op.tensors[-1]
     return _collective(local, "all_gather", prod((n, nbytes(local))), prod((n - 1, nbytes(local))), n)
@@ -141,26 +141,26 @@ def all_gather(op: OpCall) -> OpCost:
 
 @operator_rule("costproof.all_gather_v", "c10d.allgather_")
 def all_gather_v(op: OpCall) -> OpCost:
-    """Count 0 FLOPs; of parts of any sizes a ring passes on all but that of the next rank."""
+    """Count 0 FLOPs; in a ring each rank sends all parts, of any sizes, except that of the next rank."""
     *parts, local = op.tensors if attr(op, "parts") is None else (*_parts(op), op.tensors[0])
     return _of_parts(op, "all_gather", local, parts, behind=1)
 
 
 @operator_rule("costproof.reduce_scatter_v", "c10d.reduce_scatter_")
 def reduce_scatter_v(op: OpCall) -> OpCost:
-    """Count 0 FLOPs; a ring passes on the sums of all parts, of any sizes, but the own one."""
+    """Count 0 FLOPs; in a ring each rank sends the partial sums of all parts, of any sizes, except its own."""
     parts = _parts(op) if attr(op, "parts") is not None else op.tensors[1:]
     return _of_parts(op, "reduce_scatter", op.tensors[0] if attr(op, "parts") is not None else None, parts, behind=0)
 
 
 def _parts(op: OpCall) -> list[Value]:
-    """Return the parts of all ranks, of which an operator has the number of rows."""
+    """Return the parts of all ranks, by the numbers of rows in the operator's arguments."""
     local = op.tensors[0]
     return [replace(local, shape=(rows, *local.shape[1:])) for rows in attr(op, "parts")]
 
 
 def _of_parts(op: OpCall, kind: str, local: Value | None, parts: Sequence[Value], *, behind: int) -> OpCost:
-    """Return the cost of a collective of which a rank does not send the part of the rank ``behind`` it."""
+    """Return the cost of a collective in which a rank sends all parts except that of the rank ``behind`` it."""
     place = attr(op, "place", GROUP_RANK)
     if not isinstance(place, int) or len(parts) != ranks_of(op):
         raise Uncountable("the place in the group, or the part of each rank, is not known")
@@ -229,5 +229,5 @@ def receive(op: OpCall) -> OpCost:
 
 @operator_rule("_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd")
 def wait(op: OpCall) -> OpCost:
-    """Count 0: the result of a collective, once it is there."""
+    """Count 0: wait for the result of a collective and return it."""
     return OpCost(role="alias")

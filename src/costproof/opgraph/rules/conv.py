@@ -1,4 +1,4 @@
-"""Cost convolutions densely: taps on padding are multiplied like all others.
+"""Count the costs of convolutions: taps on padding are multiplied like all others.
 
 Where windows overlap, FFTs and algorithms for small tiles (S. Winograd, Arithmetic Complexity of Computations, 1980)
 skip products, which are counted as skippable. No algorithm has fewer products than results in each direction.

@@ -1,4 +1,4 @@
-"""Cost elementwise arithmetic, activations and random draws: one FLOP per output element and primitive.
+"""Count the costs of elementwise arithmetic, activations and random draws: one FLOP per output element and primitive.
 
 Scalars count as operands. Integer and boolean results are not FLOPs; comparisons count where an argument is floating
 point. Complex arithmetic counts its real operations: add 2, multiply 6 (2 by a real number). Activations are counted by

@@ -1,4 +1,4 @@
-"""Cost grouped products, many small matrix products in one call, and loops over experts that do the same.
+"""Count the costs of grouped products (many small matrix products in one call) and of equal loops over experts.
 
 A loop over experts computes ``linear(rows, stack[e])`` for every expert e that received rows. Counted as plain layers,
 each product would read its own tensor, and the matrices that are read would depend on the data. Therefore, where data

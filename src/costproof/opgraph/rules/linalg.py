@@ -1,4 +1,4 @@
-"""Cost linear systems, factorizations, vector norms, distances and Fourier transforms, as vector work.
+"""Count the vector work of linear systems, factorizations, vector norms, distances and Fourier transforms.
 
 None of this is a product of matrices, and torch's FlopCounterMode leaves it out too. An addition, a multiplication, a
 division and a root are 1 each.

@@ -1,4 +1,4 @@
-"""Cost matrix products, chains of them, and recurrent layers.
+"""Count the costs of matrix products, chains of them, and recurrent layers.
 
 A product of a (.., K) with a (K, ..) costs 2*K per output element. Bias additions are part of the operator and are not
 counted separately. A complex multiply-accumulate is four real ones.

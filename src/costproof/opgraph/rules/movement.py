@@ -1,4 +1,4 @@
-"""Cost operators without arithmetic: views, casts, copies, factories and metadata, 0 FLOPs each.
+"""Count the costs of operators without arithmetic: views, casts, copies, factories, metadata; 0 FLOPs each.
 
 Views and casts return their argument in another shape, order or type and are not work. ``reshape``, ``contiguous`` and
 ``clone`` may copy and casts do, but whether they do depends on the kernels around them; in the fused-ideal count they

@@ -1,4 +1,4 @@
-"""Cost reductions, normalizations, softmax, sorting and losses: a FLOP per input element and pass.
+"""Count the costs of reductions, normalizations, softmax, sorting and losses: a FLOP per input element and pass.
 
 Layer norm per element: mean, subtract, square, mean, normalize, scale, shift = 7; per row: add epsilon,
 rsqrt = 2. RMS norm per element: square, mean, multiply, scale = 4; per row 2. Softmax per element: max,

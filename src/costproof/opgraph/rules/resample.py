@@ -1,4 +1,4 @@
-"""Cost pooling and interpolation by the taps of their kernels.
+"""Count the costs of pooling and interpolation by the taps of their kernels.
 
 Pooling costs one FLOP per tap read: taps x outputs. An interpolated output element with t taps costs t multiplications
 and t-1 additions. The taps are those of the kernel's name: nearest 1 (a copy, 0 FLOP), linear 2, bilinear 4, bicubic

@@ -142,7 +142,7 @@ def _released(job: ExportJob) -> list[MemoryStep]:
 
 
 def _from_periods(target: Exportable, workload: Workload, whole: Sequence[ExportJob]) -> list[list[MemoryStep]] | None:
-    """Return what the graph of each call allocates and releases, from those of three truncated models.
+    """Return the allocations and releases of each call's graph, extrapolated from three truncated models.
 
     ``None`` unless each has what the one before has, with the same steps repeated once more for one more period, in
     its graphs and in runs of its modules, and unless these give exactly what a run of the whole module allocates and
