@@ -37,7 +37,7 @@ _OF_SYS: Final = (
     *("excepthook", "displayhook", "unraisablehook", "breakpointhook"),
     *("argv", "path", "meta_path", "path_hooks", "path_importer_cache", "modules", "dont_write_bytecode"),
 )
-"""Names of :mod:`sys` whose values belong to who runs the program."""
+"""Names of :mod:`sys` whose values belong to the program that imports costproof."""
 _PRECISIONS: Final = (
     ("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"),
     ("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"),
@@ -63,7 +63,7 @@ class ProcessSetting:
     """Compares a value of before with one of now; ``None`` for random numbers, which are put back always."""
     of_thread: bool = False
     counted: bool = False
-    """Whether code that changes it changes what a module computes."""
+    """Whether a change of it may change the results of a module."""
 
     def read(self) -> Any:
         """Return the value, or a sentinel if it cannot be read or its library is not imported."""

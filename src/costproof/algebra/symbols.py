@@ -34,7 +34,7 @@ _MAX_BITS: Final = 65_536
 """Limit on the bits of a power's value if every symbol has 64 bits, because nested powers grow without bound."""
 _MAX_ARGUMENTS: Final = 8
 _MAX_CALLS: Final = 128
-"""Of functions; a minimum or maximum counts as four: sympy compares its arguments with each other, again and again."""
+"""Most function calls; a minimum or maximum counts as four, since sympy compares its arguments repeatedly."""
 MOST_TERMS: Final = 2_000
 """Limit on the terms of an expanded expression; a larger one would take too long."""
 _TOKEN: Final = re.compile(r"\s*(?:(\d+)|([A-Za-z_][A-Za-z_0-9]*)|(\*\*|[-+*/(),]))")

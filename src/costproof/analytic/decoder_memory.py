@@ -42,7 +42,7 @@ class RankSteps:
     masked: bool = False
     """Whether the rank has some rows of the embedding's table, and overwrites look-ups of others with zeros."""
     gathered: tuple[Size, Size, Size] | None = None
-    """(columns of all logits, the same with padding, those of a chunk); ``None`` if the rank computes all columns."""
+    """(columns of all logits, padded columns, columns of a chunk); ``None`` if the rank computes all columns."""
     padded: bool = False
     """Whether the rank has fewer columns than a chunk."""
     one_row: bool = False
@@ -59,9 +59,9 @@ class RankSteps:
     sharing: Size | None = None
     """Ranks that share each sequence and cache heads of all positions (Ulysses); a call is given positions then."""
     parts: SequencePart | None = None
-    """Place among ranks that share each sequence and cache own positions; a call is given positions then too."""
+    """Place among ranks that share each sequence and cache their positions; the call then takes positions too."""
     kept: Size | None = None
-    """Tokens in the cache of a rank in a step whose new token another rank keeps; ``None`` if it keeps them itself."""
+    """Cached tokens of the rank in a step whose new token another rank caches; ``None`` if it caches new tokens."""
 
 
 ALONE: Final = RankSteps()
@@ -79,7 +79,7 @@ class DecoderTape(MixtureTape):
     """Whether a layer has a window -> the mask that the call is given."""
     rank: RankSteps = ALONE
     apart: bool = False
-    """Whether keys and values of the prompt stay apart from those of later tokens, and each call joins both anew."""
+    """Whether the cache keeps the prompt separate from later tokens, so that each call concatenates both anew."""
     places: Piece | None = None
     """Positions of the tokens if they are an argument of the call, else ``None``."""
 

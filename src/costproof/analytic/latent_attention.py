@@ -339,7 +339,7 @@ class PackedLatents:
     joined: Size = 0
     """Latents and rotated keys of the expanded rows, if they are joined."""
     latents: Size = 0
-    """Those of the latents that are of rows without a past."""
+    """Latents of rows without a past."""
     shared: bool = False
     """Whether some rows absorb the projection and others call it."""
 

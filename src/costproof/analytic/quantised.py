@@ -31,7 +31,7 @@ class MatrixShape:
     i: Size
     has_bias: bool
     dtype: Dtype
-    """Dtype of what is not quantised."""
+    """Dtype of unquantised tensors."""
 
     @property
     def c(self) -> Size:
@@ -342,4 +342,4 @@ _SCALING: Final[dict[type, Callable[[Any, MatrixShape], Size | None]]] = {
     formats.Nvfp4: lambda of, m: _two_levels(m, of.unit[1]),
     formats.CompressedTensors: _of_compressed_inputs, formats.TorchaoEightBit: _of_torchao_inputs,
 }  # fmt: skip
-"""Class of a format -> function that returns the vector FLOPs of a row, if it multiplies in its own dtype."""
+"""Format that multiplies in its own dtype -> function that returns the vector FLOPs per input row."""

@@ -46,7 +46,7 @@ class RingAttention:
     )
 
     local: Layer
-    """Attention of the own queries to the own keys."""
+    """Attention of this rank's queries to its own keys."""
     batch: Size
     tokens: Size
     heads: Size
@@ -106,7 +106,7 @@ class UlyssesAttention:
     source: ClassVar[str] = "Jacobs et al. 2023, DeepSpeed Ulysses, section 3"
 
     local: Layer
-    """Attention of the own heads to all positions; of latents, of the own queries to the own keys."""
+    """Attention of this rank's heads to all positions; of latents, of its queries to its own keys."""
     batch: Size
     tokens: Size
     heads: Size
@@ -149,7 +149,7 @@ class StepOfHeads:
     source: ClassVar[str] = "Hidayetoglu et al. 2025, Shift Parallelism (caches of Ulysses ranks hold heads)"
 
     local: Layer
-    """Attention of the own heads of the new token."""
+    """Attention of this rank's heads of the new token."""
     batch: Size
     heads: Size
     kv_heads: Size
@@ -201,7 +201,7 @@ class AttentionOfParts:
     )
 
     local: Layer
-    """Attention of the new query to the own part of the cache."""
+    """Attention of the new query to this rank's part of the cache."""
     batch: Size
     heads: Size
     value_dim: Size

@@ -38,12 +38,12 @@ class Storage:
 
     scheme: Scheme
     dtype: Dtype
-    """Dtype of what is not quantised."""
+    """Dtype of unquantised tensors."""
     layout: CheckpointLayout
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Values of the configuration's symbols, on which rules may depend."""
     in_parts: bool = False
-    """Whether a rank stores parts of parameters: its checkpoint has its own elements, and its memory padding too."""
+    """Whether a rank stores parts of parameters: without padding in its checkpoint, with padding in memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class DtypeWork:
     least: ByDtype
     """FLOPs that every implementation of the same result has, by dtype."""
     kept: int | None = None
-    """FLOPs without those of scores that masks hide; ``None``: unknown."""
+    """FLOPs without those of scores that masks hide; ``None`` if unknown."""
 
 
 def sum_work(works: Iterable[DtypeWork]) -> DtypeWork:

@@ -174,7 +174,7 @@ class StageLinks:
     id: str
     sent_bytes: int
     seconds: str
-    """Of its collectives, one after another."""
+    """Time of its collectives, one after another."""
     exposed_s: str | None
     """Lower bound if nothing is computed during a collective: modules at the roof, and the collectives."""
     overlapped_s: str | None
@@ -207,9 +207,9 @@ class LinkBounds:
     """Bytes per second of one device to other nodes; ``None``: not known, or not used."""
     collectives: tuple[CollectiveBound, ...]
     stages: tuple[StageLinks, ...]
-    """Of the counted rank; the last is the whole run."""
+    """Stages of the counted rank; the last entry is the whole run."""
     ranks: tuple[RankTimes, ...]
-    """Of all ranks, the slowest first."""
+    """Times of all ranks, slowest first."""
 
     def rates(self) -> dict[tuple[str, str, str], Fraction]:
         """Return (stage, part, kind of a collective) -> seconds for each byte of its payload."""

@@ -290,7 +290,7 @@ class DispatchForm:
 
     name: str
     unit: Literal["batch", "expert", "rank", "node"]
-    """What gets a copy of its own: all ranks, each chosen expert, or each rank or node that holds a chosen expert."""
+    """Receivers of one copy each: all ranks, the chosen experts, or the ranks or nodes that hold a chosen expert."""
     source: str
     header: int = 0
     """Bytes before the hidden state of a copy."""

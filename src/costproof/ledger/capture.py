@@ -179,7 +179,7 @@ class Capture:
     parallel: Parallel | None = None
     """Costs of every rank, by the formulas, if the run is spread over several devices; the ledgers are of one rank."""
     padding: Padding | None = None
-    """What the run holds only because sizes are rounded up; ``None`` unless requested."""
+    """Memory and tokens that only padding adds; ``None`` unless requested."""
     recorded: dict[str, tuple[Metric, ...]] = field(default_factory=dict)
     """Source -> metrics on record as available for this target in such a run; empty without a record."""
 

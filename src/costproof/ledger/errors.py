@@ -116,9 +116,9 @@ class Recount(NamedTuple):
     where: str
     metric: str
     found: int | Fraction
-    """What costproof reports."""
+    """The number that costproof reports."""
     again: int | Fraction
-    """The same by separate code."""
+    """The number by separate code."""
 
 
 def check_recounts(counted: Iterable[Recount]) -> None:

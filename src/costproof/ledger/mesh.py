@@ -388,7 +388,7 @@ class Dispatch:
     sent_bytes: int
     """Bytes that the rank sends in all layers and calls, to dispatch and to combine, rounded up."""
     fp8_bytes: int
-    """The same if tokens are dispatched in fp8 with a scale for each 128 elements, and combined in the run's dtype."""
+    """Bytes if tokens are dispatched in fp8 with a scale for each 128 elements, and combined in the run's dtype."""
     expert_flops: int
     """FLOPs of the routed experts of the rank, rounded up."""
 

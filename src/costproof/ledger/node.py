@@ -36,7 +36,7 @@ class CostNode:
     costs: dict[Metric, int | None]
     """Exact integers; ``None`` is unknown, never zero."""
     exprs: dict[Metric, str] = field(default_factory=dict)
-    """The same quantities in symbols as canonical text, if the source is symbolic."""
+    """The costs in symbols, as canonical text, if the source is symbolic."""
     owner: str = ""
     """Origin of the numbers: a formula's name (analytic) or the module's class (graph sources)."""
     evidence: tuple[str, ...] = ()

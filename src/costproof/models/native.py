@@ -51,7 +51,7 @@ class Configured(ABC, Generic[C]):
     name: str
     options: RunOptions = field(default_factory=RunOptions)
     cut: tuple[tuple[str, str], ...] = ()
-    """What ``options.layers`` removed; ``config`` is already truncated."""
+    """The truncation by ``options.layers``; ``config`` is already truncated."""
     whole: C | None = None
     """The configuration before truncation; ``None`` if it is not truncated."""
     published: C | None = None

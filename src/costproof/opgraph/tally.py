@@ -134,7 +134,7 @@ def _share(elements: Size, rows: Size, tokens: Size, experts: Size, *, partial: 
 ParameterShapes = Mapping[str, tuple[tuple[int, ...], str]]
 """Full name -> shape and dtype."""
 Storage = Mapping[str, Mapping[Metric, int | None]]
-"""Module path -> metrics of what the checkpoint stores of it and a loaded model holds."""
+"""Module path -> metrics of its tensors in the checkpoint and in a loaded model."""
 
 
 def parameter_nodes(

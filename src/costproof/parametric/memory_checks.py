@@ -28,7 +28,7 @@ from costproof.parametric.targets import evaluate_formulas, live_peaks
 
 _LIVE: Final = "weights and live peak"
 _MOST_REFUSED: Final = 1_000
-"""Values below a limit of which the model must refuse each, if it fits at none of them."""
+"""Number of values before a limit that are tried: the model must refuse each one above the last that fits."""
 
 
 def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recount]:

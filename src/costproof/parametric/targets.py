@@ -96,7 +96,7 @@ def live_peaks(model: WithMemory, workload: Workload, *, inputs_held: bool = Tru
 
 HELD: Final[tuple[Metric, ...]] = ("params", "weight_bytes", "buffer_bytes")
 DONE: Final[tuple[Metric, ...]] = ("flops", *KEPT, "kv_cache_bytes")
-"""Metrics, of what devices hold and of what they do in a run, whose sum over ranks is explained by named copies."""
+"""Metrics of memory and of work whose sum over ranks is explained by named copies."""
 
 
 _Terms = Counter[tuple[str, str, Metric, str]]

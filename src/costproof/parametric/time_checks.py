@@ -231,7 +231,7 @@ def rank_recounts(found: LinkBounds, mesh: Mesh, rank: int, run: StageBound) -> 
 _OF_EXPERTS: Final = frozenset(
     ("calls", "params", "weight_bytes", "weight_read_bytes", "unpacked_bytes", "buffer_bytes", *STORAGE, *EXCHANGED)
 )
-"""Metrics of routed experts that are those of their weights and calls, however many rows they get."""
+"""Metrics of routed experts that depend on their weights and calls, not on their number of rows."""
 
 
 def mean_recounts(whole: Folded, mean: Folded, ranks: int) -> Iterator[Recount]:

@@ -33,7 +33,7 @@ GREATEST_HEAD: Final = 256
 """Greatest head dimension that the kernels support."""
 
 WHOLE_HEADS: Final = 8
-"""Number to a multiple of which the package pads the width of heads."""
+"""Number to whose next multiple the package pads the width of heads."""
 
 OLDEST: Final = (2, 8)
 """The oldest supported release. Since 2.7 operators are registered with torch; the rules know the schemas of 2.8."""

@@ -39,9 +39,9 @@ _AT_ONCE: Final = 2**22
 
 Run = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], Any]
 _runs: Final[dict[int, Run]] = {}
-"""Number of a call in the open context -> what the operator computes."""
+"""Number of a call in the open context -> function that computes the operator's result."""
 _masks: Final[dict[int, Callable[..., Any]]] = {}
-"""The same -> its mask function, for a count of its own in a run."""
+"""Number of a call in the open context -> its mask function, for the second judge's count."""
 
 
 @contextmanager
@@ -172,7 +172,7 @@ def _miss_values() -> None:
 
 
 _made_up: Final[list[None]] = []
-"""Not empty while values of tensors are made up, of which a mask function makes no mask."""
+"""Not empty while values of tensors are made up, so that mask functions must not be evaluated."""
 
 
 @contextmanager

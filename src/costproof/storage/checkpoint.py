@@ -56,7 +56,7 @@ class HeaderMismatch:
     """``None``: the layout does not have it. Its ``count`` tensors are missing if :attr:`got` is ``None``."""
     got: HeaderTensor | None
     cause: str = ""
-    """Known reason; empty: none, so the mismatch is a finding."""
+    """Known reason; empty for a mismatch without one, which is a finding."""
 
     @property
     def count(self) -> int:
@@ -194,14 +194,14 @@ class HeaderDifference:
 
     name: str
     expected: str
-    """Dtype and shape by the layout; empty: none expected."""
+    """Dtype and shape by the layout; empty if the layout lacks the tensors."""
     got: str
     """Dtype and shape in the headers; empty: not there."""
     tensors: int
     bytes: int
     """Bytes in the headers minus bytes by the layout."""
     cause: str = ""
-    """Known reason; empty: none."""
+    """Known reason, or empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ class StoredCheckpoint:
 
     target: str
     method: str
-    """Method of quantisation; empty: none."""
+    """Method of quantisation, or empty."""
     formats: tuple[str, ...]
     """Formats of its linear layers."""
     params: int

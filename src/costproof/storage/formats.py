@@ -198,7 +198,7 @@ class CompressedTensors(Format):
     inputs: str = ""
     """``dynamic`` or ``static`` scales of inputs; empty: inputs stay in the run's dtype."""
     input_levels: bool = False
-    """Whether inputs have a global scale, beside those of groups."""
+    """Whether inputs have a global scale in addition to those of groups."""
     input_zero: bool = False
     """Whether inputs have a stored zero point."""
 

@@ -61,7 +61,7 @@ class GgufTensor:
     name: str
     module: str
     shape: tuple[int, ...]
-    """As torch has it: the slowest dimension first."""
+    """Shape in torch's order: the slowest dimension first."""
 
 
 def gguf_tensors(

@@ -115,7 +115,7 @@ class Scheme:
     classes: tuple[str, ...] = ("Linear",)
     """Classes that rules apply to, with all that inherit from them."""
     float32: bool = False
-    """Whether the checkpoint has in float32 what the class of the model loads so."""
+    """Whether the checkpoint stores in float32 the modules that the class loads in float32."""
     named: tuple[str, ...] = ()
     """Paths of modules with settings of their own; one that the model does not have leaves the layout unknown."""
     names_experts: bool = False

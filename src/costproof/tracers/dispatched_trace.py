@@ -40,7 +40,7 @@ _COMPOSED: Final = frozenset({"DTensor", KIND})
 """Classes of tensors that consist of others, on which their operators run."""
 _FAKE: Final = "FakeTensor"
 _VIEWS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
-"""What would return a view of a nested tensor as another object than the one that is recorded."""
+"""Functions that would return a view of a nested tensor as another object than the recorded one."""
 _GROUPS: Final = ("c10d", "_c10d_functional", "_dtensor")
 """Namespaces of collectives."""
 _WHOLE: Final[Mapping[str, Any]] = {

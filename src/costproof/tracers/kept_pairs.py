@@ -25,7 +25,7 @@ from costproof.ledger.errors import first_line
 _STORED: Final = 2**18
 """Maximum number of elements of a tensor whose values are stored; of larger ones some rows are computed at a time."""
 _LONGEST: Final = 2**24
-"""The same of a vector."""
+"""Maximum number of elements of a vector whose values are stored."""
 _MOST: Final = 2**26
 """Maximum number of elements of a mask that are counted."""
 _HIDDEN: Final = -9_999.0
@@ -96,7 +96,7 @@ def _expanded(values: torch.Tensor, dimensions: int) -> torch.Tensor:
 
 _broadcast: Final[Callable[..., tuple[int, ...]]] = torch.broadcast_shapes
 PLAIN: Final = _constant(())
-"""A tensor computed from activations or weights, of which nothing is known but that it hides no score."""
+"""Marks a tensor computed from activations or weights, of unknown values that hide no score."""
 
 
 class _Entry(NamedTuple):

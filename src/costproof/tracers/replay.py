@@ -101,7 +101,7 @@ class ReplayedCall:
     enqueue: EnqueuedCall | None = None
     """One call on both clocks, with its host time outside of any forward; ``None`` if it could not be repeated."""
     first: EnqueuedCall | None = None
-    """As :attr:`enqueue`, with the host time of a call whose code is not in the processor's caches."""
+    """Like :attr:`enqueue`, with the host time of a call whose code is not in the processor's caches."""
 
     @property
     def calls(self) -> int:

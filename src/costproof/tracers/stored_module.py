@@ -32,9 +32,9 @@ _DTYPES: Final = {
 """Name of a dtype of torch -> its name in a header."""
 _AS_IT_IS: Final[Mapping[str, str]] = {}
 Reading = Scheme | LibraryReading
-"""What says which modules are quantised: that for formulas, or that for the static source."""
+"""Reading of the quantisation settings: by our rules, or by the library's code for the static source."""
 _IN_FLOAT32: Final = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
-"""Attributes of a class with the names of what it loads in float32 whatever its dtype, as its checkpoint has it."""
+"""Attributes of a class with the names of modules that are stored and loaded in float32 whatever its dtype."""
 
 
 @dataclass(frozen=True, slots=True)

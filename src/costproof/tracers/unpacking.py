@@ -42,7 +42,7 @@ NOT_COUNTED: Final = "vector FLOPs of quantised weights are not known: "
 Matrices = Mapping[str, Collection[StoredMatrix]]
 """Path of a module -> the matrices that it multiplies by."""
 _LARGEST: Final = 448.0
-"""Of E4M3; its value decides no count."""
+"""Largest number of E4M3; no count depends on its value."""
 
 
 def with_unpacking(ledger: Ledger, matrices: Matrices, dtype: Dtype, *, in_symbols: bool = False) -> Ledger:

@@ -22,7 +22,7 @@ _DTYPES: Final = {
 }  # fmt: skip
 """Dtype in a header -> dtype of torch; words without a sign shift like those with one."""
 _LARGEST: Final = 448.0
-"""Of E4M3; its value decides no count."""
+"""Largest number of E4M3; no count depends on its value."""
 
 
 def torch_dtype(stored: str) -> Any:
@@ -131,7 +131,7 @@ UNPACK_BY_GROUP: Final[Mapping[type, Callable[[Any, LinearShape, Tensors], Any]]
     formats.CompressedTensors: _groups_of_compressed, formats.TorchaoEightBit: _rows_of_torchao,
     formats.TorchaoInt4: _groups_of_tinygemm,
 }  # fmt: skip
-"""As :data:`.unpacking._UNPACK`, of the dynamic source; parts of W are a list."""
+"""Like :data:`.unpacking._UNPACK`, for the dynamic source; parts of W are a list."""
 
 
 def _rows_in_eight_bits(x: Any, *, rounded: bool = False) -> tuple[Any, Any]:
@@ -209,4 +209,4 @@ SCALE_BY_BLOCK: Final[Mapping[type, Callable[[Any, LinearShape, Tensors], Any]]]
     formats.Nvfp4: lambda of, w, t: _groups_in_four_bits(t, of.unit[1], "input_scale", "weight_scale_2"),
     formats.TorchaoEightBit: _rows_of_torchao_inputs,
 }  # fmt: skip
-"""As :data:`.unpacking._SCALE`, of the dynamic source."""
+"""Like :data:`.unpacking._SCALE`, for the dynamic source."""

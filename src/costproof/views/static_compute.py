@@ -120,13 +120,13 @@ class StaticCompute:
     collectives: tuple[Collectives, ...] = ()
     """Collectives of the counted rank by the formulas, equal ones together."""
     duplicates: tuple[Duplicate, ...] = ()
-    """What all ranks together have or do more than one device; with these, the sums over ranks are exact."""
+    """Costs of all ranks together beyond those of one device; with these, the sums over ranks are exact."""
     dispatches: tuple[Dispatch, ...] = ()
     """Forms in which tokens may reach the experts of other ranks, with what the counted rank sends and computes."""
     attributes_bytes: int = 0
     """Memory of tensors that are plain attributes of modules, in no cost above."""
     padding: Padding | None = None
-    """What the run holds only because sizes are rounded up, by the formulas; no cost above includes it."""
+    """Memory and tokens that only padding adds, by the formulas; no cost above includes them."""
 
     @property
     def one_stage(self) -> bool:

@@ -168,7 +168,7 @@ QUANTISATION_FILES: Final = (
 )  # fmt: skip
 """Names of files that describe quantised weights, of ModelOpt, AutoGPTQ, AutoRound, AutoAWQ and Quanto."""
 _DESCRIPTIONS: Final = "quant_model_description*.json"
-"""As :data:`QUANTISATION_FILES`, of msModelSlim."""
+"""Like :data:`QUANTISATION_FILES`, for msModelSlim."""
 _INDICES: Final = "*.index*.json"
 _WEIGHTS: Final = "*.safetensors"
 _GGUF: Final = "*.gguf"
@@ -176,7 +176,7 @@ _NOT_PACKED: Final = re.compile(r"(?i).*(f16|f32|fp16|fp32).*")
 """Names of GGUF files with unquantised weights."""
 _MOST_FILES: Final = 256
 _RECIPE: Final = "recipe.yaml"
-"""What llm-compressor did to a checkpoint."""
+"""File with the recipe that llm-compressor applied to a checkpoint."""
 _MODIFIER: Final = re.compile(r"\b(\w+Modifier)\b")
 _NOT_QUANTISING: Final = re.compile(
     r"(SparseGPT|Wanda(Pruning)?|(Magnitude|Constant|Global\w*|Layer\w*)Pruning|OutputDistillation|SmoothQuant"

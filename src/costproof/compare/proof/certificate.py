@@ -92,7 +92,7 @@ class Settings:
     chosen: dict[str, str] = field(default_factory=dict)
     """Settings of the proof that are specific to the target."""
     stored: str = ""
-    """JSON text of what the files of the checkpoint state of its formats and dtype; empty: what is published."""
+    """JSON text of the formats and dtype that the files of the checkpoint state; empty for the published ones."""
 
 
 LATER: Final = ("the vector work of the format of quantised weights (unpacking_flops)",)

@@ -28,7 +28,7 @@ TABLES: Final = frozenset({"embedding_rowwise", "colwise_gather_output"})
 GROUP: Final = "tp"
 """Prefix of the name of the group in exported collectives; a colon and its number of ranks follow."""
 BATCHES: Final = "ep/tp"
-"""The same of ranks that share experts and have batches of their own."""
+"""Prefix of the name of the group of ranks that share experts and have batches of their own."""
 _WHOLE: Final = frozenset({
     "replicate", "replicated_with_grad_allreduce", "local_params", "mla_kv_a_proj", "all_reduce", "moe_identity_expert",
     "moe_tp_experts", "ep_dispatch_experts", "ep_local_experts", "gather_tokens", "whole_positions",
@@ -49,7 +49,7 @@ class Share:
     batches: int = 1
     """Ranks that have tokens of their own among those that share experts."""
     splits: Splits | None = None
-    """What ranks send each other if they do not gather tokens."""
+    """Numbers of pairs that ranks send each other, if they do not gather tokens."""
     sequences: tuple[int, ...] = ()
     """Sequences of each of the ranks that gather tokens; empty if they have equally many."""
     multiple: int = 1

@@ -22,9 +22,9 @@ from costproof.opgraph.rules.sizes import nbytes, numel, prod, total
 GROUP_SIZE: Final = "group_size"
 """Key in ``OpCall.attrs`` with the number of ranks in the group, if the source knows the group itself."""
 GROUP_RANK: Final = "group_rank"
-"""The same with the place of the counted rank in the group."""
+"""Attribute with the place of the counted rank in the group."""
 OF_RING: Final = "of_ring"
-"""The same, true while a ring of ranks that share a sequence runs."""
+"""Attribute that is true while a ring of ranks that share a sequence runs."""
 
 PARTS_GROUP: Final = "fsdp"
 """Prefix of the name of a group whose ranks gather the parts of parameters that they store."""
