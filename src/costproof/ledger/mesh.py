@@ -113,7 +113,7 @@ class Mesh:
 
     @property
     def batches(self) -> int:
-        """Return how many batches the experts of a group along ``ep`` serve: 1 if its ranks are those of ``tp``."""
+        """Return the number of batches whose tokens the experts of an ``ep`` group process."""
         return max(1, self.ep // self.tp)
 
     def coordinates(self, rank: int) -> Coordinates:
@@ -375,7 +375,7 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """What the counted rank sends to the experts of other ranks, and gets for its own, in a form of dispatch."""
+    """Traffic of the counted rank to other ranks' experts and to its own experts, in a form of dispatch."""
 
     stage: str
     invocation: str

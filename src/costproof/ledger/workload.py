@@ -215,12 +215,12 @@ class Workload:
 
     @property
     def sequence_parts(self) -> int:
-        """Return the equal parts that a prompt is divided into: one for each rank that shares it, in zigzag two."""
+        """Return the number of equal parts of a prompt: one for each rank that shares it, or two in zigzag order."""
         return self.mesh.cp * (1 + (self.mesh.cp > 1 and self.inputs.get(CP_PLAN, "zigzag") == "zigzag"))
 
     @property
     def keeps_new_tokens(self) -> bool:
-        """Return whether the counted rank caches the tokens of decode steps; of ranks that share, the last one does."""
+        """Return whether the counted rank caches the tokens of decode steps, as the last rank along ``cp`` does."""
         return self.mesh.coordinates(self.rank).cp == self.mesh.cp - 1
 
     @property

@@ -195,7 +195,7 @@ class MemoryStep(NamedTuple):
 
 
 def repeated(growing: Iterable[Sequence[T]], more: int) -> list[T] | None:
-    """Return a sequence with ``more`` further copies of the blocks that each of three has beyond the one before.
+    """Extrapolate three sequences that grow by copies of the same blocks to ``more`` further copies of each block.
 
     The second must be the first with blocks inserted, and the third the first with two copies of each at the same
     places: x y, x A y B, x A A y B B. ``None`` if they are not, if they are in several ways that do not all give the

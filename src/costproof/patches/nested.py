@@ -314,13 +314,13 @@ def rows_exported() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Modes:
-    """Modes of the exporter that wait while an operator goes to the class of its tensors, innermost last."""
+    """Modes of the exporter that are deactivated while a tensor class handles an operator, innermost last."""
 
     waiting: list[list[Any] | None]
 
     @contextmanager
     def away(self, first: Any) -> Iterator[None]:
-        """Deactivate all modes; ``first`` is the one that is being called."""
+        """Deactivate all modes while the block runs; ``first`` is the mode that is handling a call."""
         import torch
         from torch.utils._python_dispatch import _disable_current_modes
 

@@ -316,7 +316,7 @@ class _Missing:
 
 
 def cut_to_stage(model: Any, ranks: int, rank: int, stages: int) -> None:
-    """Make a model one stage of a pipeline, as vLLM makes one of a model of transformers.
+    """Reduce a model to one pipeline stage, as vLLM does for models of transformers.
 
     Layers of other stages are replaced by modules that pass hidden states on; so are embedding, norm and head where
     another stage runs them. The decoder receives its input from the rank before, and sends its result to the one after.

@@ -205,7 +205,7 @@ def _of_all_ranks(target: OperandInput, found: Operand, room: _Room) -> Fits:
 
 
 def _of_rank(read: Operand, of: _Room) -> Fits:
-    """Return the answer of the counted rank, or of a run on one device."""
+    """Return the result for the counted rank, or for a run on one device."""
     side, device, room, kept_free = read.baseline, of.device, of.room, of.reserve
     check_whole(side)
     name, folded = choose_source(side, needed=NEEDED)
@@ -283,7 +283,7 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
 
 
 def _with_graph(found: Fits, read: Operand) -> Fits:
-    """Complete an unknown answer by the live peaks of exported graphs, if these can be computed."""
+    """Complete an unknown result by the live peaks of exported graphs, if these can be computed."""
     target = read.exported.target if read.exported is not None else read.origin
     undecided = found.verdict == "not known" and found.is_known and found.certain_bytes is not None
     if not undecided or found.live_bytes is not None or not isinstance(target, Exportable):
@@ -354,7 +354,7 @@ def _blocked_cache(target: Target | None, workload: Workload) -> BlockedCache | 
 
 
 def _in_blocks(found: Fits, blocked: BlockedCache, live: Mapping[str, int | None]) -> Fits:
-    """Return the answer with a cache in blocks.
+    """Return the result with a cache in blocks.
 
     Args:
         live: live peak of each stage; empty if unknown.

@@ -320,7 +320,7 @@ def _bubble(workload: Workload, schedule: str, microbatches: int) -> str:
 def _borders(
     batch: SettingCurve, length: SettingCurve, of: Roof, arithmetic: Arithmetic, exchange: _GroupRates, shared: int
 ) -> Iterator[BottleneckThreshold]:
-    """Yield the borders of all stages.
+    """Yield the bottleneck thresholds of all stages.
 
     Args:
         shared: ranks over which rows of routed experts are averaged.
@@ -384,7 +384,7 @@ def _link_borders(
     rates: Mapping[tuple[str, str], Fraction],
     shared: int,
 ) -> Iterator[BottleneckThreshold]:
-    """Yield where collectives take longer than the memory traffic, and where the products take longer than them.
+    """Yield thresholds between collectives and memory traffic, and between matrix products and collectives.
 
     Args:
         clocks: products and memory traffic, in parts of which ``unit`` are a second.
@@ -435,7 +435,7 @@ def _mixes(node: CostNode) -> bool:
 
 
 def _mean(terms: FormulaSum, ledger: Ledger, shared: int) -> FormulaSum:
-    """Return a sum times ``shared``, of which what grows with the rows of routed experts is only the sum."""
+    """Multiply a sum by ``shared``, except terms that grow with the rows of routed experts."""
     outer = {node.role for node in ledger.nodes if node.kind == EXPERT_PRODUCTS}
 
     def routed(node: CostNode) -> bool:

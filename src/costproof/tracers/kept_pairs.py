@@ -144,7 +144,7 @@ class RunValues:
         return entry is not None and entry.ref() is tensor and entry.multiplied
 
     def get(self, value: Any) -> Any:
-        """Return a tensor with values in place of one whose values are stored; return anything else unchanged."""
+        """Replace a tensor by its stored values, if there are any; return any other value unchanged."""
         known = self.known(value) if isinstance(value, torch.Tensor) else None
         return value if known is None or known.whole is None or known is PLAIN else known.whole
 
@@ -460,7 +460,7 @@ class KeptPairs:
         self._note(result, _Product(key, flops, prod(shape)), known, masked=added is not None and added.numel() > 1)
 
     def _weights(self, key: Any, scores: _Followed, factor: torch.Tensor, flops: int) -> None:
-        """Add an attention whose scores weight values in this product."""
+        """Record the attention that ends with this product, in which scores weight values."""
         first = scores.product
         if first.done or not (scores.masked or first.softmax):
             return
@@ -531,7 +531,7 @@ def _number(flags: Elements) -> int | None:
 
 @lru_cache(maxsize=4096)
 def band(queries: int, keys: int, left: int | None, right: int | None, shift: int) -> int:
-    """Return the pairs of one grid of scores, query by query.
+    """Return the number of pairs in a band of one score grid, summed query by query.
 
     Args:
         left: keys that a query sees before its own; ``None`` for all.

@@ -149,7 +149,7 @@ class BuiltQuantised:
 
 
 def built_quantised(model: nn.Module, stored: Stored, scheme: Scheme) -> BuiltQuantised:
-    """Return a module with the tensors of a quantised checkpoint, on meta, as transformers replaces its parts.
+    """Return a module on meta with the tensors of a quantised checkpoint, by transformers' own replacements.
 
     Which parts are quantised, and the shapes of their tensors, follow from the code of transformers and of the format's
     library, and for AWQ, whose linear layer is in another package, from packing a matrix. A format has no part in it,
@@ -243,7 +243,7 @@ Quantise = Callable[[Any], Mapping[str, Any]]
 
 
 def _replace_linear(model: Any, method: str, quantise: Mapping[str, Quantise]) -> None:
-    """Replace linear layers by modules with the tensors that a library makes of zeros of their shape.
+    """Replace linear layers by modules with the tensors that a library makes from a zero layer of equal shape.
 
     Args:
         quantise: path of a layer -> the function that returns the tensors of an equal layer.

@@ -218,7 +218,7 @@ def _scratch(memory: local, device: torch.device) -> tuple[torch.Tensor, torch.T
 def _hash_words(
     words: torch.Tensor, scratch: torch.Tensor, key: torch.Tensor | int, multiplier: torch.Tensor | int
 ) -> None:
-    """Fill words [rows, n] or [n] with the first word of the first n indices of each block.
+    """Fill words [rows, n] or [n] with the first hash of the first n indices of each block.
 
     Args:
         key: of the block, or [rows, 1].
@@ -234,7 +234,7 @@ def _hash_words(
 
 
 def _sum_lanes(words: torch.Tensor, scratch: torch.Tensor) -> None:
-    """Replace each first word by the random number in its upper half."""
+    """Compute random numbers from the hashes, and store them in the upper halves of the words."""
     import torch
 
     torch.mul(words, _SECOND, out=scratch)

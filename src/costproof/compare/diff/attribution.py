@@ -144,7 +144,7 @@ def _section_name(name: str, keys: Sequence[str]) -> str:
 
 
 def _settled(players: list[Player], at: _At[K]) -> tuple[tuple[Player, ...], list[Mapping[K, int | None]]]:
-    """Return players whose subsets all give a valid model, and the quantities at every subset, by bit mask.
+    """Merge players until all subsets give a valid model; return them, and the quantities at each subset (bit mask).
 
     The smallest rejected subset is merged into one player with the smallest valid set that contains it.
     """

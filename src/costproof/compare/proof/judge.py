@@ -133,7 +133,7 @@ def _counted_in_numbers(row: AlignedRow) -> bool:
 
 
 def _kept(static: Ledger, names: frozenset[str]) -> dict[tuple[str, str], frozenset[str]]:
-    """Return (stage, invocation) -> the symbols of the workload that its graphs contain."""
+    """Return the workload symbols in the graphs of each (stage, invocation)."""
     found: dict[tuple[str, str], frozenset[str]] = {}
     for node in static.nodes:
         key = (node.stage, node.invocation)

@@ -325,7 +325,7 @@ def _fitting(target: Provable, workload: Workload, seed: int) -> Workload | Prob
 
 
 def drawn_pairs(target: Provable, workload: Workload, seed: int) -> str:
-    """Return how many pairs of a token and an expert each rank sends to each, for a random routing of a prompt."""
+    """Return the numbers of (token, expert) pairs that ranks send each other under a random routing of a prompt."""
     rng, mesh = random.Random(f"costproof:pairs:{seed}:{workload.name}"), workload.mesh
     each = workload.batch // mesh.dp * workload.text_tokens * target.info().symbols.get("text_topk", 0)
     cuts = [sorted(rng.randint(0, each) for _ in range(mesh.ep - 1)) for _ in range(mesh.world)]
@@ -513,7 +513,7 @@ def counted_pairs(piece: Piece[Provable], seed: int) -> Piece[Provable]:
 
 
 def _seen(row: BatchRow, window: int) -> int:
-    """Count the pairs of a query of one sequence and a key that it sees."""
+    """Count, one by one, the pairs of a query of one sequence and a key that it sees."""
     length = row.past + row.new
     return sum(
         k <= q and (not window or q - k < window) for q in range(row.past, length) for k in range(length)

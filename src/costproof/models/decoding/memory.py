@@ -41,7 +41,7 @@ _WIDEST_SHARED: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class TapeRow:
-    """Equal sequences of a batch, whose attention is a call of its own."""
+    """Equal sequences of a batch, whose attention is a separate call."""
 
     call: StackCall
     branches: CopyBranches

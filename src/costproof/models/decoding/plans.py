@@ -42,7 +42,7 @@ _WHERE: Final = f"--{PLAN}"
 
 @dataclass(frozen=True, slots=True)
 class LayoutPlan:
-    """Layouts of modules by pattern, in which ``*`` stands for any characters, and what else an engine does."""
+    """Layouts of modules by glob pattern, and other choices of an engine, such as padding of the vocabulary."""
 
     name: str
     source: str
@@ -111,7 +111,7 @@ ENGINES: Final[Mapping[str, LayoutPlan]] = {
 
 
 def stored_plan(text: str) -> str:
-    """Return a plan as a workload stores it: the name of an engine's, or the layouts of a file of the user.
+    """Return a plan as a workload stores it: the name of an engine's plan, or the layouts of a user's file.
 
     Args:
         text: a name, the path of a YAML file that maps patterns to layouts, or the stored form.

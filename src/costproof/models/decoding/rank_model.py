@@ -316,7 +316,7 @@ def _added(share: Share, module: Any, inner: Inner, *args: Any, **kwargs: Any) -
 
 
 def _latents(share: Share, module: Any, inner: Inner, value: torch.Tensor) -> torch.Tensor:
-    """Take the rotary part of the latents apart and put it back, as transformers does for its gradient."""
+    """Split the latents and concatenate them again, as transformers does for a separate gradient."""
     import torch
 
     found = inner(module, value)
@@ -407,7 +407,7 @@ def _parts_of(rows: int, sequences: int, share: Share) -> list[int]:
 
 @cache
 def uneven(name: str) -> Any:
-    """Return the operator that gathers, or adds and scatters, uneven parts: torch has none for an export.
+    """Return our operator that gathers, or reduces and scatters, uneven parts; torch has none that can be exported.
 
     As vLLM's ``all_gatherv`` and ``reduce_scatterv`` (PyNccl) do, one rank after another broadcasts its part, or gets
     the sum for it.

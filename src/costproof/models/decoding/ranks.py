@@ -1,4 +1,4 @@
-"""Make the model of the counted rank: for exports by our reading of its plan, for runs as transformers does it."""
+"""Build the model of the counted rank: for exports by our reading of the plan, for runs by transformers."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ def computed(
 def real_prompt(
     model: nn.Module, workload: Workload, decoder: Decoder, shapes: Mapping[str, Any], ids: torch.Tensor
 ) -> dict[str, Any]:
-    """Return ``shapes``, the prefill's arguments on meta, with these token ids and with masks that have values.
+    """Return the prefill's arguments ``shapes`` with these token ids and with masks that have values.
 
     Args:
         ids: those of the past, which fill the cache in a run without a tracer, and those of the prompt.

@@ -229,7 +229,7 @@ def _forms_of_periods(cut: Sequence[Exportable], more: int, workload: Workload) 
 
 
 class SymbolicPeak(NamedTuple):
-    """A symbolic peak, the part of it that inputs take, and the conditions on sizes; or why there is none."""
+    """A symbolic peak, the bytes of inputs in it, and its conditions on sizes; or the reason why there is none."""
 
     peak: str = ""
     given: str = ""
