@@ -212,7 +212,7 @@ class LinkBounds:
     """Times of all ranks, slowest first."""
 
     def rates(self) -> dict[tuple[str, str, str], Fraction]:
-        """Return (stage, part, kind of a collective) -> seconds for each byte of its payload."""
+        """Return the seconds per payload byte of each (stage, part, collective kind)."""
         moved = (c for c in self.collectives if c.payload_bytes)
         return {(c.stage, c.part, c.kind): Fraction(c.seconds) / c.payload_bytes for c in moved}
 

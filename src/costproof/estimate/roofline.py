@@ -510,7 +510,7 @@ def _without(moved: int | None, spared: Iterable[int | None]) -> int | None:
 
 
 def peaks_of(of: Roof, run: StageBound) -> dict[str, int]:
-    """Return dtype -> peak rate, for peaks besides the main one that some work of the run uses."""
+    """Return the peak rates by dtype that the run uses besides the main one."""
     used = dtypes((run.modules.least, run.floor.least, None if run.full is None else run.full.least))
     return {dtype: of.peaks[dtype] for dtype in sorted(used) if dtype in of.peaks}
 

@@ -267,7 +267,7 @@ class Invocation:
 
 
 def describe_calls(invocations: Iterable[Invocation]) -> dict[str, str]:
-    """Return (stage/invocation) -> text on the call: ``decode/steps`` -> ``3 x int64[1,1] at B 1, P 10``."""
+    """Return a text on each call ``stage/invocation``: ``3 x int64[1,1] at B 1, P 10`` for ``decode/steps``."""
     return {f"{call.stage}/{call.id}": _call(call) for call in invocations}
 
 

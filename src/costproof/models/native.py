@@ -64,7 +64,7 @@ class Configured(ABC, Generic[C]):
 
     @abstractmethod
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
-        """Return the configuration truncated to its first layers, and the cuts: ``decoder layers`` -> ``2 of 12``.
+        """Return the configuration truncated to its first layers, and the cuts by stack, such as ``2 of 12``.
 
         Raises:
             BadInput: the model has no such number of layers, or cannot be cut so.

@@ -71,7 +71,7 @@ class Piece(Generic[T]):
 
 
 def not_drawn(config: Config | type[Config]) -> dict[str, str]:
-    """Return dotted path -> reason of each configuration field that no random draw of a proof varies."""
+    """Return the configuration fields, by dotted path, that no random draw of a proof varies, with the reasons."""
     parts = {f.name: part for f in fields(config) if isinstance(part := getattr(config, f.name), Config)}
     inside = {f"{name}.{path}": why for name, part in parts.items() for path, why in not_drawn(part).items()}
     return {**inside, **config.not_drawn}

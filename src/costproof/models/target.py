@@ -166,7 +166,7 @@ class WithMemory(WithFormulas, Protocol):
     """Target whose peak of live activations is a formula."""
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return (stage, invocation, part) -> the memory tape of one call; of decode steps, at a context of P tokens.
+        """Return the memory tapes of calls by (stage, invocation, part); for decode, of a step at context P.
 
         A part is what one :class:`~costproof.models.specs.ExportJob` exports, by its id: all of a stage, or a piece.
 
@@ -270,7 +270,7 @@ class Derivable(Exportable, Protocol):
     """Target that can export a stage with more symbolic sizes than its usual exports."""
 
     def derivable(self, stage: str) -> tuple[Exportable, Workload, Mapping[str, int]] | None:
-        """Return (target, workload, symbol -> step) with which a stage's export has all possible symbols.
+        """Return (target, workload, steps by symbol) with which a stage's export has all possible symbols.
 
         ``None`` if the default exports already have all possible symbols.
         """

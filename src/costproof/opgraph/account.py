@@ -283,7 +283,7 @@ def cache_growth_nodes(stage: str, invocation: str, module: str, grown: Size) ->
 
 
 def locator(locate: InvocationLocator, calls: Iterable[ModuleCall]) -> InvocationLocator:
-    """Return a function (module, call) -> (stage, invocation) that decides by the outermost repeated enclosing call."""
+    """Return a function from (module, call) to (stage, invocation), which the outermost repeated call decides."""
     parents = {(c.module, c.call): c.parent for c in calls}
     repeated = {module for module, call in parents if call > 1}
 
@@ -305,7 +305,7 @@ _NARROWEST: Final = 4
 
 
 def skippable_flops(costed: CostedGraph, kept: Mapping[int, KeptWork]) -> Mapping[int, Size]:
-    """Return index of an operator -> the headline FLOPs that another algorithm skips, apart from masks.
+    """Return the headline FLOPs that another algorithm skips, apart from masks, by operator index.
 
     Args:
         kept: result of :func:`~costproof.opgraph.kept.kept_work`; without it, attention skips nothing.

@@ -54,17 +54,17 @@ class CostedGraph:
 
     @cached_property
     def roots(self) -> Mapping[str, Value]:
-        """Id of every view and cast -> the tensor that it is a view or cast of."""
+        """Return the tensor that each view and cast is of, by the id of the view or cast."""
         return resolve_views(self.graph.ops, self.costs)
 
     @cached_property
     def traffic(self) -> Mapping[Region, RegionTraffic]:
-        """(module, call) -> the traffic across the boundary of that call's own operators."""
+        """Return the traffic across the boundary of each call's own operators, by (module, call)."""
         return self.crossing([(op.module, op.call) for op in self.graph.ops])
 
     @cached_property
     def alone(self) -> Mapping[int, RegionTraffic]:
-        """Index of an operator -> its traffic if every operator runs as a separate kernel."""
+        """Return the traffic of each operator as a separate kernel, by the index of the operator."""
         return self.crossing(range(len(self.graph.ops)))
 
     def crossing(self, regions: Sequence[R]) -> dict[R, RegionTraffic]:

@@ -79,7 +79,7 @@ class KeptWork:
 
 
 def kept_work(costed: CostedGraph, count: PairCounter) -> Mapping[int, KeptWork]:
-    """Return index of an operator -> the work that masks leave, for each operator that computes or weights scores."""
+    """Return the work that masks leave of each operator that computes or weights scores, by operator index."""
     found: dict[int, KeptWork] = {}
     for i, (op, cost) in enumerate(zip(costed.graph.ops, costed.costs, strict=True)):
         if isinstance(cost, OpCost) and cost.attention is not None and cost.flops != 0:
@@ -261,7 +261,7 @@ class Write:
 
 
 def writes_of(ops: Iterable[OpCall]) -> dict[str, list[Write]]:
-    """Return id of a tensor -> the operators that overwrite it, in order of execution."""
+    """Return the operators that overwrite each tensor, by its id and in order of execution."""
     found: dict[str, list[Write]] = {}
     writers: dict[str, OpCall] = {}
     for op in ops:

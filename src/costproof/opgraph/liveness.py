@@ -165,12 +165,12 @@ def gap_parts(
 
 
 def _creation_events(line: Timeline) -> dict[int, int]:
-    """Return tensor -> the event that creates it."""
+    """Return the event that creates each tensor."""
     return {e.tensor: at for at, e in enumerate(line.events) if e.made}
 
 
 def _match_tensors(graph: Timeline, eager: Timeline) -> dict[int, int]:
-    """Return tensor of the eager run -> tensor of the graph with the same operator and order."""
+    """Match tensors of the eager run with those of the graph by operator and order."""
     mine, its = (tuple(map(_key, line.tensors)) for line in (eager, graph))
     return dict(_matched_pairs(SequenceMatcher(None, mine, its, autojunk=False)))
 

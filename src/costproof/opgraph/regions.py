@@ -258,7 +258,7 @@ def _overwritten_inputs(graph: Graph, roots: Mapping[str, Value]) -> Iterable[Va
 
 
 def resolve_views(ops: Iterable[OpCall], costs: Iterable[OpCost | UnknownCost]) -> dict[str, Value]:
-    """Return id of each view and cast -> its root: the tensor that an operator or the caller created."""
+    """Return the root of each view and cast by its id: the tensor that an operator or the caller created."""
     roots: dict[str, Value] = {}
     for op, cost in zip(ops, costs, strict=True):
         if isinstance(cost, UnknownCost) or not op.tensors or (cost.role != "alias" and cost.aliases is None):

@@ -118,7 +118,7 @@ def _read_once(found: Iterable[Traffic]) -> list[Traffic]:
 
 
 def partly_read(work: CostedGraph) -> dict[str, tuple[int, int]]:
-    """Return name -> (bytes of looked-up rows with repeats, bytes of the whole) of parameters read by rows."""
+    """Return (bytes of looked-up rows with repeats, bytes of the whole) of each parameter that is read by rows."""
     moved = work.crossing([""] * len(work.graph.ops)).get("", RegionTraffic())
     found = {t.value.name: (int(t.nbytes), int(nbytes(t.value))) for t in moved.weights}
     return {name: both for name, both in found.items() if both[0] != both[1]}

@@ -24,7 +24,7 @@ from costproof.opgraph.rules.sizes import numel, total
 
 
 def active_elements(costed: CostedGraph) -> dict[str, int | None]:
-    """Return name -> elements that one token uses, for each parameter that stacks the matrices of experts.
+    """Return the elements that one token uses of each parameter that stacks the matrices of experts, by name.
 
     A router sends every token to k of E experts. The graph shows k although no value is known: the rows that meet the
     stack

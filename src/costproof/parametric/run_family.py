@@ -173,7 +173,7 @@ class SettingCurve(_RunFamily):
         return total
 
     def sizes(self, at: int) -> dict[tuple[str, str], dict[str, int]]:
-        """Return (stage, invocation) -> the values of its symbols, at a value of the setting."""
+        """Return the symbol values of each (stage, invocation) at a value of the setting."""
         work = self.model.workload(None, **{f"{WORKLOAD}{self.setting}": at})
         config = self.model.config.symbols()
         return {(c.stage, c.id): {**config, **c.symbols} for c in self.model.invocations(work)}

@@ -74,7 +74,7 @@ def evaluate_formulas(target: HasFormulas, workload: Workload) -> Ledger:
 
 
 def live_peaks(model: WithMemory, workload: Workload, *, inputs_held: bool = True) -> dict[tuple[str, str, str], int]:
-    """Return (stage, invocation, part) -> live peak by formula; for decode, that of the last step.
+    """Return the live peaks by formula, by (stage, invocation, part); for decode, that of the last step.
 
     Args:
         model: the target.

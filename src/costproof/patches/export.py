@@ -111,7 +111,7 @@ def _linear_shape(rows: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _layer_norm_shape(rows: Any, sizes: Any, weight: Any = None, bias: Any = None, *_: Any, **__: Any) -> Any:
-    """[…, *sizes] -> the same, contiguous like the result of the kernel."""
+    """Return the result of a layer norm on meta: […, *sizes] -> […, *sizes], contiguous like that of the kernel."""
     import torch
 
     ask: Any = torch

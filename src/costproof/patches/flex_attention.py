@@ -92,7 +92,7 @@ _libraries: Final[list[Any]] = []
 
 
 def _shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> Any:
-    """[B, H, S, D], [.., S_k, D_v] -> result [B, H, S, D_v], and two statistics [B, H, S] of its rows."""
+    """Return results on meta: [B, H, S, D], [.., S_k, D_v] -> [B, H, S, D_v], and two row statistics [B, H, S]."""
     import torch
 
     out = query.new_empty((*query.shape[:-1], value.shape[-1]))

@@ -169,7 +169,7 @@ _libraries: Final[list[Any]] = []
 
 
 def _shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> Any:
-    """[T_q, H, D], [T_k, H_kv, D], [T_k, H_kv, D_v] -> result [T_q, H, D_v], and a statistic [H, T_q] of its rows."""
+    """Return results on meta: [T_q, H, D], [T_k, H_kv, D], [T_k, H_kv, D_v] -> [T_q, H, D_v], statistic [H, T_q]."""
     import torch
 
     rows, heads, _width = query.shape

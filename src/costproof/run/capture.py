@@ -239,7 +239,7 @@ def _all_failed_error(failed: Mapping[str, Incomplete]) -> Incomplete:
 
 
 def _stage_flops(forwards: Mapping[str, Iterable[CostNode]]) -> dict[str, int | None]:
-    """Return ``run/stage/invocation`` -> headline FLOPs of that forward."""
+    """Return the headline FLOPs of each forward, by ``run/stage/invocation``."""
     places: dict[str, list[CostNode]] = {}
     for run, nodes in forwards.items():
         for node in bearing(nodes, "flops"):

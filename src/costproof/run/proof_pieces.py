@@ -215,7 +215,7 @@ def compare_rows(piece: Piece[Provable], identity: RowIdentity) -> Answer:
 def _summed(
     target: Provable, runs: Sequence[SymbolicRun], metrics: Collection[Metric]
 ) -> dict[tuple[str, str, Metric], sympy.Expr]:
-    """Return (module, kind, metric) -> the sum of the formulas of several runs, in the symbols of an identity.
+    """Return the sums of the formulas of several runs by (module, kind, metric), in the symbols of an identity.
 
     The kind is empty for metrics of a module as a whole.
     """

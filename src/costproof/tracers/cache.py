@@ -264,7 +264,7 @@ def _package_folders() -> list[list[Any]]:
 
 
 def _loaded_files() -> dict[str, list[int]] | None:
-    """Return file -> (modification time, size) of all loaded modules; ``None`` if one is outside installed packages."""
+    """Return (modification time, size) of all loaded modules' files; ``None`` if one is outside installed packages."""
     found: dict[str, list[int]] = {}
     for name, module in tuple(sys.modules.items()):
         place = getattr(module, "__file__", None)

@@ -159,7 +159,7 @@ def _constructor(kind: Any) -> tuple[frozenset[str], frozenset[str]]:
 
 @lru_cache(maxsize=1)
 def _told() -> Mapping[type, tuple[str, ...]]:
-    """Return class -> names of the constructor arguments that torch's own layers keep as attributes."""
+    """Return the names of constructor arguments that torch's own layers keep as attributes, by class."""
     from torch import nn
     from torch.nn.modules import batchnorm, conv, pooling, rnn
 

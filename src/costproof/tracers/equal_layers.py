@@ -232,7 +232,7 @@ def _extrapolated(
 
 
 def _grown(fewer: Ledger, more: Ledger, cuts: Sequence[_Cut]) -> dict[str, CostNode] | None:
-    """Return id -> node of the whole model, for nodes outside of layers whose costs grow with each layer.
+    """Return the nodes of the whole model, by id, that are outside of layers and whose costs grow with each layer.
 
     ``None`` if stacks with different numbers of omitted layers are in one stage, so that it is not known whose layers
     they grow with.

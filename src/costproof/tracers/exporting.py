@@ -240,7 +240,7 @@ def map_arguments(job: ExportJob, change: Callable[[Argument, Any], Any]) -> dic
 
 
 def inputs_by_path(job: ExportJob, program: torch.export.ExportedProgram) -> dict[Argument, fx.Node]:
-    """Return path in ``job.args`` -> placeholder node of every input tensor of the program."""
+    """Return the placeholder node of every input tensor of the program, by its path in ``job.args``."""
     paths: list[Argument] = []
     map_arguments(job, lambda path, value: paths.append(path))
     nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}

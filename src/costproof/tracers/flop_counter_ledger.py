@@ -76,7 +76,7 @@ class DispatchedFlops:
         )
 
     def gone(self, run: Run) -> Counter[tuple[str, str]]:
-        """Return (stage, module) -> number of conversions of a tensor to NumPy, whose further work is not seen."""
+        """Return the number of conversions to NumPy, after which work is not seen, by (stage, module)."""
         again, found = self._again(), Counter[tuple[str, str]]()
         for where, times in self.left.items():
             stage, _, module = _place(run, where, again)
@@ -84,7 +84,7 @@ class DispatchedFlops:
         return found
 
     def of_experts(self, run: Run) -> dict[str, tuple[int, ...]]:
-        """Return path of a mixture -> FLOPs of each expert in this run, where experts are modules of their own."""
+        """Return the FLOPs of each expert in this run by its mixture's path, where experts are separate modules."""
         totals: dict[str, list[int]] = {}
         for (where, _), flops in self.flops.items():
             module = where[-1][0] if where else ""

@@ -201,7 +201,7 @@ def margins(job: ExportJob, guards: Sequence[str]) -> tuple[sympy.Expr, ...]:
 
 
 def _values(exported: Exported, point: SizeValues) -> dict[str, int]:
-    """Return the text of each symbolic size, which may be an expression -> its value at a point."""
+    """Return the values of symbolic sizes at a point, by their texts, which may be expressions."""
     symbols = dict.fromkeys(size.symbol for size in exported.job.sizes)
     return {s: point[s] if s in point else evaluate(parse(s), point) for s in symbols}
 

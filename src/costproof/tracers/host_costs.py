@@ -65,7 +65,7 @@ def _module_calls(forward: Run) -> int:
 
 
 def measure_host(run: str, source: str, progress: Progress = silent) -> dict[str, DeviceFigure]:
-    """Return device field -> figure, for each host cost that can be measured on this machine.
+    """Return the host costs that can be measured on this machine, as figures by device field.
 
     Args:
         run: ``cpu`` or ``cuda``. On a processor only the module call is a figure: operators run inside their calls.

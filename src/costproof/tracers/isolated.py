@@ -121,13 +121,13 @@ def stage_nodes(
 
 
 def _buffers(run: ExportJob) -> dict[str, int | None]:
-    """Return full name -> bytes of the model's buffers that an isolated run contains; unknown sizes are ``None``."""
+    """Return the bytes of the model's buffers in an isolated run by full name; unknown sizes are ``None``."""
     rename, named = path_renamer(run.prefix), Paths(run.module).buffers.items()
     return resident_bytes({outer: buffer for name, buffer in named if (outer := rename(name)) is not None})
 
 
 def _parameters(run: ExportJob) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return full name -> (shape, dtype) of the model's parameters that an isolated run contains."""
+    """Return (shape, dtype) of the model's parameters in an isolated run by full name."""
     rename = path_renamer(run.prefix)
     return {
         outer: (tuple(p.shape), dtype_name(p.dtype))

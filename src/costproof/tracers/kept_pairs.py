@@ -291,7 +291,7 @@ def _keyed(value: Any) -> Hashable:
 
 
 def _by_rows(func: Any, name: str, args: Any, kwargs: Any, shape: tuple[int, ...]) -> Any:
-    """Return a function (first row, last row + 1) -> values, or ``None`` for an operator that is not row by row."""
+    """Return a function from (first row, last row + 1) to values; ``None`` if the operator does not work by rows."""
     if torch.Tag.pointwise in func.tags or name in _SAME:
 
         def rows(a: int, b: int) -> Any:

@@ -77,7 +77,7 @@ class Paths:
         return self.tied.get(name, name)
 
     def class_names(self) -> dict[str, str]:
-        """Return path of every module -> name of its class."""
+        """Return the class name of every module by path."""
         return {path: type(module).__name__ for path, module in self.modules.items()}
 
     def children(self, path: str) -> Iterator[str]:

@@ -175,7 +175,7 @@ def _on_both_clocks(operator: str, module: str, device: int, host: int, work: Pr
 
 
 def _enqueued_work(calls: Collection[LoggedCall], flush: torch.Tensor, progress: Progress) -> dict[int, ProfiledWork]:
-    """Return ``id`` of a call -> the device work that it enqueues, by the profiler; a call that fails is omitted."""
+    """Return the device work that each call enqueues, by its ``id``, from the profiler; failed calls are omitted."""
     from torch.profiler import ProfilerActivity, profile
 
     marks = Marks()

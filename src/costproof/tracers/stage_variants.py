@@ -157,7 +157,7 @@ def _each_stage(
 
 
 def _stages(forward: EagerForward) -> dict[Stage, str]:
-    """Return stage -> the first operator that waits for the device, as text, or an empty text."""
+    """Return the first operator of each stage that waits for the device, as text, or an empty text."""
     found: dict[Stage, str] = {}
     for stage, calls in forward:
         waiting = (f"{c.operator} in {c.module or ROOT} waits for the device" for c in calls if c.synchronises)

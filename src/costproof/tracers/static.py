@@ -411,7 +411,7 @@ _InputCall = tuple[tuple[str, str], Mapping[str, Any], Sequence[SymbolicSize], i
 
 
 def input_sizes(target: Exportable, model: nn.Module, workload: Workload) -> dict[str, dict[str, int]]:
-    """Return ``stage[invocation]`` -> symbol -> size, read from the shapes of the stage's example inputs.
+    """Return sizes by ``stage[invocation]`` and symbol, read from the shapes of the stage's example inputs.
 
     They are a second source of sizes. Formulas and symbolic graphs are both evaluated at the sizes that the target
     reports for its calls, so a wrong size shows in no difference between them. The inputs of a stage, when it runs

@@ -91,7 +91,7 @@ def time_stage_clocks(
 def time_modules(
     runs: Sequence[Run], count: int, progress: Progress = silent
 ) -> dict[tuple[str, str, str], tuple[int, ...]]:
-    """Return (run, stage, module) -> nanoseconds of the module without submodules, in each of ``count`` runs."""
+    """Return the nanoseconds of modules without submodules in each of ``count`` runs, by (run, stage, module)."""
     found: dict[tuple[str, str, str], list[int]] = {}
     for i in range(WARM_UP + count):
         progress("time the modules", i, WARM_UP + count)

@@ -273,7 +273,7 @@ def _stage(capture: Capture, stage: str, settled: bool, closed: Ledger | None) -
 
 
 def _by_kind(ledger: Ledger, stage: str, *, known: bool) -> dict[str, int | None]:
-    """Return operator kind -> FLOPs of a source; ``None`` for all kinds if their sum is unknown."""
+    """Return the FLOPs of a source by operator kind; ``None`` for all kinds if their sum is unknown."""
     kinds: dict[str, int | None] = {}
     for n in ledger.nodes:
         flops = n.cost("flops")

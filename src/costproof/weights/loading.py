@@ -223,7 +223,7 @@ def _headers(folder: Path, problems: list[CostproofError]) -> Iterator[tuple[Pat
 
 
 def shards(folder: Path, problems: list[CostproofError]) -> dict[Path, set[str] | None]:
-    """Return shard file -> names that the index lists for it (``None`` without an index) of a folder.
+    """Return the tensor names that the index lists for each shard file of a folder (``None`` without an index).
 
     The files are not opened.
 

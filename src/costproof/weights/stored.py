@@ -443,7 +443,7 @@ def _caches(data: object, path: str) -> Iterator[str]:
 
 
 def _recipe(folder: Path) -> dict[str, list[str]]:
-    """Return ``weights`` or ``cache`` -> [format] as an llm-compressor recipe states it."""
+    """Return the formats of ``weights`` and ``cache`` that an llm-compressor recipe states."""
     if not is_there(folder / _RECIPE):
         return {}
     from costproof.ledger.document import read_source
@@ -493,7 +493,7 @@ def _sign(name: str, dtype: str = "") -> str:
 
 
 def _index(file: Path) -> tuple[dict[str, str], int | None]:
-    """Return (tensor -> file, total size in bytes) of a checkpoint's index."""
+    """Return (files by tensor, total size in bytes) of a checkpoint's index."""
     data = read_json(file, what="index of the weights")
     names = data.get("weight_map") if isinstance(data, dict) else None
     metadata = data.get("metadata") if isinstance(data, dict) else None

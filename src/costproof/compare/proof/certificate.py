@@ -301,7 +301,7 @@ class Bound:
 
 
 def degrees(formulas: Iterable[str], independent: Mapping[str, str]) -> dict[str, int]:
-    """Return independent parameter -> its highest degree in these formulas.
+    """Return the highest degree of each independent parameter in these formulas.
 
     Args:
         formulas: expressions in the configuration's symbols.

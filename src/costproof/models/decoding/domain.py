@@ -124,7 +124,7 @@ def random_config(config_type: type[T], sizes: Mapping[str, int], rng: random.Ra
 
 
 def features(config: DecoderConfig) -> dict[str, bool]:
-    """Return feature -> whether a configuration has it, for features that are not sizes in a formula."""
+    """Return whether a configuration has each feature, for features that are not sizes in a formula."""
     windows = config.windows()
     routed = config.routed() if isinstance(config, MixtureConfig) else ()
     return {

@@ -93,7 +93,7 @@ class DecoderStyle:
     """Returns the latent attention of every layer in a call; ``None`` for attention with keys and values per head."""
 
     def names(self) -> dict[str, str]:
-        """Return role -> module path in a ``…ForCausalLM``."""
+        """Return the module paths in a ``…ForCausalLM`` by role."""
         names = sandwich_names("model") if self.norm_after else decoder_names("model")
         if self.routing is not None:
             names |= mixture_names("model", self.router_module)
@@ -305,7 +305,7 @@ def _split_latent(block: LatentBlock, shards: Shards) -> LatentBlock:
 def _mixtures(
     config: DecoderConfig, workload: Workload, style: DecoderStyle, shards: Shards
 ) -> dict[int, ExpertMixture]:
-    """Return layer index -> mixture of experts; all mixtures of a decoder are equal.
+    """Return the mixtures of experts by layer index; all mixtures of a decoder are equal.
 
     Branches: ranks that share experts hold a part of them, and those with batches of their own gather the tokens.
     """

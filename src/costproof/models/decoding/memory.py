@@ -270,7 +270,7 @@ def decoder_tapes(
     apart: bool = False,
     shards: Shards | None = None,
 ) -> dict[tuple[str, str, str], MemoryTape]:
-    """Return (stage, invocation, part) -> the memory tape of the prompt, and of a step at context P.
+    """Return the memory tapes of the prompt and of a step at context P, by (stage, invocation, part).
 
     Args:
         embedded: whether the prompt is given as embeddings, as with images in it.
@@ -337,7 +337,7 @@ def row_tapes(
     apart: bool = False,
     axes: int = 1,
 ) -> dict[tuple[str, str, str], MemoryTape]:
-    """Return (stage, invocation, part) -> the memory tape of the packed call of a batch of rows.
+    """Return the memory tape of the packed call of a batch of rows, by (stage, invocation, part).
 
     Sizes of the rows are numbers, those of the configuration symbols. Arguments are those of :func:`decoder_tapes`, and
     the number of positions of a token.

@@ -1,4 +1,4 @@
-"""Plans as data: module pattern -> layout of its parameters on the ranks that share the weights of a layer.
+"""Plans as data: layouts, by module pattern, of parameters on the ranks that share the weights of a layer.
 
 A plan of an engine says where weights lie and what ranks exchange. The operators stay those of transformers: an engine
 that merges the projections of queries, keys and values, or of gate and up, multiplies and exchanges the same.

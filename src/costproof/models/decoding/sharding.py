@@ -55,7 +55,7 @@ class ShardPlan:
     """Whether ranks share the tokens of a prompt between the split modules."""
 
     def patterns(self) -> dict[str, str]:
-        """Return the plan in the form of transformers: module pattern -> layout, for the dense modules."""
+        """Return the plan in the form of transformers: layouts of the dense modules by module pattern."""
         layer = "model.layers.*"
         found = {
             "attention": {**dict.fromkeys((f"{layer}.self_attn.{x}_proj" for x in "qkv"), "colwise"),

@@ -163,7 +163,7 @@ class CausalTarget(Native[C]):
         return replace(found, padding=tuple(padding.items()))
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
+        """Return the memory tapes of calls by (stage, invocation, part); for decode, of a step at context P."""
         from costproof.models.decoding.formulas import decoder_stack
         from costproof.models.decoding.memory import decoder_tapes, row_tapes
 

@@ -106,5 +106,5 @@ COUNTERS: Final[Registry[Counter]] = Registry(
 
 
 def not_installed() -> dict[str, str]:
-    """Return our counters whose package is not installed -> the distribution to install. Imports nothing."""
+    """Return the counters whose package is not installed, with the distribution to install. Imports nothing."""
     return {p.name: p.what for p in COUNTERS.ours if installed(p.what) is None}

@@ -352,7 +352,7 @@ def inner_path(path: str) -> str:
 
 
 def paths_of(model: Positional) -> dict[int, str]:
-    """Return module id -> path inside the model."""
+    """Return the path inside the model of each module by its ``id``."""
     return {id(module): inner_path(name) for name, module in model.named_modules()}
 
 

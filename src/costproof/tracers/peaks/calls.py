@@ -387,7 +387,7 @@ def eager_run(
 
 
 def holders_at(job: FakeCpuJob, expected: Timeline, event: int, wanted: Collection[int]) -> Holders:
-    """Run a module again; return storage -> variables that refer to it after an event, empty if the run differs."""
+    """Run a module again; return the variables that refer to each storage after an event; empty if the run differs."""
     found: dict[int, tuple[str, ...]] = {}
 
     def watch(seen: Storages, at: int) -> None:
@@ -400,7 +400,7 @@ def holders_at(job: FakeCpuJob, expected: Timeline, event: int, wanted: Collecti
 
 
 def _holders(seen: Storages, wanted: Collection[int]) -> dict[int, tuple[str, ...]]:
-    """Return storage -> names of variables of active functions, outermost first, that refer to it.
+    """Return the names of variables of active functions, outermost first, that refer to each storage.
 
     Variables of torch's functions are returned only if there are no others, and ours never.
     """
