@@ -186,7 +186,7 @@ class Attention:
 
 @layer
 class PackedAttention:
-    """Attention of a batch whose rows differ: some sequences have other new tokens, or another past, than others.
+    """Attention of a batch of unequal rows, which differ in their numbers of new and of cached tokens.
 
     Sequences of different rows do not see each other. Each row is attended by a call of its own
     (:class:`Attention`, or one of latents), as a kernel for unequal lengths does block by block. For B sequences of S

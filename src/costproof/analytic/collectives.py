@@ -277,7 +277,7 @@ class ReduceScatter:
 
     Out goes elements / n. Unfused, the operator before it writes the tensor, which the collective reads; parts of
     several sequences are put in order before, which reads and writes it once more (not if they are ``in_order``). A
-    ``bias`` is added to the own part, and look-ups of rows of other ranks (``masked``) are overwritten, as there.
+    ``bias`` is added to the rank's part, and look-ups of rows of other ranks (``masked``) are overwritten, as there.
     """
 
     name: ClassVar[str] = "reduce_scatter"

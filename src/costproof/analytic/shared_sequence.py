@@ -140,8 +140,8 @@ class StepOfHeads:
 
         comm_payload_bytes = x item_bytes,  comm_bytes = (P - 1) / P x item_bytes
 
-    Unfused, queries and keys of all heads are turned, and the own ones read; x / P elements are written and read before
-    the gather, and x after it, which are joined again: written by the gather, and read.
+    Unfused, queries and keys of all heads are turned, and those of the rank's heads read; x / P elements are written
+    and read before the gather, and x after it, which are joined again: written by the gather, and read.
     """
 
     name: ClassVar[str] = "step_of_heads"

@@ -110,7 +110,7 @@ class SharedSequence:
                 layer.update = lambda *new, held=layer, **more: (held.keys, held.values)
 
     def __call__(self, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> tuple[Any, None]:
-        """Return the attention [B, n, H, D_v] of own queries."""
+        """Return the attention [B, n, H, D_v] of this rank's queries."""
         from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 
         scale = more["scaling"]
@@ -182,7 +182,7 @@ class SharedSequence:
 
 
 class _HeadsOf:
-    """Proxy of an attention module for a rank with a part of the heads: its ``sinks`` are those of these heads."""
+    """Proxy of an attention module for a rank with some of the heads, whose ``sinks`` are cut to these heads."""
 
     def __init__(self, module: Any, ranks: int, rank: int) -> None:
         self._module, self._place = module, (ranks, rank)

@@ -257,7 +257,7 @@ def _count_with(run: Prepared, source: str, progress: Progress) -> Any:
 
 
 def _static_and_dynamic(run: Prepared, progress: Progress) -> dict[str, Any]:
-    """Count with the static and the dynamic source at once, in two processes."""
+    """Count with the static and the dynamic source at the same time, in two processes."""
     traced = trace_sources(cast("Any", run.target), run.workload, progress, all_calls=run.all_calls)
     return {"static": traced.static, "dynamic": traced.dynamic}
 

@@ -289,7 +289,7 @@ class _Ranks:
 
 
 def _with_links(stage: StageBound, sent: tuple[CollectiveBound, ...]) -> StageLinks:
-    """Return the bounds of a stage with its collectives; of the whole run if it has no name."""
+    """Return the bounds of a stage, or of the whole run if ``id`` is empty, with its collectives."""
     here = [c for c in sent if stage.id in ("", c.stage)]
     links = sum((Fraction(c.seconds) for c in here), Fraction(0))
     work = stage.modules

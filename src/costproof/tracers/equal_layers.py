@@ -133,7 +133,7 @@ def ledger_of_equal_layers(
 
 
 def truncated_by_periods(target: Exportable, workload: Workload) -> tuple[list[Exportable], int] | None:
-    """Return three truncated targets, each a period of layers deeper than the last, and how many periods follow.
+    """Return three truncated targets, each deeper by one period of layers, and the number of omitted periods.
 
     A period is one layer, or the layers after which their kinds repeat, such as three of one kind and one of another.
     ``None``: the kinds of layers do not repeat, or the three have more than half of the layers of the whole model.

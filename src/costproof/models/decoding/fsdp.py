@@ -167,7 +167,7 @@ class _Gathered:
 
 
 def _gather_before(root: Any, gathered: Sequence[_Gathered], ranks: int) -> None:
-    """Let a module gather parameters before it runs, and free them afterwards."""
+    """Make a module gather its parameters before it runs, and free them afterwards."""
     import torch
 
     ops, base = torch.ops._c10d_functional, type(root)

@@ -1,4 +1,4 @@
-"""Make a model one rank of a mesh: it holds parts of the parameters, and its modules run collectives.
+"""Turn a model into one rank of a mesh, which holds parts of the parameters and runs collectives.
 
 A plan of transformers names a style for each module and parameter. The dynamic source lets transformers apply the plan
 and runs the result. The static source exports a model that :func:`shard` makes here by its own reading of the styles,

@@ -1,4 +1,4 @@
-"""How the weights and activations of a decoder lie on the ranks of a mesh: plans, local widths, and collectives.
+"""Lay out the weights and activations of a decoder on the ranks of a mesh: plans, local widths, collectives.
 
 A rank of a decoder is the same decoder with local widths. Its formulas keep the symbols of the configuration, divided
 by ``tp`` or ``ep``; the rows of the vocabulary, which may be uneven, have a symbol of their own, ``text_vocab_rank``.
@@ -594,7 +594,7 @@ class Shards:
 _BEFORE_SPLIT: Final = frozenset({"text.layer.norm1", "text.layer.norm2", "text.norm"})
 """Roles of norms before split modules, after which ranks that share tokens gather the tokens of all."""
 OF_OWN_TOKENS: Final = _BEFORE_SPLIT | {"text.layer", "text.layer.norm1_after", "text.layer.norm2_after"}
-"""Roles of modules that process the own tokens of ranks that share tokens: norms and additions."""
+"""Roles of modules that process only a rank's own tokens if ranks share tokens: norms and additions."""
 _REDUCED: Final[Mapping[str, Part]] = {
     "text.embedding": "embedding",
     "text.layer.attention.out": "attention",

@@ -286,7 +286,7 @@ class CausalTarget(Native[C]):
         return found
 
     def _flash_problems(self, workload: Workload) -> list[CostproofError]:
-        """Return an error for each reason why a run with FlashAttention is not described."""
+        """Return an error for each reason why a run with FlashAttention has no formulas."""
         if workload.attention != FLASH:
             return []
         found: list[CostproofError] = []
