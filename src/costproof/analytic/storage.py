@@ -131,12 +131,12 @@ def _as_run(
 ) -> Iterator[CostNode]:
     """Yield the nodes with FLOPs of unpacking, and metrics of time bounds: bytes read less, and FLOPs by dtype.
 
-    What is read of a quantised table, of a module with several formats, or of the weights of another module may be all
-    of it, which a bound then leaves out.
+    How much a call reads of a quantised table, of a module with several formats, or of another module's weights is not
+    known; a bound then leaves these reads out.
 
     Args:
         formats: id of a node of the ledger -> the quantised matrices of its module.
-        mixed: nodes of experts in several formats, of which the data chooses; what unpacks them is not known.
+        mixed: nodes of experts in several formats, among which the data chooses; their unpacking is not known.
 
     Branches: of several formats in a module the fastest arithmetic bounds its products; no size is compared.
     """

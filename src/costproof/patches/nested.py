@@ -301,8 +301,8 @@ PATCHES: Final = (
 def rows_exported() -> Iterator[None]:
     """Let an export record the operators on the rows of jagged tensors while the block runs.
 
-    The exporter records operators before the dispatcher reaches the class of a tensor. Here, one on a jagged tensor
-    goes there first, with the modes of the exporter inactive, and those on rows come back to them.
+    The exporter records operators before the dispatcher reaches the class of a tensor. Here, an operator on a jagged
+    tensor reaches its class first, with the exporter's modes inactive; its operators on rows run with these modes.
     """
     import torch
     from torch.nested._internal.nested_tensor import _nt_view_dummy

@@ -387,7 +387,7 @@ def _link_borders(
     """Yield thresholds between collectives and memory traffic, and between matrix products and collectives.
 
     Args:
-        clocks: products and memory traffic, in parts of which ``unit`` are a second.
+        clocks: products and memory traffic, in units of 1 / ``unit`` seconds.
     """
     compute, moved = clocks
     every = lcm(*(rate.denominator for rate in rates.values()))

@@ -278,7 +278,7 @@ def _clock(device: str, waits: bool, idle: int, more: int, one: Callable[[], Any
         device: ``cpu`` or ``cuda``.
         waits: whether the call waits for the device.
         idle: nanoseconds between two events of the device without work.
-        more: further calls, of which the fastest has the time of the host: in a forward its code is in the caches.
+        more: further calls; the fastest gives the time of the host: in a forward its code is in the caches.
         one: the call.
     """
     if device != "cuda":

@@ -106,7 +106,7 @@ def shard(
         rank: among those that share experts.
         batches: groups along ``tp``, each with a batch of its own, that share experts.
         splits, sequences: as in :class:`Share`.
-        multiple: number to a multiple of which the vocabulary is padded.
+        multiple: number whose next multiple is the padded vocabulary.
         sequence: whether ranks share the tokens of a prompt between the split modules.
 
     Raises:

@@ -67,7 +67,7 @@ class CallStructure:
     def idle(self) -> dict[str, bool]:
         """Return, for each outermost module in which nothing ran, whether the module that holds it ran.
 
-        Those of which that is so stand first; outermost first among the others.
+        Modules whose holder ran come first; the others follow, outermost first.
         """
         types = self.graph.module_types
         alive = {"(root)", *(around for path in self.graph.call_counts for around in _ancestors(path))}

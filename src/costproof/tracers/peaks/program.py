@@ -177,7 +177,7 @@ def on_fake_cpu(job: ExportJob, *, host_apart: bool = False) -> FakeCpuJob:
 
     Args:
         host_apart: put the model on ``cpu:0``, which is another device to fake tensors than ``cpu``, where code creates
-            tensors that it does not put on the device of the model. They can meet as on a GPU, or not at all.
+            tensors that it does not put on the device of the model. Operators mix both only where a GPU allows it.
 
     Raises:
         Incomplete: the module cannot be copied, or has sparse tensors.
