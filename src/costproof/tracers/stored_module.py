@@ -192,8 +192,8 @@ def stored_modules(model: nn.Module, scheme: Reading, dtypes: Mapping[str, str] 
     """Yield the stored tensors of each module in a quantisation scheme: parameters and persistent buffers.
 
     Names are those of the checkpoint, which transformers may change on loading. Stacks of experts are linear layers of
-    each expert, unless the scheme stores stacks, or the checkpoint does and the scheme leaves them as they are. What
-    the scheme does not quantise has the dtype of the module.
+    each expert, unless the scheme stores stacks, or the checkpoint does and the scheme leaves them as they are.
+    Unquantised tensors have the dtype of the module.
 
     Args:
         dtypes: dtype of a parameter of the model -> its dtype in the checkpoint, where the model has another one.
