@@ -162,7 +162,7 @@ class CollectiveBound:
     messages: int
     payload_bytes: int
     sent_bytes: int
-    """By the ring algorithm, as reports count it."""
+    """Sent bytes by the ring algorithm, as in reports."""
     seconds: str
     """The least time, however it is done."""
 
