@@ -32,7 +32,7 @@ class Plugin(Generic[T]):
 
     name: str
     what: str
-    """In one line; of another distribution's, the place of the code."""
+    """Description in one line; for a plug-in, the place of its code."""
     load: Callable[[], T]
     """Function that imports and returns the object; called on first use."""
     owner: str = OURS

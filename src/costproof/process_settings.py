@@ -37,7 +37,7 @@ _OF_SYS: Final = (
     *("excepthook", "displayhook", "unraisablehook", "breakpointhook"),
     *("argv", "path", "meta_path", "path_hooks", "path_importer_cache", "modules", "dont_write_bytecode"),
 )
-"""Names of :mod:`sys` whose values belong to who runs the program."""
+"""Names of :mod:`sys` whose values belong to the program that imports costproof."""
 _PRECISIONS: Final = (
     ("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"),
     ("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"),
@@ -63,7 +63,7 @@ class ProcessSetting:
     """Compares a value of before with one of now; ``None`` for random numbers, which are put back always."""
     of_thread: bool = False
     counted: bool = False
-    """Whether code that changes it changes what a module computes."""
+    """Whether a change of it may change the results of a module."""
 
     def read(self) -> Any:
         """Return the value, or a sentinel if it cannot be read or its library is not imported."""
@@ -126,7 +126,7 @@ def _set_environment(before: dict[str, str]) -> None:
 
 
 def _set_finders(before: list[Any]) -> None:
-    """Restore the module finders; finders added by libraries, such as six, are kept behind them."""
+    """Restore the module finders; finders added by libraries, such as six, are kept after them."""
     added = [finder for finder in sys.meta_path if finder not in before and _is_library(finder)]
     sys.meta_path[:] = [*before, *added]
 
@@ -402,7 +402,7 @@ _guards: Final[list[Any]] = []
 
 
 def indexed_as_sequence(torch: Any) -> bool:
-    """Return whether C code takes a tensor for a sequence, as it does once ``Tensor.__getitem__`` was replaced.
+    """Return whether C code treats tensors as sequences, as it does once ``Tensor.__getitem__`` was replaced.
 
     ``torch.tensor([scalar_tensor])`` then fails with "len() of a 0-d tensor", also after the method is restored:
     CPython fills the slot ``sq_item`` for a method in Python and does not empty it again.

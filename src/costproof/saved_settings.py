@@ -136,7 +136,7 @@ def is_code(value: Any) -> bool:
 
 
 _known: Final[dict[int, Namespace]] = {}
-"""By the id of the module or class."""
+"""Snapshots by the id of the module or class."""
 _python: tuple[int, tuple[Any, ...]] = (0, ())
 """How many modules there were, and those of Python among them, with classes."""
 

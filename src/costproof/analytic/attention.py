@@ -1,4 +1,4 @@
-"""Cost attention, that is scores, softmax and weighted sum, with the key/value cache, and biases by distance."""
+"""Cost formulas of attention: scores, softmax and weighted sum, the key/value cache, and biases by distance."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Attention:
         kept pairs = n past + n (n + 1) / 2
 
     In a window of w <= past + n + 1 keys that the past does not fill it sees min(w, past + j) keys, which are
-    w (w + 1) / 2 - past (past + 1) / 2 + w (past + n - w) pairs, and w keys behind a full window, w n pairs. A window
+    w (w + 1) / 2 - past (past + 1) / 2 + w (past + n - w) pairs, and w keys with a full window, w n pairs. A window
     of a call that is causal ``by_flag`` hides nothing. Any other mask hides ``hidden`` of the n (past + n) pairs.
 
     Where a sequence is cut into blocks that attend each to itself, there are batch x heads x ``seen`` scores, the
@@ -161,7 +161,7 @@ class Attention:
         )
 
     def _kept_pairs(self, computed: Size) -> Size:
-        """Return the query-key pairs per head and sequence that the mask leaves of the ``computed`` ones."""
+        """Return the number of the ``computed`` query-key pairs, per head and sequence, that the mask keeps."""
         if not self.causal:
             return computed - self.hidden
         n, w, past = (sympy.sympify(size) for size in (self.queries, self.window, self.past))
@@ -186,7 +186,7 @@ class Attention:
 
 @layer
 class PackedAttention:
-    """Attention of a batch whose rows differ: some sequences have other new tokens, or another past, than others.
+    """Attention of a batch of unequal rows, which differ in their numbers of new and of cached tokens.
 
     Sequences of different rows do not see each other. Each row is attended by a call of its own
     (:class:`Attention`, or one of latents), as a kernel for unequal lengths does block by block. For B sequences of S

@@ -1,4 +1,4 @@
-"""Cost the collectives in which the ranks of a group combine what each of them computed."""
+"""Cost formulas of the collectives in which the ranks of a group combine or exchange their tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from costproof.analytic.costs import Exchange, LayerCosts, Size, layer
 
 @layer
 class AllReduce:
-    """Adds up a tensor of ``elements`` elements that each of n ranks holds a part of the sum of, in place.
+    """Adds the tensors of ``elements`` elements of n ranks, in place on each rank.
 
     The payload is the tensor. By the ring algorithm a rank sends 2 (n - 1) chunks of ceil(elements / n) elements:
     n - 1 to reduce the chunks, and n - 1 to spread the sums:
@@ -268,7 +268,7 @@ class Send:
 
 @layer
 class ReduceScatter:
-    """Adds up a tensor of ``elements`` elements like :class:`AllReduce`; each of n ranks gets one part of the sum.
+    """Adds the tensors of ``elements`` elements of n ranks; each rank gets one part of the sum.
 
     A ring sends n - 1 chunks:
 
@@ -277,7 +277,7 @@ class ReduceScatter:
 
     Out goes elements / n. Unfused, the operator before it writes the tensor, which the collective reads; parts of
     several sequences are put in order before, which reads and writes it once more (not if they are ``in_order``). A
-    ``bias`` is added to the own part, and look-ups of rows of other ranks (``masked``) are overwritten, as there.
+    ``bias`` is added to the rank's part, and look-ups of rows of other ranks (``masked``) are overwritten, as there.
     """
 
     name: ClassVar[str] = "reduce_scatter"
@@ -295,7 +295,7 @@ class ReduceScatter:
     masked: bool = False
     """Whether look-ups of rows that other ranks hold are overwritten with zeros."""
     in_order: bool = False
-    """Whether the parts of the ranks lie one behind the other."""
+    """Whether the parts of the ranks are contiguous, one after the other."""
 
     def costs(self) -> LayerCosts:
         own = self.elements / self.ranks
@@ -319,7 +319,7 @@ class ReduceScatter:
 
 @layer
 class Joined:
-    """Joins parts of a tensor of ``elements`` elements again, which plans do to give each part its own gradient.
+    """Concatenates the parts of a tensor of ``elements`` elements, which a plan had split for separate gradients.
 
     Nothing is computed, and the same tensor leaves the module; unfused, it is read and written once more.
     """

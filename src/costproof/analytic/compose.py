@@ -170,7 +170,7 @@ def invocation_nodes(
     summed: Callable[[sympy.Expr], sympy.Expr] = _one_call,
     cache: Size = 1,
 ) -> Iterator[CostNode]:
-    """Yield the costs of one invocation by module and operator kind, with the floor on the root.
+    """Yield the costs of one invocation by module and operator kind, with ``floor_bytes`` on the root.
 
     Args:
         names: see :func:`module_of`.

@@ -1,4 +1,4 @@
-"""Cost two-dimensional convolutions and patch embeddings."""
+"""Cost formulas of two-dimensional convolutions and patch embeddings."""
 
 from __future__ import annotations
 

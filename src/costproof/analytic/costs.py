@@ -232,7 +232,7 @@ def costs_of(layer: Layer) -> LayerCosts:
 
 
 def formula_docs(nodes: Iterable[CostNode]) -> dict[str, FormulaDoc]:
-    """Return name -> title, derivation and source of the layers that nodes come from.
+    """Return the title, derivation and source of each layer that nodes come from, by its name.
 
     Raises:
         BadInput: a node names a layer that is not loaded.

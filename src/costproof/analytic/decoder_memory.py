@@ -1,4 +1,4 @@
-"""Record the operators of a decoder on a memory tape: what each allocates and reads, as in transformers."""
+"""Record the operators of a decoder on a memory tape, with their allocations and reads as in transformers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RankSteps:
     masked: bool = False
     """Whether the rank has some rows of the embedding's table, and overwrites look-ups of others with zeros."""
     gathered: tuple[Size, Size, Size] | None = None
-    """(columns of all logits, the same with padding, those of a chunk); ``None`` if the rank computes all columns."""
+    """(columns of all logits, padded columns, columns of a chunk); ``None`` if the rank computes all columns."""
     padded: bool = False
     """Whether the rank has fewer columns than a chunk."""
     one_row: bool = False
@@ -59,9 +59,9 @@ class RankSteps:
     sharing: Size | None = None
     """Ranks that share each sequence and cache heads of all positions (Ulysses); a call is given positions then."""
     parts: SequencePart | None = None
-    """Place among ranks that share each sequence and cache own positions; a call is given positions then too."""
+    """Place among ranks that share each sequence and cache their positions; the call then takes positions too."""
     kept: Size | None = None
-    """Tokens in the cache of a rank in a step whose new token another rank keeps; ``None`` if it keeps them itself."""
+    """Cached tokens of the rank in a step whose new token another rank caches; ``None`` if it caches new tokens."""
 
 
 ALONE: Final = RankSteps()
@@ -79,7 +79,7 @@ class DecoderTape(MixtureTape):
     """Whether a layer has a window -> the mask that the call is given."""
     rank: RankSteps = ALONE
     apart: bool = False
-    """Whether keys and values of the prompt stay apart from those of later tokens, and each call joins both anew."""
+    """Whether the cache keeps the prompt separate from later tokens, so that each call concatenates both anew."""
     places: Piece | None = None
     """Positions of the tokens if they are an argument of the call, else ``None``."""
 
@@ -267,7 +267,7 @@ class DecoderTape(MixtureTape):
 
     @property
     def _attended(self) -> StackCall:
-        """Return the sizes of the call as attention sees them: of a prompt that ranks share, with all of its tokens.
+        """Return the sizes of the call for attention: with the tokens of all ranks if they share the prompt.
 
         Branches: a new token of a step is one.
         """
@@ -332,11 +332,11 @@ class DecoderTape(MixtureTape):
     def _with_own_heads(
         self, block: AttentionBlock, parts: tuple[Piece, Piece, Piece], old: tuple[Piece, ...], mask: Piece | None
     ) -> Piece:
-        """Record attention between exchanges of heads and positions, or, of one new token, before a gather.
+        """Record attention between all-to-alls of heads and positions, or before an all-gather in a decode step.
 
-        An exchange puts chunks in order, receives others and joins these. A gather needs no order before.
+        An all-to-all orders chunks, receives others and joins these. An all-gather needs no order before.
 
-        Branches: a call behind a past is a step.
+        Branches: a call with a past is a step.
         """
         call, own = self._attended, self._of_own_heads(block)
         assert isinstance(own, AttentionBlock)
@@ -423,7 +423,7 @@ class DecoderTape(MixtureTape):
     def _extended(
         self, sizes: tuple[Size, Size], old: tuple[Piece, ...], new: tuple[Piece, Piece]
     ) -> tuple[Piece, Piece]:
-        """Record the extension of a layer's cache, unless another rank keeps what is new; return its pieces."""
+        """Record the extension of a layer's cache, unless another rank caches new tokens; return the cache's pieces."""
         if self.rank.kept is not None:
             return old[0], old[1]
         first, second = (
@@ -441,7 +441,7 @@ class DecoderTape(MixtureTape):
         ordered: bool,
         inside: bool = False,
     ) -> Piece:
-        """Record attention to a sequence whose parts lie on several ranks.
+        """Record attention to a sequence whose parts are on several ranks.
 
         In a step each rank attends to its own part, and weighted results of all are added in place. In a ring the parts
         pass by, and each is merged into the result; otherwise positions of all heads are exchanged for those of some.
@@ -453,7 +453,7 @@ class DecoderTape(MixtureTape):
             ordered: whether queries lie head by head, so that the result does too.
             inside: whether values are a part of a wider piece, and copied before they are sent.
 
-        Branches: a call behind a past is a step; of a zigzag order, parts of later ranks are seen by the second half.
+        Branches: a call with a past is a step; of a zigzag order, parts of later ranks are seen by the second half.
 
         Source: :mod:`costproof.models.decoding.sequence_model`.
         """
@@ -525,7 +525,7 @@ class DecoderTape(MixtureTape):
         return q, turned, latents, key
 
     def _expanded(self, block: LatentBlock, keys: Size, context: Sequence[Piece]) -> tuple[Piece, Piece]:
-        """Record the expansion of latents and rotated keys; return keys, and what values are a part of."""
+        """Record the expansion of latents and rotated keys; return the keys, and the tensor that holds the values."""
         expanded = self._make(keys * block.heads * (block.nope + block.value_dim), context[0])
         return self._make(keys * block.heads * (block.nope + block.rope), expanded, context[1]), expanded
 

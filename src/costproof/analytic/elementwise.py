@@ -1,4 +1,4 @@
-"""Cost residual additions, layer scales, soft caps, activations, and the product with a gate."""
+"""Cost formulas of residual additions, layer scales, soft caps, activations, and the product with a gate."""
 
 from __future__ import annotations
 

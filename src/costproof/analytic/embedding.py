@@ -1,4 +1,4 @@
-"""Cost look-ups of rows in tables, token embeddings and learned positions, and image features put among them."""
+"""Cost formulas of token embeddings, learned positions, and image features that replace token embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cost a mixture of experts: the router, and the routed experts as one kernel or a loop over modules."""
+"""Cost formulas of a mixture of experts: the router, and the routed experts as one kernel or a loop over modules."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class ExpertMixture:
     batches: Size = 1
     """Tokens that these experts get, in units of the rank's own, which it routes."""
     exchanged: tuple[Size, Size] | None = None
-    """Pairs of a token and an expert that the rank sends to others, and gets from them, if it does not get tokens."""
+    """(token, expert) pairs that the rank sends to and gets from others, if it exchanges pairs instead of tokens."""
     looped: bool = False
     """Whether every expert is a module that runs in a loop; otherwise one kernel runs all on stacked weights."""
 

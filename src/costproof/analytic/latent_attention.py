@@ -1,4 +1,4 @@
-"""Cost multi-head latent attention, which derives keys and values of all heads from one short vector per token."""
+"""Cost formulas of multi-head latent attention: keys and values of all heads come from one vector per token."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class LatentBlock:
     ``.kv_norm``, ``.kv_up``, ``.out``.
 
     A kernel that absorbs ``.kv_up`` skips the expansion of past latents and does wider scores and sums. For several
-    tokens behind a past this saves max(0, the one minus the other) FLOPs.
+    tokens with a past this saves max(0, the one minus the other) FLOPs.
     """
 
     width: Size
@@ -245,7 +245,7 @@ class LatentBlock:
         )
 
     def _saved(self, call: StackCall) -> Size:
-        """Return the FLOPs that absorbing the expansion saves: that of past latents, minus wider scores and sums.
+        """Return the FLOPs saved by absorbing: the expansion of past latents, minus the cost of wider scores and sums.
 
         For a step with t keys this is positive if nope + value_dim >= 4 and t >= 2. Narrower heads save at most the
         expansion, which a floor then leaves out. Of several tokens the wider scores may be more work: these save
@@ -321,7 +321,7 @@ class PackedLatentBlock:
 
 @layer
 class PackedLatents:
-    """Latent attention of rows of different lengths, some of which expand their latents and others absorb that.
+    """Latent attention of rows of different lengths: some rows expand their latents, others absorb the expansion.
 
     Costs are those of :class:`~costproof.analytic.attention.PackedAttention`. If several rows are expanded, and one of
     them has a past or others are absorbed, the latents and rotated keys of all expanded rows are joined for one
@@ -339,7 +339,7 @@ class PackedLatents:
     joined: Size = 0
     """Latents and rotated keys of the expanded rows, if they are joined."""
     latents: Size = 0
-    """Those of the latents that are of rows without a past."""
+    """Latents of rows without a past."""
     shared: bool = False
     """Whether some rows absorb the projection and others call it."""
 

@@ -1,4 +1,4 @@
-"""Record the operators of transformer layers on a memory tape: what each allocates and reads, as in transformers."""
+"""Record the operators of transformer layers on a memory tape, with their allocations and reads as in transformers."""
 
 from __future__ import annotations
 
@@ -380,7 +380,7 @@ class LayerTape:
         resampled: Size | None = None,
         in_float32: bool = False,
     ) -> Piece:
-        """Record the operators of :meth:`patches` behind the convolution."""
+        """Record the operators of :meth:`patches` after the convolution."""
         patches, own = grid**2 * width, self.call.tokens * width
         if class_token:
             x = self._make(self.call.rows * width, x)

@@ -1,4 +1,4 @@
-"""Cost linear layers, the projection to logits, and parameters that another module reads."""
+"""Cost formulas of linear layers, the projection to logits, and parameters that another module reads."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Lent:
     elements: Size
     item_bytes: Size
     matrices: tuple[Matrix, ...] = ()
-    """Those of the elements that are a linear layer or a table."""
+    """Matrices among the elements: a linear layer, or a table."""
 
     def costs(self) -> LayerCosts:
         held = self.elements * self.item_bytes

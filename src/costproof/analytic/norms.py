@@ -1,4 +1,4 @@
-"""Cost normalizations: layer norm, channel norm in primitives, and RMS norm."""
+"""Cost formulas of normalizations: layer norm, channel norm in primitives, and RMS norm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cost image encoders of variable resolution: patch volumes, interpolated positions, and rotation by row and column."""
+"""Cost formulas of image encoders of variable resolution: patches, interpolated positions, axial rotation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cost pooling of a sequence to one vector: by attention of a learned probe, or by the first token."""
+"""Cost formulas of pooling a sequence to one vector: by attention of a learned probe, or by the first token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cost rotary positions: the table of cosines and sines, and the rotation of queries and keys."""
+"""Cost formulas of rotary positions: the table of cosines and sines, and the rotation of queries and keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cost attention to a sequence whose positions, or heads, lie on several ranks of a group."""
+"""Cost formulas of attention to a sequence whose positions, or heads, are divided among the ranks of a group."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RingAttention:
     )
 
     local: Layer
-    """Attention of the own queries to the own keys."""
+    """Attention of this rank's queries to its own keys."""
     batch: Size
     tokens: Size
     heads: Size
@@ -82,7 +82,7 @@ class RingAttention:
 
 @layer
 class UlyssesAttention:
-    """Causal attention for which each rank trades its positions of all heads for all positions of some heads.
+    """Causal attention for which each rank exchanges all heads at some positions for some heads at all positions.
 
     Four all-to-alls surround attention on heads / P heads, P = ranks: of queries, keys, values, and of the result. Each
     sends P - 1 of the P chunks of a local tensor; for q, k, v and x elements of these
@@ -106,7 +106,7 @@ class UlyssesAttention:
     source: ClassVar[str] = "Jacobs et al. 2023, DeepSpeed Ulysses, section 3"
 
     local: Layer
-    """Attention of the own heads to all positions; of latents, of the own queries to the own keys."""
+    """Attention of this rank's heads to all positions; of latents, of its queries to its own keys."""
     batch: Size
     tokens: Size
     heads: Size
@@ -132,7 +132,7 @@ class UlyssesAttention:
 
 @layer
 class StepOfHeads:
-    """Attention of a decode step behind :class:`UlyssesAttention`: each rank has cached some heads of all positions.
+    """Attention of a decode step after :class:`UlyssesAttention`: each rank has cached some heads at all positions.
 
     Each of P = ranks ranks has queries, keys and values of all heads of the new token, and takes those of its own
     heads, which ``local`` attends and caches. An all-gather brings the results of all heads, x = batch heads value_dim
@@ -140,8 +140,8 @@ class StepOfHeads:
 
         comm_payload_bytes = x item_bytes,  comm_bytes = (P - 1) / P x item_bytes
 
-    Unfused, queries and keys of all heads are turned, and the own ones read; x / P elements are written and read before
-    the gather, and x after it, which are joined again: written by the gather, and read.
+    Unfused, queries and keys of all heads are turned, and those of the rank's heads read; x / P elements are written
+    and read before the gather, and x after it, which are joined again: written by the gather, and read.
     """
 
     name: ClassVar[str] = "step_of_heads"
@@ -149,7 +149,7 @@ class StepOfHeads:
     source: ClassVar[str] = "Hidayetoglu et al. 2025, Shift Parallelism (caches of Ulysses ranks hold heads)"
 
     local: Layer
-    """Attention of the own heads of the new token."""
+    """Attention of this rank's heads of the new token."""
     batch: Size
     heads: Size
     kv_heads: Size
@@ -172,7 +172,7 @@ class StepOfHeads:
 
 
 def _whole_parameters(part: LayerCosts, ranks: Size) -> LayerCosts:
-    """Return the costs of a rank that has all of the parameters of which it reads one of ``ranks`` parts."""
+    """Return the costs of a rank that holds whole parameters and reads one of ``ranks`` parts of them."""
     return replace(part, params=part.params * ranks, weight_bytes=part.weight_bytes * ranks)
 
 
@@ -201,7 +201,7 @@ class AttentionOfParts:
     )
 
     local: Layer
-    """Attention of the new query to the own part of the cache."""
+    """Attention of the new query to this rank's part of the cache."""
     batch: Size
     heads: Size
     value_dim: Size
@@ -229,7 +229,7 @@ class AttentionOfParts:
 def _further(
     one: LayerCosts, scores: Size, kept: Size, width: Size, moved: Size, vector: Mapping[str, Size]
 ) -> LayerCosts:
-    """Return the costs of attention to own keys, plus what attention to keys of other ranks adds.
+    """Return the costs of attention to a rank's own keys plus those of attention to keys of other ranks.
 
     Args:
         one: costs of the attention to own keys.

@@ -1,4 +1,4 @@
-"""Cost the stored and resident bytes of modules under the quantisation scheme of a checkpoint."""
+"""Add formulas of the stored and resident bytes of modules, by the quantisation scheme of a checkpoint."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Storage:
 
     scheme: Scheme
     dtype: Dtype
-    """Dtype of what is not quantised."""
+    """Dtype of unquantised tensors."""
     layout: CheckpointLayout
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Values of the configuration's symbols, on which rules may depend."""
     in_parts: bool = False
-    """Whether a rank stores parts of parameters: its checkpoint has its own elements, and its memory padding too."""
+    """Whether a rank stores parts of parameters: without padding in its checkpoint, with padding in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +131,12 @@ def _as_run(
 ) -> Iterator[CostNode]:
     """Yield the nodes with FLOPs of unpacking, and metrics of time bounds: bytes read less, and FLOPs by dtype.
 
-    What is read of a quantised table, of a module with several formats, or of the weights of another module may be all
-    of it, which a bound then leaves out.
+    How much a call reads of a quantised table, of a module with several formats, or of another module's weights is not
+    known; a bound then leaves these reads out.
 
     Args:
         formats: id of a node of the ledger -> the quantised matrices of its module.
-        mixed: nodes of experts in several formats, of which the data chooses; what unpacks them is not known.
+        mixed: nodes of experts in several formats, among which the data chooses; their unpacking is not known.
 
     Branches: of several formats in a module the fastest arithmetic bounds its products; no size is compared.
     """
@@ -177,7 +177,7 @@ class _FormatWork:
     of_products: _Share | None = (sympy.Integer(0), sympy.Integer(1))
 
     def shares(self) -> tuple[tuple[Metric, _Share | None], ...]:
-        """Return each share with the metric that it is of."""
+        """Return (metric, share of it) for both shares."""
         return ("weight_read_bytes", self.of_read), ("flops", self.of_products)
 
 
@@ -191,9 +191,9 @@ def _with_tied(quantised: _Quantised, node: HeldNode, storage: Storage) -> _Quan
 
 @lru_cache(maxsize=8192)
 def _work(quantised: _Quantised, layers: tuple[Layer, ...], dtype: Dtype) -> _FormatWork:
-    """Return the work of the formats of a module, whose experts are all in one.
+    """Return the vector FLOPs of the storage formats of a module, whose experts must all have the same format.
 
-    Matrices that a call reads are unpacked once in it, and rows of a table that it looks up.
+    A call unpacks once each matrix that it reads, and each row of a table that it looks up.
     """
     if not quantised:
         return _FormatWork()
@@ -344,7 +344,7 @@ def _texts(
 def _texts_of_parts(
     layers: tuple[Layer, ...], dtype: Dtype, params: str, weight_bytes: str
 ) -> tuple[tuple[Metric, str | None], ...]:
-    """Return as :func:`_texts` for a module of whose parameters a rank has ``params`` elements, and padding."""
+    """Return :func:`_texts` of a module of which a rank stores ``params`` elements, and padding beyond them."""
     costs, own = [costs_of(layer) for layer in layers], parse(params)
     sizes = (
         own * FLOAT_BYTES[dtype] + sum(c.persistent_bytes for c in costs),

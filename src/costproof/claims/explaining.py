@@ -19,10 +19,11 @@ from costproof.claims.types import Amount, ClaimExplanation, Formula, Judgement,
 CHANCE: Final = Fraction(1, 10)
 """The most coincidental fits to expect at which a set of causes still counts as evidence."""
 SELDOM: Final = Fraction(1, 100)
-"""The same limit for an exact ratio, and for a single cause if the claim is a product of sizes or a multiple of the
-common divisor of all terms."""
+"""The same limit as :data:`CHANCE` for an exact ratio, and for a single cause if the claim is a product of sizes or a
+multiple of the common divisor of all terms."""
 UNCOMMON: Final = Fraction(1, 500)
-"""The same limit for several causes, not all of them conventions, if the claim is a multiple of the common divisor."""
+"""The same limit as :data:`CHANCE` for several causes, not all conventions, if the claim is a multiple of the common
+divisor."""
 _SHOWN: Final = 5
 _EVIDENCE: Final = 4
 _NAMES_TRIED: Final = 64

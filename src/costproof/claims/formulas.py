@@ -75,7 +75,7 @@ class Comparison:
         self.free = {n: base[n] for n in sorted({self.tied.get(n, n) for n in used} - held) if n in base}
 
     def names(self, call: Invocation) -> dict[str, str]:
-        """Return symbol -> variable of a call; a symbol that differs between calls is a variable of its own."""
+        """Return the variables of a call by symbol; a symbol that differs between calls has one variable per call."""
         return {n: n if n in self.shared else f"{n}_{call.id}" for n in call.symbols}
 
     def numbers(self, values: Mapping[str, int]) -> tuple[ExactNumber | None, ExactNumber | None]:
@@ -342,7 +342,7 @@ class EquivalenceCheck:
         return Comparison(self.beside.given_formula, there, self.beside.shared)
 
     def _lists(self) -> tuple[dict[str, tuple[int, ...]], bool]:
-        """Return setting -> values to compare at, and whether agreement at all of them is a proof."""
+        """Return the values to compare at by setting, and whether agreement at all of them is a proof."""
         lists: dict[str, tuple[int, ...]] = {}
         decided = True
         ends: dict[str, tuple[int, ...]] = {s: self.runs.ends(s) if self.runs else () for s in self.own}

@@ -248,7 +248,7 @@ _FAR: Final = Fraction(5)
 RARE: Final = Fraction(1, 1_000)
 """The most coincidental fits to expect at which another length counts as evidence for a number with many digits."""
 ONE_NUMBER: Final = Fraction(1, 1_200)
-"""The same limit for another value of one number, of which a model has about ten."""
+"""The same limit as :data:`RARE` for another value of one number; a model has about ten numbers."""
 _SMALL_NUMBER: Final = 64
 _WIDTHS: Final = 8
 """Larger numbers of a model, which are widths, are multiples of this; other values are not evidence."""

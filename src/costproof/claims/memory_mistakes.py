@@ -208,7 +208,7 @@ def _dispatch(*kinds: str) -> Callable[[ClaimTerm], bool]:
 
 
 def _copies(count: Callable[[int, int, int], Fraction]) -> tuple[TermChange, ...]:
-    """Return the change of the copies of a token that are sent: ``count`` has top-k, experts and ranks.
+    """Return the change of how many copies of a token are sent: ``count`` of top-k, experts and ranks.
 
     The gathered form sends one to each batch; others send a share of the tokens that ranks along ``tp`` have in common.
     """
@@ -229,7 +229,7 @@ def _by_rank(top_k: int, experts: int, ranks: int) -> Fraction:
 
 
 def _wire(size: Callable[[int, int], int]) -> tuple[TermChange, ...]:
-    """Return the change of what is gathered to hidden states only: ``size`` has their width and element size."""
+    """Return the change that gathers hidden states only: ``size`` of their width and element size gives the bytes."""
 
     def factor(term: ClaimTerm) -> Fraction | None:
         values = term.values

@@ -168,7 +168,7 @@ class KnownNumbers:
 
     @property
     def _least(self) -> Fraction:
-        """Return the numbers to assume where none is near: half a number."""
+        """Return the count to assume where no known number is near: one half, or 0 without known numbers."""
         return Fraction(min(len(self.values), 1), 2)
 
     def among_products(self, amount: Amount) -> Fraction:

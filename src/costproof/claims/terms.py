@@ -254,7 +254,7 @@ def _windows(capture: Capture, ledger: Ledger, values: CallValues) -> tuple[Wind
 
 
 def causal(tokens: int, past: int = 0) -> int:
-    """Return the number of (query, key) pairs of causal attention behind a past: n p + n (n + 1) / 2."""
+    """Return the number of (query, key) pairs of causal attention with a past: n p + n (n + 1) / 2."""
     return tokens * past + tokens * (tokens + 1) // 2
 
 

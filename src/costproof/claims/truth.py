@@ -108,7 +108,7 @@ class ClaimCase:
 
     @cached_property
     def named(self) -> dict[Name, Effect]:
-        """Return (cause, required cause) -> effect, for all names of each effect."""
+        """Return the effects by (cause, required cause), under all names of each."""
         return {(name, e.requires): e for e in self.effects for name in (e.cause, *e.aliases)}
 
     @cached_property

@@ -187,7 +187,7 @@ COMMANDS: Final[dict[str, str]] = {
     "sweep": "Evaluate formulas over ranges of configuration keys and settings.",
     "roofline": "Bound the time of a run on a device, and name the limiting resource.",
     "fits": "Check whether a run fits into memory, and up to which size.",
-    "stored": "State what a checkpoint takes on disk, to the byte.",
+    "stored": "Compute the size of a checkpoint on disk, to the byte.",
     "peaks": "Find the peak of live activations of every stage and the tensors in it.",
     "measure": "Time a run stage by stage, and compare with bounds and isolated operators.",
     "machines": "List the devices with known peak rates.",

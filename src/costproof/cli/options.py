@@ -319,7 +319,7 @@ def _refuse_a_side(target: str, command: str) -> None:
     given += [(key.replace("_", "-"), value) for key, equals, value in (p.partition("=") for p in parts) if equals]
     words = " ".join(shlex.quote(word) for key, value in given for word in (f"--{key}", value))
     raise BadInput(
-        "this command takes settings of the workload as options, not behind the name of the target",
+        "this command takes settings of the workload as options, not after the name of the target",
         where=target[:80],
         expected="TARGET and its options",
         fix=f"{command} {name} {words}".rstrip()[:200] + "; keys of the configuration go into a --config FILE",

@@ -318,7 +318,7 @@ def _merged(rows: Iterable[AlignedRow]) -> Iterator[tuple[AlignedRow, str, int]]
 
 
 def _apart(rows: Sequence[AlignedRow], unjudged: Sequence[str]) -> tuple[list[AlignedRow], list[AlignedRow]]:
-    """Split differing rows into those that operators without a torch formula explain, and the rest.
+    """Split differing rows into those that operators without a torch formula explain, and the others.
 
     An operator without a formula does work that torch's count lacks: all work of a kind that only our rules name, or
     part of its own kind. Apart from it both sides must have equal sums, since a composite operator of one side may be
@@ -377,7 +377,7 @@ def _said(row: AlignedRow) -> tuple[int | None, int | None]:
 
 
 def _counted(row: AlignedRow) -> AlignedCell:
-    """Return what the rules count in a row that is compared with the second judge."""
+    """Return the amount by the operator rules in a row that is compared with the second judge."""
     return next(cell for source, cell in row.cells.items() if source != "dispatcher")
 
 

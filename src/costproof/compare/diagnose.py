@@ -160,7 +160,7 @@ def finding(row: AlignedRow, judged: Diagnosis, pattern: str, count: int) -> Fin
 
 
 def pairwise(values: Mapping[str, int | None]) -> dict[str, int]:
-    """Return ``first-second`` -> difference for each pair of sources that differ."""
+    """Return the difference of each pair of sources that differ, by ``first-second``."""
     return {
         f"{a}-{b}": x - y
         for a, b in combinations(order(values), 2)

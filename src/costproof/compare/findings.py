@@ -178,7 +178,7 @@ class CounterFinding:
     value: int | None
     """The tool's result in its own unit; ``None`` if it failed."""
     normalised: int | None
-    """The same result in FLOPs, 2 per multiply-accumulate."""
+    """The tool's result in FLOPs, 2 per multiply-accumulate."""
     truth: int | None
     """Costproof's count of the same forward pass, in FLOPs; ``None`` if a part of it is unknown."""
     delta: int | None

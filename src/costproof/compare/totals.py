@@ -50,7 +50,7 @@ def sums(capture: Capture, findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _bearers(ledger: Ledger) -> dict[Metric, list[CostNode]]:
-    """Return metric -> the nodes that have it, in the order of the ledger."""
+    """Return the nodes that have each metric, in the order of the ledger."""
     found: dict[Metric, list[CostNode]] = {}
     for node in ledger.nodes:
         for metric in {**node.costs, **node.exprs}:

@@ -43,7 +43,7 @@ class DtypeWork:
     least: ByDtype
     """FLOPs that every implementation of the same result has, by dtype."""
     kept: int | None = None
-    """FLOPs without those of scores that masks hide; ``None``: unknown."""
+    """FLOPs without those of scores that masks hide; ``None`` if unknown."""
 
 
 def sum_work(works: Iterable[DtypeWork]) -> DtypeWork:
@@ -115,7 +115,7 @@ class Arithmetic:
         return sum_work(self.of(node.cost, node.kind) for node in nodes)
 
     def of_kinds(self, kinds: Mapping[str, Mapping[Metric, int | None]]) -> DtypeWork:
-        """Return the FLOPs by dtype of a part of the model, given kind of operator -> costs."""
+        """Return the FLOPs by dtype of a part of the model, given its costs by operator kind."""
         return sum_work(self.of(partial(_cost, costs), kind) for kind, costs in kinds.items())
 
     def of_stage(self, folded: Folded, stage: str) -> DtypeWork:

@@ -97,7 +97,7 @@ class Device:
     operator_in_run: DeviceFigure | None = None
     """Host nanoseconds of one operator in a forward, with its launches; absent on a processor."""
     operator_alone: DeviceFigure | None = None
-    """The same for these operators in isolation, each repeated by itself; absent on a processor."""
+    """Host time of these operators in isolation, each repeated by itself; absent on a processor."""
     launch_latency: DeviceFigure | None = None
     """Nanoseconds from the enqueueing of a kernel to its start on an idle device; absent on a processor."""
     graph_gap: DeviceFigure | None = None
@@ -176,7 +176,7 @@ HOST_FIGURES: Final[dict[str, tuple[str, str, int]]] = {
     "graph_gap": ("from a kernel of a CUDA graph to the next", "ns", 0),
     "graph_replay": ("one replay of a CUDA graph, besides its kernels and gaps", "ns", 0),
 }
-"""As :data:`FIGURES`, for times of runs on a machine; no data sheet gives them, ``machine --measure`` writes them."""
+"""Like :data:`FIGURES`, for times of runs on a machine; ``machine --measure`` writes them, no data sheet has them."""
 _LEAST_PEAK: Final = 10**7
 """Lower limit of a peak: slow dtypes on a busy processor reach 10^9, values given in GFLOP/s are below the limit."""
 

@@ -122,9 +122,9 @@ class LinkRates:
         return max(crossing.get(kind, outside) / self.network, bytes_of_rank / (self.interconnect + self.network))
 
     def per_sent_byte(self, group: tuple[int, ...], rank: int) -> Fraction | None:
-        """Return a lower bound of the seconds a byte that a rank sends, however it divides them among its group.
+        """Return a lower bound of the seconds per byte that a rank sends, for any division of bytes among its group.
 
-        Between nodes it has its links and its part of the network; without others in its node, only the latter.
+        In a group over several nodes it has its part of the network, and its links if others are in its node.
         """
         here = sum(1 for other in group if not self.node or other // self.node == rank // self.node)
         if here == len(group):
@@ -135,7 +135,7 @@ class LinkRates:
 
 
 def link_rates(devices: Devices, mesh: Mesh) -> tuple[LinkRates | None, str]:
-    """Return the rates between the ranks of a mesh, and why they are not known or what is assumed of them."""
+    """Return the rates between the ranks of a mesh, with assumptions, or the reason why they are not known."""
     device, node = devices.device, devices.node_size
     if device.interconnect is None:
         return None, f"no time has the bytes that ranks send: no source gives the rate of the links of {device.name}"
@@ -162,7 +162,7 @@ class CollectiveBound:
     messages: int
     payload_bytes: int
     sent_bytes: int
-    """By the ring algorithm, as reports count it."""
+    """Sent bytes by the ring algorithm, as in reports."""
     seconds: str
     """The least time, however it is done."""
 
@@ -174,7 +174,7 @@ class StageLinks:
     id: str
     sent_bytes: int
     seconds: str
-    """Of its collectives, one after another."""
+    """Time of its collectives, one after another."""
     exposed_s: str | None
     """Lower bound if nothing is computed during a collective: modules at the roof, and the collectives."""
     overlapped_s: str | None
@@ -207,12 +207,12 @@ class LinkBounds:
     """Bytes per second of one device to other nodes; ``None``: not known, or not used."""
     collectives: tuple[CollectiveBound, ...]
     stages: tuple[StageLinks, ...]
-    """Of the counted rank; the last is the whole run."""
+    """Stages of the counted rank; the last entry is the whole run."""
     ranks: tuple[RankTimes, ...]
-    """Of all ranks, the slowest first."""
+    """Times of all ranks, slowest first."""
 
     def rates(self) -> dict[tuple[str, str, str], Fraction]:
-        """Return (stage, part, kind of a collective) -> seconds for each byte of its payload."""
+        """Return the seconds per payload byte of each (stage, part, collective kind)."""
         moved = (c for c in self.collectives if c.payload_bytes)
         return {(c.stage, c.part, c.kind): Fraction(c.seconds) / c.payload_bytes for c in moved}
 
@@ -256,7 +256,7 @@ def by_rows(metric: str) -> bool:
 
 
 def mean_of_experts(folded: Folded, ranks: int) -> Folded:
-    """Return the counts of a rank with an equal share of the rows of routed experts, as the slowest has at least.
+    """Return a rank's counts with an equal share of the rows of routed experts, the least that the slowest rank has.
 
     Each of the ranks is given all rows and skips those of experts of others, so how many it multiplies is data; all
     together multiply each once. FLOPs and activations of the experts are divided and rounded down, and so are the

@@ -449,7 +449,7 @@ def _share(work: int | None, nanoseconds: int | None, best: int) -> Rational | N
 
 
 def _roofs(nodes: Iterable[CostNode], of: Roof, arithmetic: Arithmetic) -> dict[str, WorkBound]:
-    """Return module -> its roofline bound."""
+    """Return the roofline bound of each module."""
     modules: dict[str, list[CostNode]] = {}
     for node in nodes:
         modules.setdefault(node.module, []).append(node)

@@ -116,7 +116,7 @@ class RankMemory:
     cache_bytes: int | None
     live_bytes: int | None
     most_bytes: int | None
-    """As :attr:`Fits.most_bytes`."""
+    """Upper bound, as :attr:`Fits.most_bytes`."""
     verdict: FitVerdict
 
 
@@ -172,7 +172,7 @@ class Fits:
     live_source: Literal["formula", "graph"] = "formula"
     """Where the live peak comes from: a formula, or an exported graph where there is no formula."""
     last_logits_bytes: int | None = None
-    """The same with logits of the last position only; ``None``: not known, or the run computes no others."""
+    """Live peak with logits of the last position only; ``None``: not known, or the run computes no others."""
     token_bytes: int | None = None
     """Bytes that one more token of text adds to the cache of a sequence; ``None``: not known."""
     held_cache_bytes: int | None = None

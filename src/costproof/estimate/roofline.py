@@ -107,9 +107,9 @@ class StageBound:
     floor: WorkBound
     """The products that every implementation has, and the compulsory traffic."""
     unfused: WorkBound | None = None
-    """As :attr:`modules`, with the bytes of every operator; ``None`` if the source does not count them."""
+    """Bound like :attr:`modules`, with the bytes of every operator; ``None`` if the source does not count them."""
     full: WorkBound | None = None
-    """As :attr:`floor`, with all headline FLOPs and all counted experts; ``None`` if the bound is the same."""
+    """Bound like :attr:`floor`, with all headline FLOPs and all counted experts; ``None`` if the bound is the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class Roofline:
     links: LinkBounds | None = None
     """Bounds with communication; ``None``: on one device, or no rate of the links is known."""
     unpacking: tuple[UnpackingTime, ...] = ()
-    """Of each stage, if the bounds are those of quantised weights as stored."""
+    """Unpacking time of each stage, if the bounds are for quantised weights as stored."""
 
     @property
     def name(self) -> str:
@@ -510,7 +510,7 @@ def _without(moved: int | None, spared: Iterable[int | None]) -> int | None:
 
 
 def peaks_of(of: Roof, run: StageBound) -> dict[str, int]:
-    """Return dtype -> peak rate, for peaks besides the main one that some work of the run uses."""
+    """Return the peak rates by dtype that the run uses besides the main one."""
     used = dtypes((run.modules.least, run.floor.least, None if run.full is None else run.full.least))
     return {dtype: of.peaks[dtype] for dtype in sorted(used) if dtype in of.peaks}
 

@@ -290,7 +290,7 @@ class DispatchForm:
 
     name: str
     unit: Literal["batch", "expert", "rank", "node"]
-    """What gets a copy of its own: all ranks, each chosen expert, or each rank or node that holds a chosen expert."""
+    """Receivers of one copy each: all ranks, the chosen experts, or the ranks or nodes that hold a chosen expert."""
     source: str
     header: int = 0
     """Bytes before the hidden state of a copy."""
@@ -336,7 +336,7 @@ def fp8_bytes(hidden: int) -> int:
 def dispatch_rows(
     sizes: RoutedLayers, mesh: Mesh, tokens: Mapping[tuple[str, str], tuple[int, int, int]], item: int
 ) -> Iterator[Dispatch]:
-    """Yield what a rank sends and computes in each form of dispatch, for a uniform routing and as a bound of any.
+    """Yield a rank's traffic and FLOPs in each form of dispatch: the mean of uniform routing, and a bound for any.
 
     The gathered form is exact: its kernel gets all pairs of a token and an expert. In other forms a rank sends a slice
     of the tokens that it shares with those of its group along ``tp``.

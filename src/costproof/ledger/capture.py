@@ -46,7 +46,7 @@ class WholeModel:
 
 @dataclass(frozen=True, slots=True)
 class BlockPadding:
-    """Cache of equal layers, kept in blocks of tokens, in the call of a stage that holds most of them.
+    """Cache of equal layers in blocks of tokens, at the call of a stage that holds most blocks.
 
     A layer with a window gives back the blocks before its window when the next call begins. No prefix is shared.
     """
@@ -94,7 +94,7 @@ class TokenPadding:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Waste of a run: what it holds only because sizes are rounded up. No metric includes it."""
+    """Memory and tokens of a run that only padding to blocks and sizes adds. No metric includes them."""
 
     cache: tuple[BlockPadding, ...] = ()
     """By stage and kind of layer; empty if the cache is not kept in blocks."""
@@ -179,7 +179,7 @@ class Capture:
     parallel: Parallel | None = None
     """Costs of every rank, by the formulas, if the run is spread over several devices; the ledgers are of one rank."""
     padding: Padding | None = None
-    """What the run holds only because sizes are rounded up; ``None`` unless requested."""
+    """Memory and tokens that only padding adds; ``None`` unless requested."""
     recorded: dict[str, tuple[Metric, ...]] = field(default_factory=dict)
     """Source -> metrics on record as available for this target in such a run; empty without a record."""
 

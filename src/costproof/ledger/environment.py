@@ -92,7 +92,7 @@ def extras() -> tuple[str, ...]:
 
 
 def packages_of(extra: str) -> dict[str, str]:
-    """Return name -> requirement of an extra from the installed metadata; empty if it is not installed."""
+    """Return the requirements of an extra by package name, from installed metadata; empty if not installed."""
     try:
         lines = requires("costproof") or []
     except PackageNotFoundError:

@@ -23,7 +23,7 @@ NOT_GIVEN: Final = object()
 
 
 def worst_exit(*codes: int) -> int:
-    """Return the worst of the exit codes of one result: a finding is known whatever else is not."""
+    """Return the worst of the exit codes of one result; findings precede incompleteness."""
     return next((code for code in _WORST_FIRST if code in codes), EXIT_OK)
 
 
@@ -116,9 +116,9 @@ class Recount(NamedTuple):
     where: str
     metric: str
     found: int | Fraction
-    """What costproof reports."""
+    """The number that costproof reports."""
     again: int | Fraction
-    """The same by separate code."""
+    """The number by separate code."""
 
 
 def check_recounts(counted: Iterable[Recount]) -> None:

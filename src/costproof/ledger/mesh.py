@@ -113,7 +113,7 @@ class Mesh:
 
     @property
     def batches(self) -> int:
-        """Return how many batches the experts of a group along ``ep`` serve: 1 if its ranks are those of ``tp``."""
+        """Return the number of batches whose tokens the experts of an ``ep`` group process."""
         return max(1, self.ep // self.tp)
 
     def coordinates(self, rank: int) -> Coordinates:
@@ -187,7 +187,7 @@ AXES: Final[tuple[str, ...]] = tuple(f.name for f in fields(Mesh))
 
 
 def ambiguous_axes(axes: Mapping[str, object]) -> list[BadInput]:
-    """Return an error if axes that somebody named say two things: ``fsdp`` 1, and several ranks along ``cp``.
+    """Return an error if named axes are ambiguous: ``fsdp`` 1 with several ranks along ``cp``.
 
     torchtitan stores parts along ``cp`` then (``dp_shard * cp`` ranks); whole parameters have no ``fsdp``.
     """
@@ -245,7 +245,7 @@ class Schedule:
         """
         order, _, parts = text.partition(":")
         if stages < 2:
-            raise BadInput("one stage has no schedule", where="--microbatches, --schedule", fix="name stages: pp 4")
+            raise BadInput("a schedule needs two stages", where="--microbatches, --schedule", fix="name stages: pp 4")
         if microbatches < 1:
             raise BadInput("a pass needs a microbatch", where="--microbatches", expected="1 or more", got=microbatches)
         if order in ("gpipe", "1f1b") and not parts:
@@ -293,7 +293,7 @@ def pairs_of(inputs: Mapping[str, object]) -> tuple[tuple[int, ...], ...]:
     rows = [row.replace("+", ",").split(",") for row in text.split(";")] if text else []
     if not all(n.strip().isdecimal() for row in rows for n in row):
         expected = "numbers, with commas in a row and semicolons between rows: 6,2;3,5"
-        raise BadInput("these are not the pairs of ranks", where="--pairs", expected=expected, got=text[:80])
+        raise BadInput("these are not numbers of pairs", where="--pairs", expected=expected, got=text[:80])
     return tuple(tuple(map(int, row)) for row in rows)
 
 
@@ -315,7 +315,7 @@ def of_mesh(name: str) -> bool:
 
 
 def no_such_setting(name: str, where: str, known: Collection[str], fix: str | None = None) -> BadInput:
-    """Return the error that a target lacks a setting; if it is one of a mesh, because nothing says how to split it."""
+    """Return the error that a target lacks a setting; for one of a mesh, that no plan splits the model."""
     if of_mesh(name):
         what = "no plan says how this model is split over devices (transformers: tp_plan of the class)"
         return BadInput(what, where=where, expected="one device")
@@ -361,11 +361,11 @@ class Collectives:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """What all ranks together have or do more than one device, and why."""
+    """A cost that all ranks together have beyond that of one device, and its reason."""
 
     what: str
     stage: str
-    """Empty for what ranks hold."""
+    """Stage; empty for memory that ranks hold in all stages."""
     metric: str
     amount: int
     """Costs of all ranks minus those of one device, of this kind of copy."""
@@ -375,7 +375,7 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """What the counted rank sends to the experts of other ranks, and gets for its own, in a form of dispatch."""
+    """Traffic of the counted rank to other ranks' experts and to its own experts, in a form of dispatch."""
 
     stage: str
     invocation: str
@@ -388,14 +388,14 @@ class Dispatch:
     sent_bytes: int
     """Bytes that the rank sends in all layers and calls, to dispatch and to combine, rounded up."""
     fp8_bytes: int
-    """The same if tokens are dispatched in fp8 with a scale for each 128 elements, and combined in the run's dtype."""
+    """Bytes if tokens are dispatched in fp8 with a scale for each 128 elements, and combined in the run's dtype."""
     expert_flops: int
     """FLOPs of the routed experts of the rank, rounded up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """A run on several devices: its mesh, the costs of each rank, and what ranks have in common.
+    """A run on several devices: its mesh, the costs of each rank, and the duplicates among ranks.
 
     For each metric of :attr:`one_device` the costs of all ranks are those of one device and the duplicates, exactly.
     """

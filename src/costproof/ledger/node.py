@@ -36,7 +36,7 @@ class CostNode:
     costs: dict[Metric, int | None]
     """Exact integers; ``None`` is unknown, never zero."""
     exprs: dict[Metric, str] = field(default_factory=dict)
-    """The same quantities in symbols as canonical text, if the source is symbolic."""
+    """The costs in symbols, as canonical text, if the source is symbolic."""
     owner: str = ""
     """Origin of the numbers: a formula's name (analytic) or the module's class (graph sources)."""
     evidence: tuple[str, ...] = ()
@@ -202,7 +202,7 @@ class Ledger(NotebookRepr):
 
 
 def not_given(metric: Metric, source: str, *, where: str, fix: str | None = None) -> Incomplete:
-    """Return the error that a source leaves a metric unknown, so that no number of it is 0."""
+    """Return the error for a metric that a source leaves unknown, which must not be read as 0."""
     return Incomplete(f"the {source} ledger leaves this metric unknown", where=where, got=metric, fix=fix)
 
 

@@ -51,7 +51,7 @@ ROWS_INVOCATION: Final = "rows"
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """Sequences of a batch that are equal: a prompt, a chunk behind a prefix, a decode step, drafted tokens."""
+    """Sequences of a batch that are equal: a prompt, a chunk after a prefix, a decode step, drafted tokens."""
 
     new: int
     """Tokens that each sequence processes."""
@@ -64,7 +64,7 @@ class BatchRow:
 
     @property
     def text(self) -> str:
-        """Return the row as it is stored: ``16x5+8000/1``, 16 sequences of 5 tokens behind 8000, 1 with logits."""
+        """Return the row as it is stored: ``16x5+8000/1``, 16 sequences of 5 tokens after 8000, 1 with logits."""
         kept = "" if self.new == self.logits == 1 else f"/{self.logits}"
         return f"{f'{self.count}x' if self.count > 1 else ''}{self.new}{f'+{self.past}' if self.past else ''}{kept}"
 
@@ -83,7 +83,7 @@ def _stored_rows(text: str) -> tuple[BatchRow, ...]:
     for part in text.split(","):
         matched = _ROW.fullmatch(part)
         if matched is None:
-            raise BadInput("a workload has a row that is not one", where="$.workload.inputs.rows", got=part[:60])
+            raise BadInput("a row of the workload is invalid", where="$.workload.inputs.rows", got=part[:60])
         count, new, past, logits = matched.groups(default="")
         found.append(BatchRow(int(new), int(past or 0), int(count or 1), int(logits or 1)))
     return tuple(found)
@@ -92,7 +92,7 @@ def _stored_rows(text: str) -> tuple[BatchRow, ...]:
 def sequences_in(
     given: Iterable[str | Mapping[str, Any]], names: Sequence[Collection[str]], usual: Logits
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (number, new tokens, past, logits) of rows that are valid, as a second reading of what a user gives.
+    """Yield (number, new tokens, past, logits) of valid rows, as a second reading of a user's input.
 
     Args:
         given: each row as text, or the columns of a row, or those of a step of a scheduler.
@@ -199,7 +199,7 @@ class Workload:
 
     @property
     def gathered_batches(self) -> tuple[int, ...]:
-        """Return the sequences of each rank whose tokens the counted one gets; empty if all have equal ones.
+        """Return the numbers of sequences of the ranks whose tokens the counted rank receives; empty if all are equal.
 
         Ranks that store parts of parameters, or send each other pairs, have no unequal batches.
         """
@@ -215,12 +215,12 @@ class Workload:
 
     @property
     def sequence_parts(self) -> int:
-        """Return the equal parts that a prompt is divided into: one for each rank that shares it, in zigzag two."""
+        """Return the number of equal parts of a prompt: one for each rank that shares it, or two in zigzag order."""
         return self.mesh.cp * (1 + (self.mesh.cp > 1 and self.inputs.get(CP_PLAN, "zigzag") == "zigzag"))
 
     @property
     def keeps_new_tokens(self) -> bool:
-        """Return whether the counted rank caches the tokens of decode steps; of ranks that share, the last one does."""
+        """Return whether the counted rank caches the tokens of decode steps, as the last rank along ``cp`` does."""
         return self.mesh.coordinates(self.rank).cp == self.mesh.cp - 1
 
     @property
@@ -230,7 +230,7 @@ class Workload:
 
     @property
     def gathered(self) -> Workload:
-        """Return what the counted rank runs once parameters are gathered of which ranks store parts, if they do."""
+        """Return the workload of the counted rank after its parameters are gathered, on the mesh without ``fsdp``."""
         mesh, at = self.mesh, self.mesh.coordinates(self.rank)
         if mesh.fsdp == 1:
             return self
@@ -267,7 +267,7 @@ class Invocation:
 
 
 def describe_calls(invocations: Iterable[Invocation]) -> dict[str, str]:
-    """Return (stage/invocation) -> text on the call: ``decode/steps`` -> ``3 x int64[1,1] at B 1, P 10``."""
+    """Return a text on each call ``stage/invocation``: ``3 x int64[1,1] at B 1, P 10`` for ``decode/steps``."""
     return {f"{call.stage}/{call.id}": _call(call) for call in invocations}
 
 

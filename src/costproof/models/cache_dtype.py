@@ -195,7 +195,7 @@ class BlockedCache:
     groups: tuple[CachedLayers, ...]
 
     def rows(self, workload: Workload) -> tuple[BlockPadding, ...]:
-        """Return what each stage holds, by kind of layer, in the call that holds most."""
+        """Return the blocks that each stage holds, by kind of layer, in the call that holds most."""
         return tuple(self._row(stage, group, rows) for stage, rows in self._calls(workload) for group in self.groups)
 
     def held(self, workload: Workload) -> int:
@@ -203,9 +203,9 @@ class BlockedCache:
         return max(self._held(rows) for _, rows in self._calls(workload))
 
     def surplus(self, workload: Workload) -> dict[str, int]:
-        """Return, for each stage, the most bytes that blocks add to a cache that grows layer by layer.
+        """Return, for each stage, the most unused bytes in blocks at any time of a call, which extends layers in turn.
 
-        A layer that the call has not reached has the blocks and tokens before it, any other those after it.
+        A layer that the call has not reached has its blocks and tokens from before the call, any other from after it.
         """
         return {
             stage: sum(

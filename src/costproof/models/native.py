@@ -51,7 +51,7 @@ class Configured(ABC, Generic[C]):
     name: str
     options: RunOptions = field(default_factory=RunOptions)
     cut: tuple[tuple[str, str], ...] = ()
-    """What ``options.layers`` removed; ``config`` is already truncated."""
+    """The truncation by ``options.layers``; ``config`` is already truncated."""
     whole: C | None = None
     """The configuration before truncation; ``None`` if it is not truncated."""
     published: C | None = None
@@ -64,7 +64,7 @@ class Configured(ABC, Generic[C]):
 
     @abstractmethod
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
-        """Return the configuration truncated to its first layers, and the cuts: ``decoder layers`` -> ``2 of 12``.
+        """Return the configuration truncated to its first layers, and the cuts by stack, such as ``2 of 12``.
 
         Raises:
             BadInput: the model has no such number of layers, or cannot be cut so.

@@ -28,7 +28,7 @@ class SymbolicRun:
     """A run at example sizes, which select the branches of the formulas."""
     stage: str
     sizes: Mapping[str, str]
-    """Symbol of the formulas -> what it is in the symbols of the identity: ``SC_1`` -> ``B*P + C``."""
+    """Symbol of the formulas -> its value in the symbols of the identity: ``SC_1`` -> ``B*P + C``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class RowIdentity:
     example: Mapping[str, int]
     """Symbol of the identity -> its value at the example sizes, ``b`` among them; no other symbols for a count."""
     pairs: tuple[str, ...] = ()
-    """For each layer, kept scores per head that the right side has besides."""
+    """For each layer, the further kept scores per head on the right side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Piece(Generic[T]):
     Workloads are exported without symbols and compared as integers. Runs are not exported: every decode step is run and
     counted by FlopCounterMode. Of peaks, the live peak of each graph is compared. Of rows, formulas are compared with
     each other, or with pairs of a query and a key that were counted one by one; those of an identity are claims. Of
-    ranks, the formulas of all are summed, and what sources have from one place is counted again."""
+    ranks, the formulas of all are summed, and facts that sources share are recounted by separate code."""
     target: T
     workload: Workload
     stages: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class Piece(Generic[T]):
 
 
 def not_drawn(config: Config | type[Config]) -> dict[str, str]:
-    """Return dotted path -> reason of each configuration field that no random draw of a proof varies."""
+    """Return the configuration fields, by dotted path, that no random draw of a proof varies, with the reasons."""
     parts = {f.name: part for f in fields(config) if isinstance(part := getattr(config, f.name), Config)}
     inside = {f"{name}.{path}": why for name, part in parts.items() for path, why in not_drawn(part).items()}
     return {**inside, **config.not_drawn}

@@ -41,17 +41,17 @@ SEQ_LEN: Final = Setting("seq_len", "Tokens of the prompt, or positions of a seq
 PAST: Final = Setting(PAST_INPUT, "Tokens of each sequence that are in the cache before the prefill.")
 ROWS: Final = Setting(
     ROWS_INPUT,
-    "Rows of a batch of unequal sequences: 4096, 16x1+8000, 8x5+2000/all is a prompt, 16 steps behind 8000 tokens, and "
+    "Rows of a batch of unequal sequences: 4096, 16x1+8000, 8x5+2000/all is a prompt, 16 steps after 8000 tokens, and "
     "5 tokens, all with logits, of 8 sequences; or a file with the new and past tokens of each row.",
     "text",
     metavar="ROWS",
 )
 KV_BLOCK: Final = Setting(
-    BLOCK_INPUT, "Tokens of a block, if the cache is kept in blocks: memory that no token uses is named as waste."
+    BLOCK_INPUT, "Tokens of a block of the cache, for caches in blocks; reports name the unused memory as waste."
 )
 PAD_TO: Final = Setting(
     PAD_INPUT,
-    "Sizes to the next of which the tokens of a call are padded, 1,2,4,8: the work of padding is named as waste.",
+    "Sizes, such as 1,2,4,8, to which the tokens of a call are padded; reports name the work of padding as waste.",
     "text",
     metavar="SIZES",
 )
@@ -227,12 +227,12 @@ def room_problems(workload: Workload, count: int, tokens: int, behind: int = 0) 
     Args:
         count: images in all rows.
         tokens: of an image.
-        behind: text tokens that each image needs behind it.
+        behind: text tokens that each image needs after it.
     """
     room = sum(row.count * (row.new // (tokens + behind)) for row in workload.rows) if count else 0
     if count <= room:
         return []
-    text = f" and {plural(behind, 'text token')} behind them" if behind else ""
+    text = f" and {plural(behind, 'text token')} after them" if behind else ""
     what = f"the rows have no room for the images, of {tokens} new tokens each{text}"
     expected = f"at most {room}, each whole in one sequence"
     return [BadInput(what, where=f"--images, --{ROWS_INPUT}", expected=expected, got=count)]
@@ -419,7 +419,7 @@ def _checked(row: _Numbers | str, where: str, usual: Logits) -> tuple[int, int, 
 
 
 def _filed(path: Path) -> list[Any]:
-    """Return what a file has for each row, or for one step."""
+    """Return the records of a file, one per row, or the record of one step."""
     text = first_bytes(path, MAX_BYTES, regular=True).decode(errors="replace") if path.is_file() else None
     if text is None:
         raise BadInput(
@@ -471,7 +471,7 @@ def _named(values: Mapping[str, Any]) -> _Numbers | str:
 
 
 def _step(values: Mapping[str, Any]) -> list[_Numbers | str] | None:
-    """Return the rows of one step as a scheduler has it; ``None`` if it is a row.
+    """Return the rows of a scheduler's step; ``None`` if the record is a single row.
 
     vLLM (``SchedulerOutput``) maps requests to numbers, and lists new and known requests apart; drafted tokens get
     logits. SGLang (``ForwardBatch``, ``ScheduleBatch``) has parallel lists.

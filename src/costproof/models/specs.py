@@ -138,7 +138,7 @@ class Run:
     masks: Mapping[str, CausalMask] = field(default_factory=dict)
     """Places of attention masks without values in the arguments, ``attention_mask.full_attention`` -> their content."""
     known: Mapping[str, Any] = field(default_factory=dict)
-    """As in :class:`ExportJob`."""
+    """See :class:`ExportJob`."""
     expected: torch.Tensor | None = None
     """In a real run, the logits of the same forward without a tracer; the traced forward must return the same bits."""
     expert_tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class Run:
     positions: int = 0
     """Number of positions that the decoder processes; required with ``groups``."""
     packed: bool = False
-    """As in :class:`ExportJob`."""
+    """See :class:`ExportJob`."""
     elsewhere: bool = False
     """Whether a run on meta may fall back to the CPU if the model needs concrete values."""
     real: Callable[[], Run] | None = None
@@ -173,7 +173,7 @@ class Built:
     notes: tuple[str, ...] = ()
     """Notes on what was loaded, converted or left out."""
     attributes_bytes: int = 0
-    """As of :class:`ExportJob`."""
+    """See :class:`ExportJob`."""
 
 
 @dataclass(frozen=True, slots=True)

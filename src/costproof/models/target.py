@@ -109,11 +109,11 @@ SEQUENCE_COPIES: Final = "copies of ranks that share a sequence"
 
 
 class Sharing(Protocol):
-    """Protocol of a plan by which the ranks of a mesh share a model: who has what whole."""
+    """Protocol of the division of a model among the ranks of a mesh: split and duplicated parts."""
 
     @property
     def origin(self) -> str:
-        """Return the origin of the plan."""
+        """Return the source of the plan, as reports name it."""
 
     @property
     def routed(self) -> RoutedLayers | None:
@@ -121,31 +121,31 @@ class Sharing(Protocol):
 
     @property
     def by_heads(self) -> bool:
-        """Return whether ranks that share a sequence cache some heads each of all positions."""
+        """Return whether each rank that shares a sequence caches some heads at all positions."""
 
     def axis_of(self, role: str, kind: str) -> str:
         """Return the group of the mesh in which a module runs a kind of collective (:meth:`Mesh.group`)."""
 
     def held_by(self, role: str, metric: Metric) -> tuple[int, str]:
-        """Return how many times ranks with one batch have a cost of one device, and why if several do."""
+        """Return the sum of a cost over ranks with one batch, relative to one device, and the name of copies."""
 
     def copies_of_batches(self, role: str, metric: Metric) -> int:
-        """Return how many groups of ranks, each with all that a module has of a metric, share the batch."""
+        """Return how many groups of ranks divide the batch, each with a module's whole cost in this metric."""
 
     def copies_of_sequences(self, metric: Metric) -> int:
-        """Return how many of the ranks that share sequences have all that a module has of a metric."""
+        """Return how many of the ranks that share sequences have a module's whole cost in this metric."""
 
     def along_sequence(self, stage: str, role: str, kind: str, metric: str, cost: int) -> tuple[int, str]:
-        """Return what all ranks that share a sequence do more in a stage than one with whole sequences, and why."""
+        """Return the cost that ranks that share a sequence add to that of one device, and its name."""
 
     def dtypes(self, axis: str, kind: str, dtype: str) -> tuple[str, ...]:
         """Return the dtypes, other than the run's, of tensors in a kind of collective in a group."""
 
     def added(self, role: str) -> tuple[int, str]:
-        """Return the elements of parameters that ranks with one batch have more of a module, and what they are."""
+        """Return the parameter elements that the ranks of one batch add to those of one device, and their name."""
 
     def padding_of(self, role: str, metric: Metric, cost: int) -> tuple[int, str]:
-        """Return what rows that only fill the parts of ranks add to a cost of one device, and what."""
+        """Return the cost that padding of the ranks' parts adds to that of one device, and its name."""
 
 
 @runtime_checkable
@@ -166,7 +166,7 @@ class WithMemory(WithFormulas, Protocol):
     """Target whose peak of live activations is a formula."""
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return (stage, invocation, part) -> the memory tape of one call; of decode steps, at a context of P tokens.
+        """Return the memory tapes of calls by (stage, invocation, part); for decode, of a step at context P.
 
         A part is what one :class:`~costproof.models.specs.ExportJob` exports, by its id: all of a stage, or a piece.
 
@@ -270,7 +270,7 @@ class Derivable(Exportable, Protocol):
     """Target that can export a stage with more symbolic sizes than its usual exports."""
 
     def derivable(self, stage: str) -> tuple[Exportable, Workload, Mapping[str, int]] | None:
-        """Return (target, workload, symbol -> step) with which a stage's export has all possible symbols.
+        """Return (target, workload, steps by symbol) with which a stage's export has all possible symbols.
 
         ``None`` if the default exports already have all possible symbols.
         """

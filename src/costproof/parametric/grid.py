@@ -69,7 +69,7 @@ class GridBlock:
         return prod(map(len, self.axes))
 
     def boxes(self, size: int) -> Iterator[tuple[dict[str, Any], tuple[int, ...]]]:
-        """Split the block into boxes of at most ``size`` points; yield (variable -> values, shape) of each."""
+        """Split the block into boxes of at most ``size`` points; yield (values by variable, shape) of each."""
         lengths = [len(axis) for axis in self.axes]
         steps = [1] * len(lengths)
         room = size

@@ -28,11 +28,11 @@ from costproof.parametric.targets import evaluate_formulas, live_peaks
 
 _LIVE: Final = "weights and live peak"
 _MOST_REFUSED: Final = 1_000
-"""Values below a limit of which the model must refuse each, if it fits at none of them."""
+"""Number of values before a limit that are tried: the model must refuse each one above the last that fits."""
 
 
 def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recount]:
-    """Yield everything that is counted again about the memory of a run.
+    """Recount the memory of a run by separate code.
 
     Args:
         model: the target, whose formulas made all numbers.
@@ -57,7 +57,7 @@ def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], f
 
 
 def graph_recounts(found: Fits) -> Iterator[Recount]:
-    """Yield the sums and limits of a run whose bytes are those of exported graphs, from each other.
+    """Recount the sums and limits of a run without formulas from its other numbers.
 
     A cache has equal parts for all sequences, and grows with a text by no more than at its beginning.
     """
@@ -81,7 +81,7 @@ def graph_recounts(found: Fits) -> Iterator[Recount]:
 
 
 def room_recounts(found: Fits, whole: int, reserve: int | str | None) -> Iterator[Recount]:
-    """Yield the memory that is compared, its reserve, and the meshes that were tried to find the smallest.
+    """Recount the memory limit, the reserve, and the meshes that the search for the smallest one tried.
 
     Args:
         whole: bytes of a device.
@@ -109,7 +109,7 @@ def room_recounts(found: Fits, whole: int, reserve: int | str | None) -> Iterato
 
 
 def tried_recounts(tried: MeshTried, found: Fits, rank: int) -> Iterator[Recount]:
-    """Yield the weights and buffers of a mesh that was tried, from the answer for it if that is of the same rank."""
+    """Recount the weights and buffers of a tried mesh from the full answer for it, if that is for the same rank."""
     rows = [row.weights_bytes for row in found.ranks if rank in row.ranks] or [found.held_weights]
     if tried.weights_bytes is not None and rows[0] is not None and found.buffers_bytes is not None:
         again = rows[0] + found.buffers_bytes
@@ -121,7 +121,7 @@ def _of_rank(workload: Workload, rank: int) -> Workload:
 
 
 def _parts(found: Fits) -> Iterator[Recount]:
-    """Yield the sums over the parts of the memory, and what follows of them."""
+    """Recount the sums over the parts of the memory, and the verdict that follows from them."""
     weights = found.weights_bytes if found.stored_bytes is None else found.stored_bytes
     cache = found.cache_bytes if found.held_cache_bytes is None else found.held_cache_bytes
     live = found.live_bytes if found.held_cache_bytes is None else found.blocked_live_bytes
@@ -141,7 +141,7 @@ def _parts(found: Fits) -> Iterator[Recount]:
 
 
 def _lasting(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
-    """Yield the buffers of a rank, and its weights as they are stored, module by module."""
+    """Recount the buffers and the stored weights of a rank, module by module."""
     sizes: Counter[str] = Counter()
     modules = {node.module: node for node in evaluate_formulas(model, run).nodes if not node.invocation}
     for node in modules.values():
@@ -154,7 +154,7 @@ def _lasting(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recoun
 
 
 def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
-    """Yield the weights, and the cache and live peak of each stage of a rank; the peak with fewer logits too.
+    """Recount a rank's weights, cache and live peak by stage, and the peak if only last positions have logits.
 
     The formulas are those of the answer, evaluated for this rank alone: graphs confirm them, here their use is.
     """
@@ -179,7 +179,7 @@ def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
 
 
 def format_recounts(model: object, found: Fits) -> Iterator[Recount]:
-    """Yield whether a cache is counted in the format that the configuration names, as no setting of the run does."""
+    """Check that a cache is counted in the format that the configuration names, unless no setting selects it."""
     if isinstance(model, WithFormulas) and isinstance(model, WithStorage) and (named := model.stored.cache_dtype):
         kept = found.workload.inputs.get(KV_DTYPE) == named
         has = any(setting.name == KV_DTYPE for setting in model.settings())
@@ -189,7 +189,7 @@ def format_recounts(model: object, found: Fits) -> Iterator[Recount]:
 
 
 def _ranks(held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recount]:
-    """Yield the rank that holds most, and those that hold the most weights and cache, from the answers of all."""
+    """Recount which rank holds most, and which ranks hold the most weights and cache, from all ranks' answers."""
     if not found.ranks:
         return
     rows = {rank: row for row in found.ranks for rank in row.ranks}
@@ -220,7 +220,7 @@ def _ranks(held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recoun
 
 
 def _bounds(limit: MemoryLimit, found: Fits) -> Iterator[Recount]:
-    """Yield whether a run fits at the values that a limit names, and does not at the limit."""
+    """Check that a run fits at the value before a limit and does not fit at the limit."""
     for point in limit.points:
         fits = point.at != limit.at if limit.outcome == "from" else True
         if limit.outcome != "not solved":
@@ -243,7 +243,7 @@ def cache_held(model: WithFormulas, run: Workload) -> int:
 
 
 def _cached(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
-    """Yield the bytes that a token adds to the cache of one sequence, and those of all tokens."""
+    """Recount the cache, and the bytes that one token adds to the cache of one sequence."""
     mesh = run.mesh
     if found.cache_bytes is None or run.rows:
         return
@@ -284,7 +284,7 @@ Sources: vLLM ``v1/kv_cache_interface.py``; llama.cpp, ``ggml-common.h`` (q8_0 h
 
 
 def _formatted(model: WithFormulas, run: Workload, size: int) -> Iterator[Recount]:
-    """Yield the bytes of a cache with fewer bits, head by head, from the elements of one in the dtype of the run."""
+    """Recount the bytes of a quantised cache, head by head, from the elements of an unquantised one."""
     kind, symbols = run.inputs.get(KV_DTYPE), model.info().symbols
     if kind is None:
         return
@@ -301,7 +301,7 @@ def _formatted(model: WithFormulas, run: Workload, size: int) -> Iterator[Recoun
 
 
 def _in_use(past: int, new: int, window: int, size: int) -> tuple[int, int]:
-    """Return the blocks that hold a token which a call reads or writes, and the number of these tokens."""
+    """Return (blocks, tokens): the number of tokens that a call reads or writes, and of the blocks that hold them."""
     first = next(iter(range(past - window + 1, past + new + 1) if 0 < window <= past else (0,)))
     tokens = range(first, past + new)
     if not tokens:
@@ -312,14 +312,14 @@ def _in_use(past: int, new: int, window: int, size: int) -> tuple[int, int]:
 
 
 def _calls(run: Workload, size: int) -> Iterator[tuple[str, tuple[BatchRow, ...]]]:
-    """Yield the prompt, and the decode steps after which the blocks of windows repeat."""
+    """Yield the rows of the prompt and of the last decode steps, enough to fill the blocks of a window anew."""
     yield "prefill", run.rows or (BatchRow(run.text_tokens, run.past, run.own_batch),)
     for step in range(max(0, run.new_tokens - 2 * size), run.new_tokens):
         yield "decode", (BatchRow(1, run.past + run.text_tokens + step, run.own_batch),)
 
 
 def blocks_in_use(of: BlockedCache, run: Workload) -> tuple[int, set[int]]:
-    """Return the most bytes that a call holds in blocks, and the bytes without a token in each call with as many."""
+    """Return the most bytes that a call holds in blocks, and the unused bytes in each call that holds as many."""
     found: dict[int, set[int]] = {}
     for _, rows in _calls(run, of.size):
         held = used = 0
@@ -333,7 +333,7 @@ def blocks_in_use(of: BlockedCache, run: Workload) -> tuple[int, set[int]]:
 
 
 def _surplus(of: BlockedCache, run: Workload) -> dict[str, int]:
-    """Return, for each stage, the most that blocks have more than tokens, each layer before or after its own write."""
+    """Return, for each stage, the most bytes by which blocks exceed the written tokens while layers write in turn."""
     found: dict[str, tuple[int, int]] = {}
     for stage, rows in _calls(run, of.size):
         held = more = 0
@@ -351,7 +351,7 @@ def _surplus(of: BlockedCache, run: Workload) -> dict[str, int]:
 
 
 def padding_recounts(model: WithBlocks, run: Workload, found: Padding) -> Iterator[Recount]:
-    """Yield the padded tokens of a run with their FLOPs, and the blocks of its cache, each block a token at a time."""
+    """Recount the padded tokens of a run with their FLOPs, and the blocks of its cache token by token."""
     yield from (Recount("", problem.line, "problem", 1, 0) for problem in found.problems())
     tokens = {"prefill": run.text_tokens * (1 if run.rows else run.batch), "decode": run.batch}
     for one in found.batch:
@@ -383,7 +383,7 @@ def padding_recounts(model: WithBlocks, run: Workload, found: Padding) -> Iterat
 
 
 def gathered_recounts(model: WithFormulas, run: Workload, found: int | None) -> Iterator[Recount]:
-    """Yield the most bytes of gathered parameters at once, each group being put together after the one before."""
+    """Recount the most bytes of gathered parameters at one time by gathering the groups one after another."""
     ranks = run.mesh.fsdp * run.mesh.cp
     if run.mesh.fsdp == 1 or found is None:
         return
@@ -403,7 +403,7 @@ def gathered_recounts(model: WithFormulas, run: Workload, found: int | None) -> 
 
 
 def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
-    """Yield whether an unpacked matrix is one of the model, and no smaller than a quantised linear layer."""
+    """Check that the size of the unpacked matrix is one of the model's, and at least that of each linear layer."""
     if found.stored_bytes is None or found.unpacked_bytes is None or not found.workload.mesh.one:
         return
     symbols, element = model.info().symbols, FLOAT_BYTES[found.workload.dtype]
@@ -429,7 +429,7 @@ def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
 def _limit(
     model: WithFormulas, held: Mapping[tuple[int, ...], Fits], found: Fits, limit: MemoryLimit
 ) -> Iterator[Recount]:
-    """Yield what all ranks hold just below and at a limit: below, every rank fits; at the limit, one does not.
+    """Recount the bytes of all ranks just below a limit, where every rank fits, and at it, where one does not.
 
     The model must refuse all values between.
     """

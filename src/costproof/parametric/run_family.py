@@ -78,7 +78,7 @@ class Threshold:
     """The last value below the threshold that is accepted, if any."""
 
     def places(self, own: int) -> tuple[int, ...]:
-        """Return the values at which to show both sums: around the threshold, the last accepted or the run's own."""
+        """Return the values at which to show both sums: those around the threshold, or the last accepted value."""
         if self.outcome != "from" or self.at is None:
             return (own if self.before is None else self.before,)
         return (self.at,) if self.before is None else (self.before, self.at)
@@ -173,7 +173,7 @@ class SettingCurve(_RunFamily):
         return total
 
     def sizes(self, at: int) -> dict[tuple[str, str], dict[str, int]]:
-        """Return (stage, invocation) -> the values of its symbols, at a value of the setting."""
+        """Return the symbol values of each (stage, invocation) at a value of the setting."""
         work = self.model.workload(None, **{f"{WORKLOAD}{self.setting}": at})
         config = self.model.config.symbols()
         return {(c.stage, c.id): {**config, **c.symbols} for c in self.model.invocations(work)}
@@ -292,7 +292,7 @@ class SettingCurve(_RunFamily):
         return Threshold("refused", values[0], self._refusal_line(values[0]), self.last(values[0]))
 
     def _values(self, part: int) -> range:
-        """Return the values of the setting at which the counted rank has a part of this size."""
+        """Return the values of the setting for which the counted rank's share has this size."""
         first = (part - 1) * self._parts + self._index + 1
         return range(first, first + self._alike)
 
@@ -306,7 +306,7 @@ class SettingCurve(_RunFamily):
         return first_above(self.expression(part.regime, left) - less, self.variable, start)
 
     def _checked(self, part: int, before: int | None, above: Callable[[int], bool]) -> Threshold:
-        """Return the threshold of a part of the setting, after a look at the values below and at it.
+        """Return the threshold in the setting's own values, for a threshold in the counted rank's share of it.
 
         Args:
             part: the first part at which the condition holds.

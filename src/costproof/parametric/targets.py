@@ -74,7 +74,7 @@ def evaluate_formulas(target: HasFormulas, workload: Workload) -> Ledger:
 
 
 def live_peaks(model: WithMemory, workload: Workload, *, inputs_held: bool = True) -> dict[tuple[str, str, str], int]:
-    """Return (stage, invocation, part) -> live peak by formula; for decode, that of the last step.
+    """Return the live peaks by formula, by (stage, invocation, part); for decode, that of the last step.
 
     Args:
         model: the target.
@@ -96,7 +96,7 @@ def live_peaks(model: WithMemory, workload: Workload, *, inputs_held: bool = Tru
 
 HELD: Final[tuple[Metric, ...]] = ("params", "weight_bytes", "buffer_bytes")
 DONE: Final[tuple[Metric, ...]] = ("flops", *KEPT, "kv_cache_bytes")
-"""Metrics, of what devices hold and of what they do in a run, whose sum over ranks is explained by named copies."""
+"""Metrics of memory and of work whose sum over ranks is explained by named copies."""
 
 
 _Terms = Counter[tuple[str, str, Metric, str]]
@@ -104,7 +104,7 @@ _Terms = Counter[tuple[str, str, Metric, str]]
 
 
 def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Parallel:
-    """Count every rank of a mesh by the formulas, and name what they have more than one device.
+    """Count every rank of a mesh by the formulas, and name the costs that ranks duplicate.
 
     Args:
         counted: analytic ledger of the rank that the workload counts.
@@ -121,7 +121,7 @@ def count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> Paralle
 
 
 def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[Parallel, Iterator[Recount]]:
-    """Return the costs of every rank, and what is counted again of them."""
+    """Return the costs of every rank, and their recounts by separate code."""
     mesh, sharing, config = workload.mesh, target.shares(workload), target.info().symbols
     terms = {_kind_of(workload): _terms(counted)}
     known: dict[object, dict[str, dict[str, int]]] = {}
@@ -152,7 +152,7 @@ def _count_ranks(target: Sharded, workload: Workload, counted: Ledger) -> tuple[
 
 
 def _kind_of(run: Workload) -> tuple[int, int, bool]:
-    """Return what decides the formulas of a rank: its batch, its pipeline stage, and whether it keeps new tokens."""
+    """Return the facts that decide a rank's formulas: batch, pipeline stage, and whether it caches new tokens."""
     return run.own_batch, run.mesh.coordinates(run.rank).pp, run.keeps_new_tokens
 
 
@@ -172,7 +172,7 @@ def _rank_costs(
     values: Mapping[tuple[str, str], SymbolValues],
     config: SymbolValues,
 ) -> dict[str, dict[str, int]]:
-    """Return stage -> metric -> cost at the values of one rank; what it holds is under the stage ````."""
+    """Return the costs of one rank by stage and metric; costs of memory in all stages have an empty stage."""
     common = {**config, **shared_values(values.values())}
     found: dict[str, dict[str, int]] = {s: dict.fromkeys(ledger.metrics, 0) for s in ledger.stages}
     found[""] = {m: 0 for m in HELD if m in ledger.metrics}
@@ -216,7 +216,7 @@ def _dispatches(target: Sharded, workload: Workload, sharing: Sharing) -> Iterat
 
 
 def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[Duplicate]:
-    """Yield what ranks have more than one device: copies along ``tp`` by cause, and copies along ``dp``."""
+    """Yield the costs that ranks duplicate: copies along ``tp`` by cause, and copies along ``dp``."""
     item = FLOAT_BYTES[workload.dtype]
     for stage, metric in (*(("", m) for m in HELD), *((s, m) for s in one.stages for m in DONE)):
         if (one.stage_total(stage, metric) if stage else one.total(metric)) is None:
@@ -245,7 +245,7 @@ def _duplicates(one: Ledger, workload: Workload, sharing: Sharing) -> Iterator[D
 
 
 def compare_ranks(target: Sharded, workload: Workload, *, symbolic: bool) -> Answer:
-    """Compare what ranks have with one device and named copies, and with separate code, as a piece of a proof.
+    """Compare the sum over ranks with one device and named copies, and with separate code, as a piece of a proof.
 
     Args:
         symbolic: whether the sums over ranks are compared in symbols; then equal numbers are claims.
@@ -302,7 +302,7 @@ def _sums_in_symbols(target: Sharded, workload: Workload) -> Iterator[tuple[str,
     """Yield (stage, metric, sum over all ranks, one device with the copies) in the symbols of a run.
 
     B, S and P are the batch, the positions and the context of one rank of equal ones, so that one device has dp fsdp B
-    sequences of cp S positions, behind cp P, or behind P if ranks cache heads of all positions.
+    sequences of cp S positions, after cp P, or after P if ranks cache heads at all positions.
     """
     mesh, sharing, config = workload.mesh, target.shares(workload), target.info().symbols
     item, kept = FLOAT_BYTES[workload.dtype], {sym("cp_tokens"): sym("P")}

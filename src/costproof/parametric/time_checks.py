@@ -57,7 +57,7 @@ def clock_recounts(
     *,
     routed: bool = False,
 ) -> Iterator[Recount]:
-    """Yield the times of stages and of the run as sums over parts, and bounds that are in the wrong order.
+    """Recount the times of stages and of the run as sums over parts, and check the order of bounds.
 
     Args:
         routed: whether the experts that the counts read are those of a routing, which the floor then has too.
@@ -92,7 +92,7 @@ def clock_recounts(
 
 
 def _work_recounts(counts: Folded, stage: StageBound, parts: Sequence[PartBound], routed: bool) -> Iterator[Recount]:
-    """Yield the bytes and the FLOPs that a stage has at least, from the counts; nothing if some are not known.
+    """Recount the least bytes and FLOPs of a stage from the counts; skip a stage with unknown counts.
 
     A call reads the experts of one token for certain: of their bytes, as they are held, active / all parameters.
     """
@@ -124,7 +124,7 @@ def _work_recounts(counts: Folded, stage: StageBound, parts: Sequence[PartBound]
 
 
 def device_recounts(device: Device, of: Roof, unpacking: Iterable[UnpackingTime]) -> Iterator[Recount]:
-    """Yield the peaks of a device that bound products, and the time of the vector work of quantised weights."""
+    """Recount the peak rates that bound matrix products, and the time of quantised weights' vector work."""
     peaks: dict[str, int] = {}
     for p in device.peaks:
         if p.sparsity == "dense":
@@ -145,7 +145,7 @@ def device_recounts(device: Device, of: Roof, unpacking: Iterable[UnpackingTime]
 
 
 def _above(stage: str, where: str, metric: str, least: int | str | None, most: int | str | None) -> Iterator[Recount]:
-    """Yield how far a number is above another that is at least as large, if both are known."""
+    """Check that a number is at most another, if both are known."""
     if least is not None and most is not None:
         yield Recount(stage, where, metric, max(Fraction(0), Fraction(least) - Fraction(most)), 0)
 
@@ -162,7 +162,7 @@ def _clocks(work: WorkBound, of: Roof) -> tuple[Fraction, Fraction] | None:
 
 
 def unpacked_recounts(counts: Folded, run: StageBound, dtype: str) -> Iterator[Recount]:
-    """Yield the products in a dtype without a peak, which take no time; most products must not be in it."""
+    """Check that at most half of the products are in a dtype without a peak rate, whose time is counted as 0."""
     rows = [costs for parts in counts.rows.values() for kinds in parts.values() for costs in kinds.values()]
     ours, every = (sum(costs.get(metric) or 0 for costs in rows) for metric in (f"{dtype}_flops", "flops"))
     if 2 * ours > every:
@@ -170,7 +170,7 @@ def unpacked_recounts(counts: Folded, run: StageBound, dtype: str) -> Iterator[R
 
 
 def sent_recounts(counts: Folded, found: int | None) -> Iterator[Recount]:
-    """Yield the bytes that a rank sends, added up operator by operator."""
+    """Recount the bytes that a rank sends, operator by operator."""
     rows = (costs for parts in counts.rows.values() for kinds in parts.values() for costs in kinds.values())
     if found is not None:
         yield Recount("", "the counted rank", "comm_bytes", found, sum(costs.get("comm_bytes") or 0 for costs in rows))
@@ -179,7 +179,7 @@ def sent_recounts(counts: Folded, found: int | None) -> Iterator[Recount]:
 def overlap_recounts(
     of: Roof, parts: Sequence[PartBound], sent: Sequence[CollectiveBound], found: Iterable[StageLinks]
 ) -> Iterator[Recount]:
-    """Yield the bounds of a rank with its communication, as sums over its parts and its collectives.
+    """Recount the time bounds of a rank with communication, as sums over its parts and its collectives.
 
     Args:
         of: the roofline of the device.
@@ -209,7 +209,7 @@ def overlap_recounts(
 
 
 def rank_recounts(found: LinkBounds, mesh: Mesh, rank: int, run: StageBound) -> Iterator[Recount]:
-    """Yield whether each rank has one row of times, the slowest first, and that of the counted rank its own."""
+    """Check that each rank has one row of times, slowest first, and the counted rank's row has its own times."""
     rows = {r: row for row in found.ranks for r in row.ranks}
     alone = len(rows) == 1 < mesh.world  # of a given routing, only the counted rank is known
     yield Recount(
@@ -231,11 +231,11 @@ def rank_recounts(found: LinkBounds, mesh: Mesh, rank: int, run: StageBound) -> 
 _OF_EXPERTS: Final = frozenset(
     ("calls", "params", "weight_bytes", "weight_read_bytes", "unpacked_bytes", "buffer_bytes", *STORAGE, *EXCHANGED)
 )
-"""Metrics of routed experts that are those of their weights and calls, however many rows they get."""
+"""Metrics of routed experts that depend on their weights and calls, not on their number of rows."""
 
 
 def mean_recounts(whole: Folded, mean: Folded, ranks: int) -> Iterator[Recount]:
-    """Yield, for routed experts, that all ranks together have the rows once, and weights and calls as they are."""
+    """Check that the rows of routed experts are divided among all ranks, with weights and calls unchanged."""
     for stage, parts in whole.rows.items():
         for part, kinds in parts.items():
             outer = ".".join(part.split(".")[: part.split(".").index("experts") + 1]) if ".experts" in part else part
@@ -255,7 +255,7 @@ def mean_recounts(whole: Folded, mean: Folded, ranks: int) -> Iterator[Recount]:
 def touched_recounts(
     ledger: Ledger, sizes: Mapping[tuple[str, str], Mapping[str, int]], found: Iterable[TouchedExperts]
 ) -> Iterator[Recount]:
-    """Yield the bytes of the experts that layers touch, of a uniform routing from the sets that leave an expert out."""
+    """Recount the bytes of the experts that layers touch; for uniform routing, by enumerating sets of experts."""
     reads = [
         n for n in ledger.nodes if n.role.split(".")[-1] == "experts" and not n.kind and "weight_read_bytes" in n.exprs
     ]
@@ -286,7 +286,7 @@ def border_recounts(
     model: WithFormulas, workload: Workload, borders: Iterable[BottleneckThreshold], of: Roof, arithmetic: Arithmetic,
     devices: Devices, shared: int,
 ) -> Iterator[Recount]:  # fmt: skip
-    """Yield both sides of each border at its value, node by node, where borders are solved from sums of formulas.
+    """Recount both sides of each bottleneck threshold at its value, node by node, without the solved sums.
 
     Of ``shared`` ranks, which share routed experts, each has the mean of the rows.
     """
@@ -305,7 +305,7 @@ def border_recounts(
 def _sides(
     model: WithFormulas, run: Workload, of: Roof, arithmetic: Arithmetic, devices: Devices, shared: int
 ) -> Mapping[tuple[str, str], Fraction | None]:
-    """Return (stage, side of a border) -> what it takes in a run, in the unit of the border; ``None`` if not known."""
+    """Return the amount of each (stage, side of a threshold) in a run, in its unit; ``None`` if not known."""
     config, ranks = model.info().symbols, sharded(model)
     calls = {(call.stage, call.id): {**config, **call.symbols} for call in model.invocations(run)}
     alike = Counter(
@@ -340,7 +340,7 @@ def _sides(
 
 
 def _least_compute(cost: Mapping[str, Fraction], kind: str, of: Roof, arithmetic: Arithmetic) -> Fraction | None:
-    """Return the seconds of products that every implementation has; ``None`` for several dtypes in one operator."""
+    """Return the least seconds of an operator's matrix products; ``None`` if they have several dtypes."""
     rates = {**of.peaks, of.math: of.flops}
     others = [dtype for dtype in ARITHMETIC if cost[f"{dtype}_flops"]]
     if len(others) > 1 or (others and not cost["flops"] == cost[KEPT_FLOPS] == cost[f"{others[0]}_flops"]):
@@ -356,7 +356,7 @@ _MOST_STEPS: Final = 20_000
 
 
 def schedule_recounts(of: Schedule, mesh: Mesh, rank: int, said: int) -> Iterator[Recount]:
-    """Yield the idle share and the sends of all stages, from a run of the schedule in which each part takes a step.
+    """Recount the idle share and the sends of all stages by simulating the schedule, one step per part.
 
     After p microbatches every stage is busy at each step until the last ones, so that p more add p v steps to a forward
     and no waiting: a long schedule is run with p to 2 p - 1 and with p more microbatches, and waits as long in both.
@@ -380,7 +380,7 @@ def schedule_recounts(of: Schedule, mesh: Mesh, rank: int, said: int) -> Iterato
 
 
 def run_schedule(order: str, stages: int, microbatches: int, parts: int) -> tuple[int, list[int]]:
-    """Run a forward and a backward pass and return its steps, and how often each stage sends in the forwards.
+    """Simulate a forward and a backward pass; return the number of steps, and each stage's sends in the forwards.
 
     A stage takes its work in the order of GPipe (Huang et al. 2019, figure 2c), of Megatron-LM's
     ``forward_backward_pipelining_without_interleaving``, or of ``..._with_interleaving``. The forward of part i of a
@@ -424,7 +424,7 @@ def run_schedule(order: str, stages: int, microbatches: int, parts: int) -> tupl
 def link_recounts(
     found: LinkBounds, collectives: Iterable[Collectives], devices: Devices, workload: Workload
 ) -> Iterator[Recount]:
-    """Yield the least time of the collectives of a kind in a stage, by the bytes that must enter a rank, and a node.
+    """Recount the least time of each kind of collective by the bytes that must enter a rank and a node.
 
     Of a given routing, parts are unequal: there the bytes that leave the counted rank decide.
     """
@@ -487,7 +487,7 @@ def _nodes(group: Sequence[int], devices: Devices) -> Collection[list[int]]:
 
 
 def seconds_to_leave(sent: int, group: Sequence[int], rank: int, devices: Devices) -> Fraction:
-    """Return the least seconds in which bytes leave a rank through all that connects it to others of a group."""
+    """Return the least seconds in which bytes leave a rank over all its links to other ranks of a group."""
     link, network, rate = devices.device.interconnect, devices.device.network, 0
     nodes = _nodes(group, devices)
     if any(rank in node and len(node) > 1 for node in nodes):
@@ -500,7 +500,7 @@ def seconds_to_leave(sent: int, group: Sequence[int], rank: int, devices: Device
 
 
 def _entering(kind: str, group: Sequence[int], inside: Sequence[int]) -> Fraction:
-    """Return the part of the payload that must enter some ranks of a group, or leave them."""
+    """Return the fraction of the payload that must enter or leave a subset of a group's ranks."""
     outside, n = [r for r in group if r not in inside], len(group)
     if kind in ("all_reduce", "send"):  # one sum of all that the others have, or the tensor
         return Fraction(1 if outside else 0)

@@ -47,9 +47,9 @@ def expert_meshes(batches: int, ranks: int) -> tuple[DeviceMesh, DeviceMesh]:
 class SharedSequence:
     """Context-parallel attention: torch's ring or DeepSpeed's Ulysses for prompts, and vLLM's merge for decode steps.
 
-    Torch has no Ulysses and no decode steps. There DeepSpeed's exchange of heads, and the merge of vLLM's decode
-    context parallelism (``cp_lse_ag_out_ar``) are written here. The last rank keeps the new tokens of steps. Under
-    Ulysses the cache of a model without latents holds heads of all positions, by whose attention the model then runs.
+    Torch has no Ulysses and no decode steps, so DeepSpeed's exchange of heads and the merge of vLLM's decode context
+    parallelism (``cp_lse_ag_out_ar``) are implemented here. The last rank caches the new tokens of steps. Under
+    Ulysses a model without latents caches some heads at all positions, and attends with its own kernel.
     """
 
     def __init__(

@@ -84,7 +84,7 @@ def require_kernels() -> None:
 
 
 def notes(beside: str = "") -> tuple[str, ...]:
-    """Return notes on the FlashAttention package that ran, and on what was replaced so that it could.
+    """Return notes on the FlashAttention package that ran, and on the code that was replaced to run it.
 
     Args:
         beside: the attention implementation of the parts outside the decoder.

@@ -1,8 +1,8 @@
 """Let models compute with integer inputs whose values decide shapes, and treat images and sounds as unpadded.
 
 A model may read integers from its inputs: the grid that an image is divided into, or the lengths of packed sequences.
-Tensors on the meta device have no values for that. What a model computes only from such integers is not part of its
-forward: it is computed separately with :class:`KnownIntegers`, and whoever serves the model may do so beforehand.
+Tensors on the meta device have no such values. Computations on these integers alone are not part of the forward: they
+run separately on :class:`KnownIntegers`, as a server of the model may run them beforehand.
 
 Models of transformers select the rows of a batch that are not padding by a mask, in ``get_image_features`` and similar
 methods. Without values the number of these rows is unknown, and so is the work on them; no row is taken to be padding.

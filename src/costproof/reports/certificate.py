@@ -153,7 +153,7 @@ def _claimed(c: Certificate) -> list[Block]:
 
 
 def totals(c: Certificate) -> dict[str, sympy.Expr]:
-    """Return stage -> the sum of the claims about its FLOPs, as an expression in the free symbols."""
+    """Return the sum of the claims about each stage's FLOPs, as an expression in the free symbols."""
     found = {}
     for stage in c.target.stages:
         mine = [x for x in c.claims if x.stage == stage and x.metric == "flops" and x.method != _OF_ROWS]

@@ -182,12 +182,12 @@ def _held_rows(found: Fits) -> list[tuple[str, ...]]:
 
 
 def _all_held(found: Fits, text: str) -> str:
-    """Return a text about what is held with attributes named beside buffers, if some are held."""
+    """Add attributes to the text "weights, buffers" if the model holds tensors as attributes."""
     return text.replace("weights, buffers", "weights, buffers, attributes") if found.attributes_bytes else text
 
 
 def _labelled(found: Fits, *names: str) -> tuple[str, ...]:
-    """Return names of bytes, with the dtype that they assume of a cache whose format is not known."""
+    """Return labels of sizes, which name the assumed dtype of a cache of unknown format."""
     more = f", as if the cache were {found.workload.dtype}" if _unknown_cache(found) else ""
     return tuple(f"{name}{more}" if re.search("cache|live peak", name, re.IGNORECASE) else name for name in names)
 

@@ -265,7 +265,7 @@ REGISTRY: Final[Registry[Output]] = Registry(
 
 
 def formats() -> dict[str, str]:
-    """Return the outputs that a capture can be rendered to: name -> meaning."""
+    """Return the meanings of the outputs that a capture can be rendered to, by name."""
     return {name: plugin.what for name, plugin in REGISTRY.listed().items()}
 
 

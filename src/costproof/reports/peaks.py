@@ -96,7 +96,7 @@ def _call_md(call: CallPeaks) -> Iterator[Block]:
 
 
 def _notes(call: CallPeaks) -> Iterator[str]:
-    """Yield how the peak by the target's formula compares with the graph peak, what is held besides, and the notes."""
+    """Yield a comparison of the peaks by formula and by graph, the other memory in use, and the recorded notes."""
     if call.formula is not None and call.graph is not None:
         delta = call.formula - call.graph.bytes
         yield f"{FORMULA}: {exact(call.formula)}, " + (f"{exact(delta)} more than the graph has" if delta else "equal")

@@ -207,7 +207,7 @@ def peak_notes(found: Roofline) -> list[str]:
 
 
 def bound_note(found: Roofline) -> str:
-    """Return a note on what the times are, by the figures of the device."""
+    """Return a note on the extent to which the times are bounds of a run of the checkpoint."""
     if not (unknown := found.as_counted.quantised):
         return BOUND
     return (

@@ -29,7 +29,7 @@ _SOFT: Final = frozenset("./_,:;=-|)]}>*")
 def fold_line(line: str, width: int | None) -> list[str]:
     """Break a line that is longer than ``width``, never inside a number or between a number and its unit.
 
-    At spaces, but not between a number and its unit; where there are none, behind punctuation, or anywhere else.
+    Break at spaces, but not between a number and its unit; without spaces, after punctuation, or else anywhere.
 
     Args:
         width: columns of the screen; ``None`` is a file, which takes lines of any length.

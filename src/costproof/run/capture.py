@@ -239,7 +239,7 @@ def _all_failed_error(failed: Mapping[str, Incomplete]) -> Incomplete:
 
 
 def _stage_flops(forwards: Mapping[str, Iterable[CostNode]]) -> dict[str, int | None]:
-    """Return ``run/stage/invocation`` -> headline FLOPs of that forward."""
+    """Return the headline FLOPs of each forward, by ``run/stage/invocation``."""
     places: dict[str, list[CostNode]] = {}
     for run, nodes in forwards.items():
         for node in bearing(nodes, "flops"):
@@ -257,7 +257,7 @@ def _count_with(run: Prepared, source: str, progress: Progress) -> Any:
 
 
 def _static_and_dynamic(run: Prepared, progress: Progress) -> dict[str, Any]:
-    """Count with the static and the dynamic source at once, in two processes."""
+    """Count with the static and the dynamic source at the same time, in two processes."""
     traced = trace_sources(cast("Any", run.target), run.workload, progress, all_calls=run.all_calls)
     return {"static": traced.static, "dynamic": traced.dynamic}
 

@@ -105,7 +105,7 @@ def levers(base: Operand, head: Operand) -> Levers | None:
 
 
 def _totals(side: Baseline) -> Mapping[StageMetric, int | None]:
-    """Return (stage, metric) -> total by the formulas; the total over all stages has the stage ``""``."""
+    """Return the totals by the formulas, by (stage, metric); the total over all stages has the stage ``""``."""
     folded = side.sources[FORMULA_SOURCE]
     return {(s, m): folded.total(m, s or None) for s in ("", *folded.stages) for m in folded.metrics}
 

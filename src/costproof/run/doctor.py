@@ -180,7 +180,7 @@ def doctor() -> Machine:
 
 
 def _patches() -> dict[str, dict[str, str]]:
-    """Return package -> attribute -> why it is replaced while a model is traced."""
+    """Return the reasons for replacing attributes while a model is traced, by package and attribute."""
     found: dict[str, dict[str, str]] = {"torch": {}, "transformers": {}, "torchlens": {}}
     for patch in PATCHES:
         found[patch.package].setdefault(patch.target.partition(":")[2], patch.reason)

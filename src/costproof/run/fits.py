@@ -133,7 +133,7 @@ _ORDER: Final[dict[FitVerdict, int]] = {"does not fit": 2, "not known": 1, "fits
 
 
 def _smallest_mesh(target: str, count: int, read: Callable[[str], Operand], room: _Room) -> Fits:
-    """Return the answer of the first mesh that fits, of tp from 1 on and of ep 1 or tp; else that of the last one."""
+    """Return the result for the first mesh that fits, with rising tp and with ep 1 or tp; else for the last mesh."""
     tried: list[MeshTried] = []
     too_large: tuple[str, Operand] | None = None
     for tp in (n for n in range(1, count + 1) if count % n == 0):
@@ -173,7 +173,7 @@ def _formula_weights(side: Baseline) -> int | None:
 
 
 def _of_all_ranks(target: OperandInput, found: Operand, room: _Room) -> Fits:
-    """Return the answer of the rank that holds most, with the smallest limits of all; of a named rank, its own."""
+    """Return the result for the rank that holds most, with the smallest limits of all ranks, or for a named rank."""
     workload, model = found.baseline.workload, sharded(found.target)
     named = RANK in workload.inputs or (isinstance(target, str) and _RANK_NAMED.search(target) is not None)
     if named or workload.mesh.one or model is None or found.target is None:
@@ -205,7 +205,7 @@ def _of_all_ranks(target: OperandInput, found: Operand, room: _Room) -> Fits:
 
 
 def _of_rank(read: Operand, of: _Room) -> Fits:
-    """Return the answer of the counted rank, or of a run on one device."""
+    """Return the result for the counted rank, or for a run on one device."""
     side, device, room, kept_free = read.baseline, of.device, of.room, of.reserve
     check_whole(side)
     name, folded = choose_source(side, needed=NEEDED)
@@ -283,7 +283,7 @@ def _of_rank(read: Operand, of: _Room) -> Fits:
 
 
 def _with_graph(found: Fits, read: Operand) -> Fits:
-    """Complete an unknown answer by the live peaks of exported graphs, if these can be computed."""
+    """Complete an unknown result by the live peaks of exported graphs, if these can be computed."""
     target = read.exported.target if read.exported is not None else read.origin
     undecided = found.verdict == "not known" and found.is_known and found.certain_bytes is not None
     if not undecided or found.live_bytes is not None or not isinstance(target, Exportable):
@@ -354,7 +354,7 @@ def _blocked_cache(target: Target | None, workload: Workload) -> BlockedCache | 
 
 
 def _in_blocks(found: Fits, blocked: BlockedCache, live: Mapping[str, int | None]) -> Fits:
-    """Return the answer with a cache in blocks.
+    """Return the result with a cache in blocks.
 
     Args:
         live: live peak of each stage; empty if unknown.
@@ -427,7 +427,7 @@ def _reserve(reserve: int | str | None, whole: int) -> int:
 
 
 def _cache_notes(workload: Workload, live: object) -> tuple[str, ...]:
-    """Return notes on what the live peak assumes of a cache with fewer bits than the run's dtype."""
+    """Return notes on assumptions of the live peak about a cache with fewer bits than the run's dtype."""
     kind = workload.inputs.get(KV_DTYPE)
     if kind is None or live is None:
         return ()
@@ -435,7 +435,7 @@ def _cache_notes(workload: Workload, live: object) -> tuple[str, ...]:
 
 
 def _stored_notes(found: StoredCheckpoint) -> Iterator[str]:
-    """Yield notes on what the bytes of stored weights assume and leave out."""
+    """Yield notes on assumptions and omissions in the bytes of stored weights."""
     yield (
         "quantised weights stay as they are stored and one matrix at a time is unpacked: a runtime that unpacks all of "
         "them holds those of the run's dtype"
@@ -481,7 +481,7 @@ def _of_graph(run: GraphRun, certain: int, room: int, unpacked: int, *, cached: 
 def given_cache(side: Baseline, folded: Folded) -> int | None:
     """Return the bytes of cache that a run receives as input, or 0 if it creates its cache itself.
 
-    A prefill behind a past reads all of it. If only one stage uses a cache and runs once, everything that it reads of
+    A prefill with a past reads all of it. If only one stage uses a cache and runs once, everything that it reads of
     it was there before.
     """
     if side.workload.past:

@@ -158,7 +158,7 @@ class GraphRun:
         raise _NotKnownError("the peaks of graphs with constant sizes are not those in symbols")
 
     def _propose(self, setting: str, room: int, symbolic: Workload) -> int:
-        """Return the first value at which the peaks in symbols, of graphs of another workload, exceed the room."""
+        """Return the first value at which symbolic peaks, from graphs of another workload, exceed the room."""
         key = symbolic.batch, symbolic.text_tokens
         if key not in self.forms:
             require("trace", "the peak of a graph")
@@ -183,7 +183,7 @@ class GraphRun:
         return above
 
     def _last_accepted(self, setting: str, below: int) -> int:
-        """Return the largest value below a bound that the model accepts, 0 without one; what it accepts is a range."""
+        """Return the largest value below a bound that the model accepts, by bisection; 0 if it accepts none."""
         own: int = getattr(self.workload, setting)
         low, high = min(below - 1, own), below - 1
         if low < own and self._refusal(setting, low):

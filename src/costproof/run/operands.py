@@ -165,7 +165,7 @@ def target_with_settings(
     preset, *pairs = rest.removeprefix("@").split(",") if rest else [""]
     if "=" in preset.partition(":")[0]:
         fix = f"{name},{rest[1:]} for the default workload, {name}@PRESET,{rest[1:]} for another: costproof workloads"
-        expected = "a preset, and the settings behind commas"
+        expected = "a preset, and the settings after commas"
         raise BadInput("a setting is in the place of a preset", where=text, expected=expected, got=preset[:80], fix=fix)
     target = load_target(name, None if config is None else Path(config), trusted=trusted)
     known = {s.name for s in settings(name)}

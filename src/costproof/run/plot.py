@@ -38,7 +38,7 @@ def plot(
     on: str | os.PathLike[str] | Device | None = None,
     named_first: Callable[[Iterable[str]], object] = list,
 ) -> dict[str, bytes]:
-    """Draw what a file or an object contains; return name of a picture's file -> its bytes, which are deterministic.
+    """Draw the content of a file or an object; return the bytes of the pictures, deterministic, by file name.
 
     Args:
         what: a capture or a folder of reports (``shares.svg``; ``peaks.svg`` and ``counters.svg`` if they were

@@ -117,7 +117,7 @@ def prepare_proof(asked: RunRequest) -> tuple[WithProof, Proof]:
 
 
 def _stored(target: WithProof, proof: Proof) -> str:
-    """Return what a proof's settings say of the formats of the checkpoint, beyond the normalised configuration."""
+    """Return the storage settings that a proof needs beyond the normalised configuration, as JSON; empty if none."""
     if not isinstance(target, WithStorage) or not isinstance(factory := TARGETS.load(target.name), Proves):
         return ""
     again, own = factory.from_normalised(proof.settings.config), replace(target.stored, folder="")

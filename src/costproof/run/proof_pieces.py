@@ -188,7 +188,7 @@ def compare_rows(piece: Piece[Provable], identity: RowIdentity) -> Answer:
     for layer, pairs in enumerate(identity.pairs):
         found = [key for key in left if key[2] == KEPT_SCORES and f".{layer}." in f"{key[0]}."]
         if len(found) != 1:
-            raise Incomplete("not one formula of the kept scores of a layer", where=f"layer {layer}", got=len(found))
+            raise Incomplete("a layer has no single formula of kept scores", where=f"layer {layer}", got=len(found))
         right[found[0]] = right.get(found[0], sympy.Integer(0)) + heads * parse(pairs)
     ledgers = []
     for source, side in (("analytic", left), ("static", right)):
@@ -215,7 +215,7 @@ def compare_rows(piece: Piece[Provable], identity: RowIdentity) -> Answer:
 def _summed(
     target: Provable, runs: Sequence[SymbolicRun], metrics: Collection[Metric]
 ) -> dict[tuple[str, str, Metric], sympy.Expr]:
-    """Return (module, kind, metric) -> the sum of the formulas of several runs, in the symbols of an identity.
+    """Return the sums of the formulas of several runs by (module, kind, metric), in the symbols of an identity.
 
     The kind is empty for metrics of a module as a whole.
     """

@@ -199,7 +199,7 @@ def _by_formulas(target: WithFormulas, workload: Workload) -> WholeModel:
 
 
 def _all_layers(target: Truncatable, workload: Workload, stretch: Truncation) -> tuple[dict[str, str], str]:
-    """Run the whole model on meta; return quantity -> difference from the prediction, and why no run succeeded."""
+    """Run the whole model on meta; return differences from the prediction by quantity, and any errors."""
     from costproof.tracers.equal_layers import PLACES, module_work
 
     refused: list[str] = []

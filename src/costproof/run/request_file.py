@@ -33,7 +33,7 @@ def loading_runs_code(target: str, *, trusted: bool) -> bool:
 
 
 def code_named(choices: Mapping[str, Any]) -> dict[str, str]:
-    """Return the choices that run code -> the same choice as on the command line."""
+    """Return the choices that run code, each with its form on the command line."""
     target, rules = choices.get("target"), choices.get("rules") or ()
     found = {"target": shlex.quote(target)} if isinstance(target, str) and makes_module(target) else {}
     if rules:

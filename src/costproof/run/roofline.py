@@ -152,7 +152,7 @@ def roofline(
     if routing != "bound":
         if mesh.ep > 1:
             raise BadInput(
-                "how many experts a routing touches is counted where a device has all of them, not a part",
+                "a routing applies only to devices that hold all experts",
                 where="--routing", expected="a mesh without ep", got=mesh.text,
                 fix="leave out --routing: then each call reads min(experts, tokens x top_k) experts",
             )  # fmt: skip
@@ -220,14 +220,14 @@ _MEAN: Final = (
 
 
 def _mean_counts(folded: Folded, ranks: int) -> Folded:
-    """Return :func:`mean_of_experts`, counted twice."""
+    """Return :func:`mean_of_experts`, after a check by separate code."""
     found = mean_of_experts(folded, ranks)
     check_recounts(mean_recounts(folded, found, ranks))
     return found
 
 
 def _sharing(workload: Workload) -> int:
-    """Return the ranks over which rows of routed experts are averaged; 1 if the workload says the rows of each."""
+    """Return the number of ranks over which rows of routed experts are averaged; 1 if the workload states them."""
     return 1 if PAIRS in workload.inputs else workload.mesh.ep
 
 
@@ -289,7 +289,7 @@ class _Ranks:
 
 
 def _with_links(stage: StageBound, sent: tuple[CollectiveBound, ...]) -> StageLinks:
-    """Return the bounds of a stage with its collectives; of the whole run if it has no name."""
+    """Return the bounds of a stage, or of the whole run if ``id`` is empty, with its collectives."""
     here = [c for c in sent if stage.id in ("", c.stage)]
     links = sum((Fraction(c.seconds) for c in here), Fraction(0))
     work = stage.modules
@@ -320,7 +320,7 @@ def _bubble(workload: Workload, schedule: str, microbatches: int) -> str:
 def _borders(
     batch: SettingCurve, length: SettingCurve, of: Roof, arithmetic: Arithmetic, exchange: _GroupRates, shared: int
 ) -> Iterator[BottleneckThreshold]:
-    """Yield the borders of all stages.
+    """Yield the bottleneck thresholds of all stages.
 
     Args:
         shared: ranks over which rows of routed experts are averaged.
@@ -384,10 +384,10 @@ def _link_borders(
     rates: Mapping[tuple[str, str], Fraction],
     shared: int,
 ) -> Iterator[BottleneckThreshold]:
-    """Yield where collectives take longer than the memory traffic, and where the products take longer than them.
+    """Yield thresholds between collectives and memory traffic, and between matrix products and collectives.
 
     Args:
-        clocks: products and memory traffic, in parts of which ``unit`` are a second.
+        clocks: products and memory traffic, in units of 1 / ``unit`` seconds.
     """
     compute, moved = clocks
     every = lcm(*(rate.denominator for rate in rates.values()))
@@ -435,7 +435,7 @@ def _mixes(node: CostNode) -> bool:
 
 
 def _mean(terms: FormulaSum, ledger: Ledger, shared: int) -> FormulaSum:
-    """Return a sum times ``shared``, of which what grows with the rows of routed experts is only the sum."""
+    """Multiply a sum by ``shared``, except terms that grow with the rows of routed experts."""
     outer = {node.role for node in ledger.nodes if node.kind == EXPERT_PRODUCTS}
 
     def routed(node: CostNode) -> bool:

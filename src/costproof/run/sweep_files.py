@@ -69,7 +69,7 @@ class Tally:
 
 
 def refusals(part: SweepPart) -> dict[str, dict[str, Any]]:
-    """Return reason -> example, its error, and number of the refused points of a part."""
+    """Return an example, its error, and the number of the refused points of a part, by reason."""
     found: dict[str, dict[str, Any]] = {}
     for one in part.refused:
         entry = found.setdefault(

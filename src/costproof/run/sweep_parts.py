@@ -214,7 +214,7 @@ class SweepPoints:
         here: Any,
         shape: tuple[int, ...],
     ) -> tuple[Any, list[RefusedGroup]]:
-        """Return a mask of the points at which a regime's exported graphs are valid, and the refused other points."""
+        """Return a mask of the points at which a regime's exported graphs are valid; refuse the other points."""
         every = {k: np.broadcast_to(v, shape) for k, v in values.items()}
         left, refused = np.array(np.broadcast_to(here, shape)), list[RefusedGroup]()
 

@@ -23,7 +23,7 @@ NO_GROUP_INDEX: Final = "no group of each column (g_idx)"
 ROTARY: Final = "rotary frequencies, which the class computes"
 IGNORED: Final = "a tensor that the class ignores on loading"
 TIED: Final = "a copy of a tied tensor"
-FURTHER_TOKENS: Final = "a tensor of the modules for further tokens"
+FURTHER_TOKENS: Final = "a tensor of an MTP module"
 _ROTARY_NAME: Final = re.compile(
     r"(^|\.)rotary\w*\.(inv_freq|(cos|sin)_cached)$|^rope_(freqs|factors_long|factors_short)\.weight$"
 )

@@ -146,7 +146,7 @@ def header_object(stream: IO[bytes], file: Path) -> dict[str, Any]:
 def _safetensors(stream: IO[bytes], file: Path) -> Iterator[HeaderTensor]:
     """Yield the tensors that the header of a safetensors file describes.
 
-    Offsets must be those of dtype and shape, and the tensors must lie one behind the other.
+    Offsets must agree with dtype and shape, and the tensors must be contiguous.
     """
     end = 0
     tensors = header_object(stream, file).items()

@@ -269,8 +269,8 @@ def _kept_by_transformers(described: Data, keys: tuple[str, ...], end: str = "")
     """Return a predicate that tells whether transformers leaves a module unquantised.
 
     A name matches from the start up to the end of a part of the path, also as a regular expression, or as a suffix of
-    the path with ``end``. Without a list the head is kept, and what shares its weights with the embedding. What the
-    class of the model loads in float32 is kept in any case.
+    the path with ``end``. Without a list the head and modules tied to the embedding are kept. Modules that the
+    class of the model loads in float32 are always kept.
     """
     names = _names(described, *keys)
     if names is None:
@@ -578,7 +578,7 @@ def _compressed_format(group: Data, layout: str) -> Format:
 def _torchao(described: Data, model_type: str) -> Scheme:
     """Return the scheme of torchao: one format for all linear layers that the configuration does not exclude.
 
-    transformers quantises what is a linear layer in its class, of which experts were some until version 5.
+    transformers quantises the modules that are linear layers in its class; until version 5 these included experts.
     """
     stated = described.get("quant_type")
     stated = stated.get("default") if isinstance(stated, Mapping) else stated

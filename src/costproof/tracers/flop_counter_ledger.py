@@ -48,7 +48,7 @@ class DispatchedFlops:
     def placed(self, run: Run) -> dict[FlopKey, int]:
         """Return the FLOPs by stage, invocation, module and operator.
 
-        Work inside a group of modules of which data selects some belongs to the group.
+        Work inside a group of modules, from which data selects some, belongs to the group.
         """
         again, found = self._again(), Counter[FlopKey]()
         for (where, operator), flops in self.flops.items():

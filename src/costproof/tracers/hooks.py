@@ -180,7 +180,7 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
 def causal_mask(tensor: torch.Tensor, window: int) -> Elements:
     """Return the values of a causal mask with the shape of ``tensor`` [.., queries, keys].
 
-    The last query is aligned with the last key, as behind a filled cache.
+    The last query is aligned with the last key, as after a filled cache.
 
     Args:
         tensor: the mask input; boolean, or to be added to scores.

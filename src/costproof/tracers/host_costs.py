@@ -156,11 +156,11 @@ class _Cold(nn.Module):
 def measure_graph() -> GraphTimes | None:
     """Measure the overheads of a CUDA graph: per replay, per kernel, and of a graph that is not in the caches.
 
-    What a graph of a mixture of kernels takes beyond the times of these kernels in an eager run, as the profiler shows
-    them, and beyond a replay, is divided among them. The replay is what the graph of one kernel takes, less what each
-    kernel of a longer graph adds. That of a graph which is not in the caches, as between other work, is what the graph
-    of one kernel then takes beyond that kernel. The device is busy until a graph is enqueued: on an idle device the
-    time would contain that of the host, which grows with the number of kernels too.
+    The overhead of a kernel is the time of a graph of mixed kernels, minus a replay and the kernels' profiled times in
+    an eager run, divided by their number. The replay is the time of a graph of one kernel, minus the time that each
+    kernel of a longer graph adds. The replay of a graph that is not in the caches, as between other work, is the time
+    of a graph of one kernel then, minus that kernel's. The device is busy until a graph is enqueued: on an idle device
+    the time would include that of the host, which grows with the number of kernels too.
 
     Returns:
         ``None`` if the device captures no graphs, or the profiler sees no kernels.

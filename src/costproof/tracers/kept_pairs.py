@@ -460,7 +460,7 @@ class KeptPairs:
         self._note(result, _Product(key, flops, prod(shape)), known, masked=added is not None and added.numel() > 1)
 
     def _weights(self, key: Any, scores: _Followed, factor: torch.Tensor, flops: int) -> None:
-        """Add an attention whose scores weight values in this product."""
+        """Record the attention that ends with this product, in which scores weight values."""
         first = scores.product
         if first.done or not (scores.masked or first.softmax):
             return

@@ -5,9 +5,9 @@ has the correlation id of the runtime call that enqueued it. The host time betwe
 
 * A *call* is the innermost operator that enqueues work or waits for the device, with everything inside it that does
   neither. An operator without any such work (a view, or everything on a processor) is a call too, at the outermost
-  level. An operator that only contains calls, such as ``aten::linear``, is none; its own time goes to the next of them.
+  level. An operator that only contains calls, such as ``aten::linear``, is not a call; its time counts to the next one.
 * *Launch* is the time of the runtime calls that enqueue, *dispatch* the rest of the call, and *Python* the time since
-  the call before it. Time in which the host waits is in none of them: in a synchronising runtime call, or beyond the
+  the call before it. These exclude the time in which the host waits: in a synchronising runtime call, or beyond the
   median of a launch that takes more than eight times as long, because the device's queue is full or a copy to the host
   blocks.
 """

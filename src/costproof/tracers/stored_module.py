@@ -403,10 +403,10 @@ def next_token_tensors(model: nn.Module, scheme: Reading, modules: int) -> Itera
     facts = model_facts(model)
     family = FURTHER.get(facts.model_type)
     if family is None:
-        raise BadInput("the modules that predict further tokens are not known for this model", where="--mtp",
+        raise BadInput("the MTP modules of this model are not known", where="--mtp",
                        expected=" or ".join(FURTHER), got=facts.model_type)  # fmt: skip
     if modules > facts.next_token_modules:
-        raise BadInput("the checkpoint does not have that many modules for further tokens", where="--mtp",
+        raise BadInput("the checkpoint does not have that many MTP modules", where="--mtp",
                        expected=f"at most {facts.next_token_modules} ({family.key})", got=modules)  # fmt: skip
     config, base = attribute(model, "config").get_text_config(), attribute(model, "model")
     layers = attribute(attribute(base, "language_model", base), "layers")

@@ -41,7 +41,7 @@ MEANING: Final[dict[tuple[str, str], str]] = {
 def workload_line(workload: Workload) -> str:
     """Return the workload in one line: the target's settings, text and new tokens, batch, dtype."""
     text = f"{workload.text_tokens} text tokens" if workload.text_tokens or workload.new_tokens else ""
-    text += f" behind {plural(workload.past, 'token')} in the cache" if workload.past else ""
+    text += f" after {plural(workload.past, 'token')} in the cache" if workload.past else ""
     if workload.rows:
         return ", ".join(filter(None, (workload.what, _rows(workload), workload.dtype)))
     new = plural(workload.new_tokens, "new token") if workload.new_tokens else ""

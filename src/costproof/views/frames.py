@@ -422,7 +422,7 @@ def module_rows(capture: Capture) -> list[dict[str, Any]]:
 
 
 def _inside(ledger: Ledger, metric: Metric) -> dict[str, int | None]:
-    """Return module -> metric of the module and all modules inside it, over all stages."""
+    """Return the metric of each module and all modules inside it, over all stages."""
     own: dict[str, list[CostNode]] = {}
     for node in ledger.nodes:
         own.setdefault(node.module, []).append(node)

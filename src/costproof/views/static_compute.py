@@ -120,13 +120,13 @@ class StaticCompute:
     collectives: tuple[Collectives, ...] = ()
     """Collectives of the counted rank by the formulas, equal ones together."""
     duplicates: tuple[Duplicate, ...] = ()
-    """What all ranks together have or do more than one device; with these, the sums over ranks are exact."""
+    """Costs of all ranks together beyond those of one device; with these, the sums over ranks are exact."""
     dispatches: tuple[Dispatch, ...] = ()
     """Forms in which tokens may reach the experts of other ranks, with what the counted rank sends and computes."""
     attributes_bytes: int = 0
     """Memory of tensors that are plain attributes of modules, in no cost above."""
     padding: Padding | None = None
-    """What the run holds only because sizes are rounded up, by the formulas; no cost above includes it."""
+    """Memory and tokens that only padding adds, by the formulas; no cost above includes them."""
 
     @property
     def one_stage(self) -> bool:
@@ -273,7 +273,7 @@ def _stage(capture: Capture, stage: str, settled: bool, closed: Ledger | None) -
 
 
 def _by_kind(ledger: Ledger, stage: str, *, known: bool) -> dict[str, int | None]:
-    """Return operator kind -> FLOPs of a source; ``None`` for all kinds if their sum is unknown."""
+    """Return the FLOPs of a source by operator kind; ``None`` for all kinds if their sum is unknown."""
     kinds: dict[str, int | None] = {}
     for n in ledger.nodes:
         flops = n.cost("flops")

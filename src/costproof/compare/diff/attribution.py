@@ -144,7 +144,7 @@ def _section_name(name: str, keys: Sequence[str]) -> str:
 
 
 def _settled(players: list[Player], at: _At[K]) -> tuple[tuple[Player, ...], list[Mapping[K, int | None]]]:
-    """Return players whose subsets all give a valid model, and the quantities at every subset, by bit mask.
+    """Merge players until all subsets give a valid model; return them, and the quantities at each subset (bit mask).
 
     The smallest rejected subset is merged into one player with the smallest valid set that contains it.
     """
@@ -191,7 +191,7 @@ def _splits(players: Sequence[Player], values: Sequence[Mapping[K, int | None]])
 
 
 def split(names: Sequence[str], values: Sequence[int]) -> Split:
-    """Return what each set of changes adds beyond its subsets, and the share (Shapley value) of each change.
+    """Return the amount that each set of changes adds beyond its subsets, and each change's share (Shapley value).
 
     Args:
         names: names of the players.

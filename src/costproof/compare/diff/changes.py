@@ -172,7 +172,7 @@ def matched(base: Folded, head: Folded, metrics: Iterable[Metric]) -> tuple[tupl
 
 
 def _moved(base: _Rows, head: _Rows) -> dict[_Place, str]:
-    """Return place that only base or only head has -> place of the same rows on the other side, as text."""
+    """Return the place of the same rows on the other side, as text, for each place that only one side has."""
     gone, new = _alone(base, head), _alone(head, base)
     found: dict[_Place, str] = {}
     for rows, places in new.items():
@@ -183,7 +183,7 @@ def _moved(base: _Rows, head: _Rows) -> dict[_Place, str]:
 
 
 def _alone(side: _Rows, other: _Rows) -> dict[frozenset[object], list[_Place]]:
-    """Return set of rows -> the places with exactly these rows, for places that the other side lacks."""
+    """Return the places that the other side lacks, grouped by their set of rows."""
     known = {(row.stage, row.part) for row in other}
     rows: dict[_Place, set[object]] = {}
     for row, value in side.items():

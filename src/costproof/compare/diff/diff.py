@@ -135,7 +135,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
 
 
 def silences(base: Baseline, head: Baseline, sources: Iterable[str]) -> dict[tuple[str, Metric], str]:
-    """Return (source, metric) -> sentence, for each metric that a source gives for one side only.
+    """Return a sentence on each (source, metric) that the source gives for one side only.
 
     Args:
         sources: sources that both sides have.
@@ -171,7 +171,7 @@ def side_of(side: Baseline) -> Side:
 
 
 def not_comparable(base: Baseline, head: Baseline, source: str) -> dict[Metric, str]:
-    """Return metric -> reason, for metrics of a source that cannot be compared between the sides.
+    """Return the metrics of a source that cannot be compared between the sides, with the reasons.
 
     Args:
         base: converted to FLOPs by :func:`~costproof.compare.diff.changes.in_flops`.
@@ -194,7 +194,7 @@ def not_comparable(base: Baseline, head: Baseline, source: str) -> dict[Metric, 
 
 
 def _one_sided_peaks(base: Baseline, head: Baseline) -> dict[Metric, str]:
-    """Return peak metric -> reason if only one side has peaks, which leaves the comparison complete."""
+    """Return the peak metrics with a reason if only one side has peaks, which leaves the comparison complete."""
     has = [PEAK_SOURCE in side.sources for side in (base, head)]
     why = f"the {'head' if has[0] else 'base'} has none"
     return dict.fromkeys(PEAK_METRICS, why) if has[0] != has[1] else {}

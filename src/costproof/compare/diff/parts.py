@@ -124,7 +124,7 @@ def one_sided_parts(base: Folded, head: Folded) -> Parts:
 
 
 def _kinds(side: Folded) -> dict[str, dict[str, None]]:
-    """Return part -> the kinds of operators that run in it, without the root."""
+    """Return the kinds of operators that run in each part except the root."""
     found: dict[str, dict[str, None]] = {}
     roots = {row.part for row, _ in side.items() if row.metric in _WHOLE_CALL}
     for row in (row for row, _ in side.items() if row.part not in roots):
@@ -141,7 +141,7 @@ def _inside(top: str, owners: Mapping[str, str], kinds: Mapping[str, Mapping[str
 
 
 def _rows(side: Folded, stage: str, metric: Metric) -> dict[BaselineRow, int | None]:
-    """Return row -> value of a metric in a stage or in all stages, with shared parameters only once."""
+    """Return the values of a metric by row, in a stage or in all stages, with shared parameters only once."""
     found: dict[BaselineRow, int | None] = {}
     for row, value in side.items():
         if row.metric != metric or stage not in ("", row.stage):

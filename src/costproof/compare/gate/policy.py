@@ -147,7 +147,7 @@ def metrics() -> list[Metric]:
 
 
 def _lines(source: str) -> Mapping[tuple[str, int], int]:
-    """Return (key, index of the item) -> line of the item in a policy."""
+    """Return the lines of the items in a policy by (key, index of the item)."""
     root = yaml.compose(source, Loader=yaml.SafeLoader)
     return {
         (key.value, i): item.start_mark.line + 1

@@ -27,7 +27,7 @@ ProofVerdict = Literal["proved", "refuted", "incomplete"]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Claim that the formula and the graph of one quantity are equal, for a pattern of modules, or two formulas."""
+    """Claim that a quantity's formula equals its graph's, or another formula, for a pattern of modules."""
 
     stage: str
     invocation: str
@@ -92,7 +92,7 @@ class Settings:
     chosen: dict[str, str] = field(default_factory=dict)
     """Settings of the proof that are specific to the target."""
     stored: str = ""
-    """JSON text of what the files of the checkpoint state of its formats and dtype; empty: what is published."""
+    """JSON text of the formats and dtype that the files of the checkpoint state; empty for the published ones."""
 
 
 LATER: Final = ("the vector work of the format of quantised weights (unpacking_flops)",)
@@ -163,7 +163,7 @@ class Certificate(NotebookRepr):
 
     @property
     def every_not_claimed(self) -> tuple[str, ...]:
-        """Return what is not claimed, whatever version made the certificate."""
+        """Return the quantities that the certificate does not claim, also for one of an older version."""
         later = () if any(claim.metric == UNPACKING for claim in self.claims) else LATER
         return (*(text for text in self.not_claimed if text not in LATER), *later)
 
@@ -301,7 +301,7 @@ class Bound:
 
 
 def degrees(formulas: Iterable[str], independent: Mapping[str, str]) -> dict[str, int]:
-    """Return independent parameter -> its highest degree in these formulas.
+    """Return the highest degree of each independent parameter in these formulas.
 
     Args:
         formulas: expressions in the configuration's symbols.

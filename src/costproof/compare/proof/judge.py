@@ -127,13 +127,13 @@ class _How:
 
 
 def _counted_in_numbers(row: AlignedRow) -> bool:
-    """Return whether a graph has kept pairs as a number only, counted at the sizes of its run for want of a formula."""
+    """Return whether a graph has kept pairs only as a number, counted at the sizes of its run."""
     graph = row.cells.get("static")
     return row.metric in KEPT and graph is not None and graph.value is not None and not graph.exprs
 
 
 def _kept(static: Ledger, names: frozenset[str]) -> dict[tuple[str, str], frozenset[str]]:
-    """Return (stage, invocation) -> the symbols of the workload that its graphs contain."""
+    """Return the workload symbols in the graphs of each (stage, invocation)."""
     found: dict[tuple[str, str], frozenset[str]] = {}
     for node in static.nodes:
         key = (node.stage, node.invocation)

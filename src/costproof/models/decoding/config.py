@@ -94,7 +94,7 @@ class DecoderConfig(NativeConfig):
     """Symbols -> expressions in drawn parameters; they override or extend those of every decoder."""
 
     def symbols(self) -> dict[str, int]:
-        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
+        """Return the values of this configuration by symbol, such as 4096 for ``text_hidden``."""
         named = ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "vocab")
         return {f"text_{name}": getattr(self, name) for name in named}
 

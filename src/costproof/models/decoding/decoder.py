@@ -40,7 +40,7 @@ def fill_layer(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def llm_stack(layers: str, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int]:
-    """Return the number of layers of the decoder and of input positions: ``{"layers": 12, "positions": 703}``.
+    """Return the numbers of decoder layers and of input positions: ``{"layers": 12, "positions": 703}``.
 
     Args:
         layers: attribute of the module that holds the list of layers.
@@ -123,7 +123,7 @@ class Decoder:
         return masks[self.window > 0]
 
     def mask_contents(self, names: tuple[str, str]) -> dict[str, CausalMask]:
-        """Return, by the given names, the contents of the two masks of :meth:`empty_masks`: full and windowed."""
+        """Return the contents of the full and the windowed mask of :meth:`empty_masks`, under the given names."""
         return dict(zip(names, (CausalMask(), CausalMask(self.window)), strict=True))
 
     def placed_masks(self) -> dict[str, CausalMask]:

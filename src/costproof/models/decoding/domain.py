@@ -124,7 +124,7 @@ def random_config(config_type: type[T], sizes: Mapping[str, int], rng: random.Ra
 
 
 def features(config: DecoderConfig) -> dict[str, bool]:
-    """Return feature -> whether a configuration has it, for features that are not sizes in a formula."""
+    """Return whether a configuration has each feature, for features that are not sizes in a formula."""
     windows = config.windows()
     routed = config.routed() if isinstance(config, MixtureConfig) else ()
     return {
@@ -305,7 +305,7 @@ def mesh_proof(
 
 
 def _fitting(target: Provable, workload: Workload, seed: int) -> Workload | Problems:
-    """Return the workload, changed as ranks of its mesh need it; the reasons if nothing makes it fit.
+    """Return the workload with the changes that its mesh requires, or the reasons why none of them makes it valid.
 
     Ranks that share a sequence run sdpa, unless by heads, and return all logits; of a prompt only if steps are refused.
     Ranks that send each other pairs run a prompt, with pairs of a routing that is drawn.
@@ -325,7 +325,7 @@ def _fitting(target: Provable, workload: Workload, seed: int) -> Workload | Prob
 
 
 def drawn_pairs(target: Provable, workload: Workload, seed: int) -> str:
-    """Return how many pairs of a token and an expert each rank sends to each, for a random routing of a prompt."""
+    """Return the numbers of (token, expert) pairs that ranks send each other under a random routing of a prompt."""
     rng, mesh = random.Random(f"costproof:pairs:{seed}:{workload.name}"), workload.mesh
     each = workload.batch // mesh.dp * workload.text_tokens * target.info().symbols.get("text_topk", 0)
     cuts = [sorted(rng.randint(0, each) for _ in range(mesh.ep - 1)) for _ in range(mesh.world)]
@@ -400,10 +400,10 @@ _ONE_STEP: Final = tuple(m for m, info in EVERY_METRIC.items() if m not in {*STA
 
 
 def row_identities(target: Provable, config: DecoderConfig, workload: Workload) -> Iterator[Piece[Provable]]:
-    """Yield the identities of batches of rows: for all sizes on the same sides of a window as their examples.
+    """Yield identities between batches of rows; each holds for all sizes on its example's side of each window.
 
     * Chunks of C and S - C tokens are the prompt of S tokens: applied again, chunks of any lengths are.
-    * S tokens behind a prefix of C are the prompt of C + S without the pairs of the first C tokens.
+    * S tokens after a prefix of C are the prompt of C + S without the pairs of the first C tokens.
     * B steps at a context of P tokens and one at C are the decode formula at P and at C.
 
     Latent attention expands the latents of a past again for each chunk, so that kept FLOPs do not add up.
@@ -463,7 +463,7 @@ def row_identities(target: Provable, config: DecoderConfig, workload: Workload) 
 
 
 def _examples(windows: Sequence[int], gap: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield pairs of an earlier and a later length: one for each combination of sides of the windows.
+    """Yield pairs of an earlier and a later length, one for each combination of sides of the windows.
 
     Args:
         gap: how much longer the later is (default: 2 or more).
@@ -513,7 +513,7 @@ def counted_pairs(piece: Piece[Provable], seed: int) -> Piece[Provable]:
 
 
 def _seen(row: BatchRow, window: int) -> int:
-    """Count the pairs of a query of one sequence and a key that it sees."""
+    """Count, one by one, the pairs of a query of one sequence and a key that it sees."""
     length = row.past + row.new
     return sum(
         k <= q and (not window or q - k < window) for q in range(row.past, length) for k in range(length)

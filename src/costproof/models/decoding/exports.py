@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # them nor merges two of them.
 _BATCH, _LENGTH, _CONTEXT = 3, 37, 41
 _BATCHES = (_BATCH, 7, 11, 13)
-"""Example batches of a prefill behind a past, of which the first that differs from all lengths is taken."""
+"""Example batches of a prefill with a past; the first that differs from all lengths is taken."""
 _MASKS = ("mask", "window_mask")
 
 
@@ -207,7 +207,7 @@ def chunk_job(
 
 
 def _chunk_example(workload: Workload, decoder: Decoder) -> tuple[int, int]:
-    """Return example numbers of new and of cached tokens that fill the window, or not, as the workload's do."""
+    """Return example numbers of new and of cached tokens on the same side of the window as the workload's."""
     length, window = 1 if workload.text_tokens == 1 else _LENGTH, decoder.window
     if not window:
         return length, _CONTEXT
@@ -261,7 +261,7 @@ def step_job(
 
 
 def _side_of_window(workload: Workload, decoder: Decoder, sizes: Sequence[SymbolicSize]) -> tuple[str, ...]:
-    """Return the condition, as text, that the prompt reaches the window or stays below it, if a mask depends on it."""
+    """Return margins, as text, of the condition that the prompt reaches the window or not; empty without a mask."""
     masks = {size.argument[0] for size in sizes} & {*_MASKS}
     if not decoder.window or not masks:
         return ()
@@ -293,7 +293,7 @@ def with_hidden_states(job: ExportJob, workload: Workload, width: int) -> Export
 
 
 def with_tokens_of(job: ExportJob, workload: Workload, decoder: Decoder) -> ExportJob:
-    """Return the export job of a prompt with the tokens of one of the ranks that share it, and the masks of all.
+    """Return the export job of one rank that shares a prompt: its tokens, and masks over all positions.
 
     With masks, or a window, its length is a number: an export takes no multiple of a symbol.
     """
@@ -305,7 +305,7 @@ def with_tokens_of(job: ExportJob, workload: Workload, decoder: Decoder) -> Expo
 
 
 def with_positions(job: ExportJob) -> ExportJob:
-    """Return a job that is given the positions of its tokens [1, n], which are not those behind its cache."""
+    """Return a job with explicit positions [1, n] for tokens that do not directly follow the cached ones."""
     ids = next(job.args[name] for name in ("ids", "embeds") if name in job.args)
     own = [s for s in job.sizes if s.argument in (("ids",), ("embeds",)) and s.dim == 1]
     return replace(
@@ -318,7 +318,7 @@ def with_positions(job: ExportJob) -> ExportJob:
 def of_rank(
     jobs: Iterable[ExportJob], workload: Workload, numbers: Mapping[str, int] | None = None
 ) -> tuple[ExportJob, ...]:
-    """Return the jobs of one of several ranks, with numbers in place of sizes by which their graphs differ."""
+    """Return the jobs of one of several ranks, with numbers for the sizes on which the form of its graph depends."""
     fixed = {**({"B": 1} if workload.own_batch == 1 else {}), **(numbers or {})}
     return tuple(with_numbers(job, fixed) for job in jobs)
 

@@ -93,7 +93,7 @@ class DecoderStyle:
     """Returns the latent attention of every layer in a call; ``None`` for attention with keys and values per head."""
 
     def names(self) -> dict[str, str]:
-        """Return role -> module path in a ``…ForCausalLM``."""
+        """Return the module paths in a ``…ForCausalLM`` by role."""
         names = sandwich_names("model") if self.norm_after else decoder_names("model")
         if self.routing is not None:
             names |= mixture_names("model", self.router_module)
@@ -188,7 +188,7 @@ def is_packed(workload: Workload, call: StackCall) -> bool:
 
 
 def picked_positions(workload: Workload, call: StackCall) -> tuple[PickedPositions, ...]:
-    """Return the layer that picks the positions with logits among those of all rows; none if all have them.
+    """Return the layer that selects the positions with logits from all rows; empty if all positions have logits.
 
     Branches: whether all have them.
     """
@@ -200,7 +200,7 @@ def picked_positions(workload: Workload, call: StackCall) -> tuple[PickedPositio
 def row_calls(
     workload: Workload, call: StackCall, config: DecoderConfig
 ) -> Iterator[tuple[Workload, StackCall, StackCall]]:
-    """Yield, for each kind of rows, a row as a workload, its sizes as if it were the batch, and those of one of many.
+    """Yield (example row as a workload, its sizes as a batch, sizes of any row in symbols) for each kind of rows.
 
     Branches: a row may have no past.
     """
@@ -305,7 +305,7 @@ def _split_latent(block: LatentBlock, shards: Shards) -> LatentBlock:
 def _mixtures(
     config: DecoderConfig, workload: Workload, style: DecoderStyle, shards: Shards
 ) -> dict[int, ExpertMixture]:
-    """Return layer index -> mixture of experts; all mixtures of a decoder are equal.
+    """Return the mixtures of experts by layer index; all mixtures of a decoder are equal.
 
     Branches: ranks that share experts hold a part of them, and those with batches of their own gather the tokens.
     """
@@ -361,7 +361,7 @@ def logits_and_masks(
 
 
 def _mask_elements(workload: Workload, call: StackCall, sizes: StackCall, windows: Sequence[int]) -> Size:
-    """Return the elements of the masks of eager attention; ``call`` says what fills a window, ``sizes`` has sizes."""
+    """Return the elements of the masks of eager attention; ``call`` decides whether windows are full."""
     past = (sym("text_window") - 1 if fills(workload, call, w) else sizes.past for w in {*windows})
     return sizes.batch * sizes.tokens * sum(before + sizes.tokens for before in past)
 
@@ -406,11 +406,11 @@ def _attention(workload: Workload, style: DecoderStyle, call: StackCall, window:
     """Return the attention block of one layer in one call.
 
     Fused attention is causal by a flag. It gets a boolean mask if keys are outside of the window, and if several tokens
-    follow a past.
+    follow cached ones.
 
     Args:
         window: of the layer; 0 for none. A context of ``window - 1`` tokens fills the cache of the layer, and each step
-            after it sees ``window`` keys. No steps cross that length; a prompt behind a past may.
+            after it sees ``window`` keys. No steps cross that length; a prompt after cached tokens may.
 
     Branches: a window that is not filled has no effect. A proof draws workloads on both sides and at the edge.
     """

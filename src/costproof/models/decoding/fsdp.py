@@ -64,7 +64,7 @@ def stored(layers: Iterable[Layer]) -> Size:
 
 
 def own(layers: Iterable[Layer]) -> Size:
-    """Return the elements of the parameters of some layers that are a rank's own, without padding."""
+    """Return the elements that a rank stores of the parameters of some layers, without padding."""
     found: Size = sympy.Integer(0)
     for x in layers:
         for rows, size in tensors_of(x):
@@ -98,7 +98,7 @@ def _group(part: ModulePart) -> tuple[str, int]:
 
 
 def as_stored(nodes: Iterable[CostNode]) -> Iterator[CostNode]:
-    """Yield the nodes, in which a rank has its part of the parameters; a token still passes all of each."""
+    """Yield the nodes with the parameters that one rank stores; active parameters stay those of whole layers."""
     for node in nodes:
         if not isinstance(node, HeldNode) or "params" not in node.exprs:
             yield node
@@ -114,7 +114,7 @@ def _as_stored(layers: tuple[Layer, ...]) -> tuple[str, str]:
 
 
 def padding_by_role(parts: Iterable[ModulePart], sizes: Mapping[str, int], ranks: int, item: int) -> dict[str, int]:
-    """Return, for the modules of each role, the bytes of padding that all ranks together store of one of them."""
+    """Return the bytes of padding that all ranks together store for one module of each role."""
     found: dict[str, int] = {}
     for part in parts:
         if part.role not in found:
@@ -125,7 +125,7 @@ def padding_by_role(parts: Iterable[ModulePart], sizes: Mapping[str, int], ranks
 
 
 def keep_parts(model: Any, ranks: int, rank: int) -> None:
-    """Make a decoder one rank that stores parts of the parameters, by our reading of ``fully_shard``.
+    """Turn a decoder into one rank that stores parts of the parameters, by our reading of ``fully_shard``.
 
     Its layers, and the model around them, gather the parameters that they run with.
     """
@@ -167,7 +167,7 @@ class _Gathered:
 
 
 def _gather_before(root: Any, gathered: Sequence[_Gathered], ranks: int) -> None:
-    """Let a module gather parameters before it runs, and free them afterwards."""
+    """Make a module gather its parameters before it runs, and free them afterwards."""
     import torch
 
     ops, base = torch.ops._c10d_functional, type(root)

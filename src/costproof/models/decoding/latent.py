@@ -174,7 +174,7 @@ def latents_of(top: Section, defaults: LatentConfig) -> dict[str, Any]:
     Args:
         defaults: as for :func:`~costproof.models.decoding.config.number_of`.
     """
-    top.fixed("moe_layer_freq", 1, why="the class has experts in every layer behind the dense ones")
+    top.fixed("moe_layer_freq", 1, why="the class has experts in every layer after the dense ones")
     rank = top.take("q_lora_rank", defaults.q_rank)
     return {
         **experts_of(top, defaults, "num_local_experts", "num_experts"),
@@ -232,7 +232,7 @@ def latent_style(
         as_complex: whether pairs of elements are rotated by a complex product.
 
     Branches: the lower bound depends on which of the two ways of decoding is less work at these widths; a call of one
-    token behind a past is a step.
+    token with a past is a step.
     """
 
     def attention(workload: Workload, call: StackCall) -> LatentBlock:

@@ -41,7 +41,7 @@ _WIDEST_SHARED: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class TapeRow:
-    """Equal sequences of a batch, whose attention is a call of its own."""
+    """Equal sequences of a batch, whose attention is a separate call."""
 
     call: StackCall
     branches: CopyBranches
@@ -121,10 +121,10 @@ class RowsTape(DecoderTape):
         return tape
 
     def _numbers(self, windows: Sequence[int]) -> dict[tuple[int, int], Piece]:
-        """Record the length that a cache with a window, or with the prompt apart, holds until it is first extended.
+        """Record the length counters of caches that have a window, or keep the past apart, until they are extended.
 
         Returns:
-            (row, layer) -> that of a row without a past; those of other rows are read at once.
+            (row, layer) -> the counter of a row without a past; the counters of other rows are read at once.
         """
         found: dict[tuple[int, int], Piece] = {}
         for i, row in enumerate(self.rows):
@@ -228,7 +228,7 @@ class RowsTape(DecoderTape):
         return self._make(self.call.rows * block.width, core)
 
     def _joins_row(self, row: TapeRow) -> bool:
-        """Return whether a row joins its past, which the cache keeps apart, and its new keys and values."""
+        """Return whether a row concatenates its separately cached past with its new keys and values."""
         return self.apart and row.call.past != 0
 
     def _added(self, row: TapeRow, block: AttentionBlock | LatentBlock) -> tuple[Size, Size]:
@@ -255,7 +255,7 @@ class RowsTape(DecoderTape):
 
 
 def _blocks_of(attention: object) -> Sequence[AttentionBlock] | Sequence[LatentBlock]:
-    """Return the block of each kind of rows."""
+    """Return the attention block of each kind of rows."""
     assert isinstance(attention, PackedBlock | PackedLatentBlock)
     return attention.blocks
 
@@ -270,7 +270,7 @@ def decoder_tapes(
     apart: bool = False,
     shards: Shards | None = None,
 ) -> dict[tuple[str, str, str], MemoryTape]:
-    """Return (stage, invocation, part) -> the memory tape of the prompt, and of a step at context P.
+    """Return the memory tapes of the prompt and of a step at context P, by (stage, invocation, part).
 
     Args:
         embedded: whether the prompt is given as embeddings, as with images in it.
@@ -337,7 +337,7 @@ def row_tapes(
     apart: bool = False,
     axes: int = 1,
 ) -> dict[tuple[str, str, str], MemoryTape]:
-    """Return (stage, invocation, part) -> the memory tape of the packed call of a batch of rows.
+    """Return the memory tape of the packed call of a batch of rows, by (stage, invocation, part).
 
     Sizes of the rows are numbers, those of the configuration symbols. Arguments are those of :func:`decoder_tapes`, and
     the number of positions of a token.
@@ -394,7 +394,7 @@ def _recorded_tape(
     apart: bool,
     rank: RankSteps,
 ) -> MemoryTape:
-    """Return the memory tape of a call, memoized: calls that differ in sizes alone have the same one."""
+    """Return the memory tape of a call, memoized, since calls that differ only in sizes share one tape."""
     return DecoderTape(call, branches, apart=apart, rank=rank).record(
         stack, windows, positions, dict(masks), capped=capped, embedded=embedded
     )

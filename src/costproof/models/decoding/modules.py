@@ -81,7 +81,7 @@ class StepModule(nn.Module):
 
 
 def _placed(positions: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Return the argument with the positions of tokens; none if they are those behind the cache."""
+    """Return the argument ``position_ids``; empty if tokens directly follow the cached ones."""
     return {} if positions is None else {"position_ids": positions}
 
 
@@ -89,10 +89,10 @@ _LENGTH: Final = "_sliding_window_tensor"
 
 
 class MasksOfRows:
-    """Masks of those rows of a batch that need one, by :func:`row_name`; passed where a model expects one mask."""
+    """Masks of the rows that need one, by :func:`row_name`; passed to a model in place of a single mask."""
 
     ndim = 4
-    """Dimensions of each; GPT-2 asks."""
+    """Dimensions of each mask, which GPT-2 reads."""
 
     def __init__(self, masks: Mapping[str, torch.Tensor]) -> None:
         self.__dict__.update(masks)
@@ -249,7 +249,7 @@ def rows_cache(model: nn.Module, workload: Workload, decoder: Decoder, pasts: Se
 
 
 def row_masks(masks: Sequence[Masks]) -> tuple[MasksOfRows | None, MasksOfRows | None]:
-    """Return masks of rows as one mask for layers with full attention, and one for layers with a window."""
+    """Return the masks of all rows as :class:`MasksOfRows`: one for full attention, one for windows."""
     full, seen = ({row_name(i): m for i, pair in enumerate(masks) if (m := pair[k]) is not None} for k in (0, 1))
     return MasksOfRows(full) if full else None, MasksOfRows(seen) if seen else None
 

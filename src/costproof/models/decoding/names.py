@@ -32,13 +32,13 @@ def prefill_name(workload: Workload) -> str:
 
 
 def mlp_names(role: str, path: str) -> dict[str, str]:
-    """Return role -> module path of a gated MLP."""
+    """Return the module paths of a gated MLP by role."""
     parts = {"activation": "act_fn", **{x: f"{x}_proj" for x in ("gate", "up", "down")}}
     return {role: path, **{f"{role}.{part}": f"{path}.{module}" for part, module in parts.items()}}
 
 
 def decoder_names(path: str) -> dict[str, str]:
-    """Return role -> module path of a decoder with dense layers, as most models of transformers name them.
+    """Return the module paths of a decoder with dense layers by role, as most models of transformers name them.
 
     Args:
         path: of the module that holds the layers. ``{i}`` in a result is the index of a layer.
@@ -63,7 +63,7 @@ def decoder_names(path: str) -> dict[str, str]:
 
 
 def mixture_names(path: str, router: str = "gate") -> dict[str, str]:
-    """Return role -> module path of a mixture of experts, as most models of transformers name them.
+    """Return the module paths of a mixture of experts by role, as most models of transformers name them.
 
     Args:
         path: of the module that holds the layers.
@@ -79,7 +79,7 @@ def mixture_names(path: str, router: str = "gate") -> dict[str, str]:
 
 
 def latent_names(path: str) -> dict[str, str]:
-    """Return role -> module path of latent attention in DeepSeek's models; ``path`` as for :func:`decoder_names`."""
+    """Return the module paths of DeepSeek's latent attention by role; ``path`` as for :func:`decoder_names`."""
     role, attention = "text.layer.attention", f"{path}.layers.{{i}}.self_attn"
     return {
         f"{role}.q_down": f"{attention}.q_a_proj",
@@ -92,7 +92,7 @@ def latent_names(path: str) -> dict[str, str]:
 
 
 def sandwich_names(path: str) -> dict[str, str]:
-    """Return role -> module path as :func:`decoder_names`, for layers with norms both before and after each block."""
+    """Return module paths by role as :func:`decoder_names`, for layers with norms before and after each block."""
     role, layer = "text.layer", f"{path}.layers.{{i}}"
     return decoder_names(path) | {
         f"{role}.norm1_after": f"{layer}.post_attention_layernorm",
@@ -127,13 +127,13 @@ def invocations(workload: Workload, config: WithRows | None = None) -> tuple[Inv
 
 
 class WithRows(Protocol):
-    """Protocol of a configuration as far as it decides the kinds of the rows of a batch."""
+    """Protocol of configurations that decide which rows of a batch are of one kind."""
 
     def windows(self) -> Sequence[int]:
         """Return the window of each layer; 0 for a layer without one."""
 
     def saves_by_absorbing(self, row: BatchRow) -> bool:
-        """Return whether attention to latents is less work than expanding those of a row's past."""
+        """Return whether attention to the latents of a row's past is less work than expanding them."""
 
 
 def row_kinds(workload: Workload, config: WithRows) -> tuple[tuple[BatchRow, ...], ...]:
@@ -174,7 +174,7 @@ def batch_of(workload: Workload, rows: Sequence[BatchRow]) -> Workload:
 def rows_in_symbols(
     config: WithRows, workload: Workload, rows: Sequence[tuple[BatchRow, tuple[Any, Any, Any]]]
 ) -> SymbolicRun:
-    """Return the run of a batch of rows, each given as an example, and (sequences, new tokens, past) in symbols."""
+    """Return the run of a batch of rows, each given by an example and (sequences, new tokens, past) in symbols."""
     batch, in_symbols = batch_of(workload, [row for row, _ in rows]), dict(rows)
     sizes = {
         "B": sympy.Integer(1),

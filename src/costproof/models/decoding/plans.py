@@ -1,4 +1,4 @@
-"""Plans as data: module pattern -> layout of its parameters on the ranks that share the weights of a layer.
+"""Plans as data: layouts, by module pattern, of parameters on the ranks that share the weights of a layer.
 
 A plan of an engine says where weights lie and what ranks exchange. The operators stay those of transformers: an engine
 that merges the projections of queries, keys and values, or of gate and up, multiplies and exchanges the same.
@@ -42,7 +42,7 @@ _WHERE: Final = f"--{PLAN}"
 
 @dataclass(frozen=True, slots=True)
 class LayoutPlan:
-    """Layouts of modules by pattern, in which ``*`` stands for any characters, and what else an engine does."""
+    """Layouts of modules by glob pattern, and other choices of an engine, such as padding of the vocabulary."""
 
     name: str
     source: str
@@ -59,7 +59,7 @@ class LayoutPlan:
     """Whether a user wrote it: then each of its patterns must match a module."""
 
     def padding(self, ranks: int) -> int:
-        """Return the number to a multiple of which the vocabulary is padded."""
+        """Return the number whose next multiple is the padded vocabulary."""
         return self.multiple * (ranks if self.of_each else 1)
 
     def matching(self, path: str) -> tuple[tuple[str, Layout], ...]:
@@ -111,7 +111,7 @@ ENGINES: Final[Mapping[str, LayoutPlan]] = {
 
 
 def stored_plan(text: str) -> str:
-    """Return a plan as a workload stores it: the name of an engine's, or the layouts of a file of the user.
+    """Return a plan as a workload stores it: the name of an engine's plan, or the layouts of a user's file.
 
     Args:
         text: a name, the path of a YAML file that maps patterns to layouts, or the stored form.
@@ -194,7 +194,7 @@ ROWS_ALONE: Final = "rowwise_alone"
 
 
 def styles_of(model: nn.Module, engine: LayoutPlan, mesh: Mesh) -> tuple[Styles, Styles]:
-    """Return a plan of layouts in the styles of transformers, and of ours where it has none: module by module."""
+    """Translate a plan of layouts, module by module, to styles of transformers, or to our own where it has none."""
     from torch import nn
 
     tensor: dict[str, str] = {}
@@ -410,7 +410,7 @@ def mesh_problems(
 
 
 def by_heads(config: DecoderConfig, workload: Workload) -> bool:
-    """Return whether ranks that share a sequence attend some heads each to all positions, and cache those heads.
+    """Return whether each rank that shares a sequence attends to all positions with some heads, and caches these.
 
     Latents have no heads: ranks exchange the expanded ones for a prompt, and cache their own positions.
     """
@@ -419,7 +419,7 @@ def by_heads(config: DecoderConfig, workload: Workload) -> bool:
 
 
 def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInput]:
-    """Return an error for each reason why ranks cannot share the sequences of a workload, or are not counted so."""
+    """Return an error for each reason why sharing the sequences of a workload is impossible or not counted."""
     mesh, plan = workload.mesh, workload.inputs.get(CP_PLAN, "zigzag")
     parts = workload.sequence_parts
     found, heads_apart = [], by_heads(config, workload)
@@ -445,7 +445,7 @@ def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInp
 
 
 def _stored_problems(workload: Workload, plan: ShardPlan) -> Iterator[BadInput]:
-    """Yield an error for each reason why ranks cannot store parts of each parameter, or are not counted so."""
+    """Yield an error for each reason why storing parts of each parameter is impossible or not counted."""
     mesh = workload.mesh
     if mesh.batches > 1:
         what = "experts of several batches have groups of their own, along which no parts are stored"
@@ -484,7 +484,7 @@ def _pair_problems(config: DecoderConfig, workload: Workload) -> Iterator[BadInp
     each = workload.batch // mesh.dp * workload.text_tokens * getattr(config, "top_k", 0)
     if len(pairs) != mesh.world or any(len(row) != mesh.ep or sum(row) != each for row in pairs):
         expected = f"{mesh.world} rows of {mesh.ep} numbers, each with the sum {each}: tokens of a rank x top-k"
-        yield BadInput("these are not the pairs of the ranks", where=f"--{PAIRS}", expected=expected,
+        yield BadInput("these are not the numbers of pairs of the ranks", where=f"--{PAIRS}", expected=expected,
                        got=str(inputs[PAIRS])[:80])  # fmt: skip
     elif not all(sum(column) for column in _columns(pairs, mesh)):
         yield BadInput("a rank without a single pair runs no experts", where=f"--{PAIRS}", got=str(inputs[PAIRS])[:80],
@@ -492,7 +492,7 @@ def _pair_problems(config: DecoderConfig, workload: Workload) -> Iterator[BadInp
 
 
 def _columns(pairs: tuple[tuple[int, ...], ...], mesh: Mesh) -> Iterator[tuple[int, ...]]:
-    """Yield, for each rank, the pairs that it gets from those of its group."""
+    """Yield, for each rank, the pairs that each rank of its group sends to it."""
     for rank in range(mesh.world):
         yield tuple(pairs[other][mesh.coordinates(rank).ep] for other in mesh.group("ep", rank))
 

@@ -1,4 +1,4 @@
-"""Make a model one rank of a mesh: it holds parts of the parameters, and its modules run collectives.
+"""Turn a model into one rank of a mesh, which holds parts of the parameters and runs collectives.
 
 A plan of transformers names a style for each module and parameter. The dynamic source lets transformers apply the plan
 and runs the result. The static source exports a model that :func:`shard` makes here by its own reading of the styles,
@@ -26,9 +26,9 @@ _TURNED: Final = {"turned_colwise": 1, "turned_rowwise": 2}
 TABLES: Final = frozenset({"embedding_rowwise", "colwise_gather_output"})
 """Styles of tables of the vocabulary."""
 GROUP: Final = "tp"
-"""Prefix of the name of the group in exported collectives; behind a colon follows its number of ranks."""
+"""Prefix of the name of the group in exported collectives; a colon and its number of ranks follow."""
 BATCHES: Final = "ep/tp"
-"""The same of ranks that share experts and have batches of their own."""
+"""Prefix of the name of the group of ranks that share experts and have batches of their own."""
 _WHOLE: Final = frozenset({
     "replicate", "replicated_with_grad_allreduce", "local_params", "mla_kv_a_proj", "all_reduce", "moe_identity_expert",
     "moe_tp_experts", "ep_dispatch_experts", "ep_local_experts", "gather_tokens", "whole_positions",
@@ -49,7 +49,7 @@ class Share:
     batches: int = 1
     """Ranks that have tokens of their own among those that share experts."""
     splits: Splits | None = None
-    """What ranks send each other if they do not gather tokens."""
+    """Numbers of pairs that ranks send each other, if they do not gather tokens."""
     sequences: tuple[int, ...] = ()
     """Sequences of each of the ranks that gather tokens; empty if they have equally many."""
     multiple: int = 1
@@ -69,7 +69,7 @@ class Share:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Return the first index of this rank's chunk, and the one behind its last."""
+        """Return the first index of this rank's chunk, and the index after its last one."""
         first = min(self.rank * self.chunk, self.padded)
         return first, min(first + self.chunk, self.padded)
 
@@ -106,7 +106,7 @@ def shard(
         rank: among those that share experts.
         batches: groups along ``tp``, each with a batch of its own, that share experts.
         splits, sequences: as in :class:`Share`.
-        multiple: number to a multiple of which the vocabulary is padded.
+        multiple: number whose next multiple is the padded vocabulary.
         sequence: whether ranks share the tokens of a prompt between the split modules.
 
     Raises:
@@ -186,7 +186,7 @@ _KEPT: Final = "_share"
 
 
 def _join(module: Any, share: Share) -> None:
-    """Let a module exchange its input or output as its style requires."""
+    """Make a module exchange its input or output with other ranks as its style requires."""
     if share.style not in _FORWARDS:
         if share.style not in _WHOLE | {"colwise", "packed_colwise", "packed_rowwise", "grouped_gemm", ROWS_ALONE}:
             raise Incomplete("the plan has a style that is not known here", got=share.style)
@@ -223,7 +223,7 @@ def _all_reduce(value: torch.Tensor, share: Share) -> torch.Tensor:
 
 
 def _all_gather_last(value: torch.Tensor, share: Share) -> torch.Tensor:
-    """Return the parts of all ranks [.., chunk] one behind the other [.., size]; the last ones are padded for it."""
+    """Concatenate the parts [.., chunk] of all ranks to [.., size]; incomplete parts are padded for the gather."""
     import torch
 
     missing = share.chunk - int(value.shape[-1])
@@ -277,7 +277,7 @@ def _gathered_tokens(share: Share, module: Any, inner: Inner, value: torch.Tenso
 
 
 def _whole_positions(share: Share, module: Any, inner: Inner, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Compute the rotary table of the tokens of all ranks; the model counts positions by the own ones."""
+    """Compute the rotary table of the tokens of all ranks, where the model counts only this rank's tokens."""
     import torch
 
     if not share.shares_tokens:
@@ -316,7 +316,7 @@ def _added(share: Share, module: Any, inner: Inner, *args: Any, **kwargs: Any) -
 
 
 def _latents(share: Share, module: Any, inner: Inner, value: torch.Tensor) -> torch.Tensor:
-    """Take the rotary part of the latents apart and put it back, as transformers does for its gradient."""
+    """Split the latents and concatenate them again, as transformers does for a separate gradient."""
     import torch
 
     found = inner(module, value)
@@ -329,7 +329,7 @@ def _dispatched(
 ) -> torch.Tensor:
     """Run the experts of this rank on the tokens that chose them, and add the results of all ranks.
 
-    A token's choice of another rank's expert gets a number behind the last expert, and weight 0. Ranks with batches of
+    A token's choice of another rank's expert gets a number after the last expert, and weight 0. Ranks with batches of
     their own first gather the tokens of all, and each gets back the sums of its own.
     """
     import torch
@@ -382,7 +382,7 @@ def _exchanged(
 
 
 def _all_gather_first(value: torch.Tensor, share: Share) -> torch.Tensor:
-    """Return the parts of all ranks [rows, ..], which may be uneven, one behind the other."""
+    """Concatenate the parts [rows, ..] of all ranks, which may be uneven."""
     import torch
 
     every: torch.Tensor
@@ -396,18 +396,18 @@ def _all_gather_first(value: torch.Tensor, share: Share) -> torch.Tensor:
 
 
 def _place(share: Share) -> int:
-    """Return the place of a rank among those that have batches of their own."""
+    """Return the index of a rank among the ranks that have batches of their own."""
     return share.rank * share.batches // share.ranks
 
 
 def _parts_of(rows: int, sequences: int, share: Share) -> list[int]:
-    """Return the rows of each rank, if ``sequences`` of them have ``rows``."""
+    """Return the rows of each rank, given that ``sequences`` sequences have ``rows`` rows."""
     return [rows // sequences * own for own in share.sequences]
 
 
 @cache
 def uneven(name: str) -> Any:
-    """Return the operator that gathers, or adds and scatters, uneven parts: torch has none for an export.
+    """Return our operator that gathers, or reduces and scatters, uneven parts; torch has none that can be exported.
 
     As vLLM's ``all_gatherv`` and ``reduce_scatterv`` (PyNccl) do, one rank after another broadcasts its part, or gets
     the sum for it.

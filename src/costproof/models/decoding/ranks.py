@@ -1,4 +1,4 @@
-"""Make the model of the counted rank: for exports by our reading of its plan, for runs as transformers does it."""
+"""Build the model of the counted rank: for exports by our reading of the plan, for runs by transformers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def shard_for_export(model: nn.Module, workload: Workload, decoder: Decoder) -> 
 
 
 def keep_stage(model: Any, stages: int, stage: int) -> None:
-    """Leave a decoder the layers of a pipeline stage, with embedding or output on the first and last one.
+    """Remove the layers of other pipeline stages; keep the embedding on the first stage, the output on the last.
 
     In place of other modules are modules that return what they get. All stages but the last send their hidden states.
     """
@@ -136,7 +136,7 @@ _RANK: Final = "_costproof_rank"
 
 
 def refuse_values(workload: Workload, options: RunOptions) -> None:
-    """Check that a rank of several devices is not to run with values.
+    """Check that a run on several devices has no concrete values.
 
     Raises:
         Incomplete: it is.
@@ -168,7 +168,7 @@ def _engine(workload: Workload) -> LayoutPlan | None:
 
 
 def _not_run(model: nn.Module, engine: LayoutPlan, plans: tuple[Plan, Plan], mesh: Mesh) -> str:
-    """Return what a plan has that transformers has not; empty if there is nothing."""
+    """Return a phrase on the feature of a plan that transformers lacks; empty if it has all."""
     vocabulary, multiple = int(text_config(model).vocab_size), engine.padding(mesh.tp)
     if {*TABLES} & {*plans[0].values()} and vocabulary % multiple:
         return f"has no padding of the vocabulary to a multiple of {multiple}"
@@ -184,13 +184,13 @@ def _plans(model: nn.Module, mesh: Mesh, engine: LayoutPlan | None) -> tuple[Pla
 
 
 def kv_heads(model: nn.Module) -> int:
-    """Return the key/value heads that the configuration of a model names."""
+    """Return the number of key/value heads in the configuration of a model."""
     config = text_config(model)
     return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
 
 def _splits_evenly(model: nn.Module, plan: Plan, ranks: int) -> bool:
-    """Return whether each rank gets as many key/value heads as any other, or the plan does not split them."""
+    """Return whether all ranks get equally many key/value heads, or the plan does not split heads."""
     split = any(style == "colwise" and name.endswith(".k_proj") for name, style in plan.items())
     return not split or kv_heads(model) % ranks == 0
 
@@ -202,7 +202,7 @@ def _fit_heads(model: nn.Module, plan: Plan, ranks: int) -> None:
 
 
 def _fit_own_heads(model: nn.Module, workload: Workload) -> None:
-    """Write the heads that a rank caches of all positions into the configuration, if ranks exchange them."""
+    """Write the number of heads that a rank caches into the configuration, if ranks cache heads at all positions."""
     text = text_config(model)
     if workload.mesh.cp > 1 and workload.inputs.get(CP_PLAN) == "ulysses" and not hasattr(text, "kv_lora_rank"):
         text.num_key_value_heads = kv_heads(model) // workload.mesh.cp

@@ -93,7 +93,7 @@ def with_hidden_states(run: Run, workload: Workload, width: int) -> Run:
 
 
 def with_positions(run: Run) -> Run:
-    """Return a run that is given the positions of its tokens [1, n], which are not those behind its cache."""
+    """Return a run with explicit positions [1, n] for tokens that do not directly follow the cached ones."""
     given = next(run.kwargs[name] for name in ("input_ids", "inputs_embeds") if name in run.kwargs)
     return replace(run, kwargs={**run.kwargs, "position_ids": ids_on_meta(1, given.shape[1])})
 
@@ -147,7 +147,7 @@ def rows_runs(
 def _real_rows(
     model: nn.Module, workload: Workload, decoder: Decoder, ids: torch.Tensor
 ) -> tuple[RowsCache, dict[str, torch.Tensor]]:
-    """Return the cache of a batch of rows, which a run of each past fills, and ids, positions and indices of logits."""
+    """Return the cache of a batch of rows, filled by running each past, and ids, positions and indices of logits."""
     import torch
 
     from costproof.models.decoding.modules import rows_cache, unpacked
@@ -259,7 +259,7 @@ def computed(
 def real_prompt(
     model: nn.Module, workload: Workload, decoder: Decoder, shapes: Mapping[str, Any], ids: torch.Tensor
 ) -> dict[str, Any]:
-    """Return ``shapes``, the prefill's arguments on meta, with these token ids and with masks that have values.
+    """Return the prefill's arguments ``shapes`` with these token ids and with masks that have values.
 
     Args:
         ids: those of the past, which fill the cache in a run without a tracer, and those of the prompt.
@@ -294,7 +294,7 @@ def row_ids(
     Args:
         token: the image token, which has no other places.
         images: tokens of each.
-        behind: text tokens behind each image.
+        behind: text tokens after each image.
     """
     ids = drawn_ids(vocab - 1, (sum(row.count * (row.past + row.new) for row in rows),), seed)
     ids += ids >= token

@@ -1,4 +1,4 @@
-"""How the weights and activations of a decoder lie on the ranks of a mesh: plans, local widths, and collectives.
+"""Lay out the weights and activations of a decoder on the ranks of a mesh: plans, local widths, collectives.
 
 A rank of a decoder is the same decoder with local widths. Its formulas keep the symbols of the configuration, divided
 by ``tp`` or ``ep``; the rows of the vocabulary, which may be uneven, have a symbol of their own, ``text_vocab_rank``.
@@ -55,7 +55,7 @@ class ShardPlan:
     """Whether ranks share the tokens of a prompt between the split modules."""
 
     def patterns(self) -> dict[str, str]:
-        """Return the plan in the form of transformers: module pattern -> layout, for the dense modules."""
+        """Return the plan in the form of transformers: layouts of the dense modules by module pattern."""
         layer = "model.layers.*"
         found = {
             "attention": {**dict.fromkeys((f"{layer}.self_attn.{x}_proj" for x in "qkv"), "colwise"),
@@ -265,7 +265,7 @@ class Shards:
         return "tp" if kind == "all_reduce" else EP_BATCHES
 
     def added(self, role: str) -> tuple[int, str]:
-        """Return the elements that ranks with one batch have more of a module, and what they are; 0 if there are none.
+        """Return the elements that the ranks of one batch add to a module's on one device, and their name.
 
         Each rank has a bias whole that is added to sums over ranks. The last stage has a copy of a tied table.
         """
@@ -277,11 +277,11 @@ class Shards:
 
     @property
     def last(self) -> bool:
-        """Return whether the rank is of the last pipeline stage, which has the last norm and the output projection."""
+        """Return whether the rank belongs to the last pipeline stage, which has the last norm and output projection."""
         return self.stage == self.mesh.pp - 1
 
     def of_stage(self, parts: Iterable[ModulePart], call: StackCall) -> Iterator[ModulePart]:
-        """Yield the modules of a decoder that the rank's pipeline stage has; all but the last one send their result.
+        """Yield the modules of the rank's pipeline stage; every stage except the last sends its result.
 
         Every stage computes the cosines and sines of its own queries and keys.
         """
@@ -300,7 +300,7 @@ class Shards:
                 yield part
 
     def _of_sequence(self, part: ModulePart, call: StackCall) -> ModulePart:
-        """Return the part; if ranks share a sequence, its attention is of the rank's positions.
+        """Return the part with attention limited to the rank's positions, if ranks share a sequence.
 
         Branches: in a decode step another rank may keep the new token.
         """
@@ -361,12 +361,12 @@ class Shards:
         return replace(part, layers=(shared, *others))
 
     def border(self, call: StackCall, out: Size) -> Size:
-        """Return the elements that enter and leave the rank's pipeline stage: hidden states, and ``out`` at last."""
+        """Return the elements that enter and leave the rank's pipeline stage: hidden states, or ``out`` at the end."""
         hidden = call.rows * sym("text_hidden")
         return (hidden if self.stage > 0 else 0) + (out if self.last else hidden)
 
     def padding_of(self, role: str, metric: str, cost: int) -> tuple[int, str]:
-        """Return what the rows that pad the vocabulary add to a cost of one device, and its name."""
+        """Return the cost that padding of the ranks' parts adds to that of one device, and its name."""
         if self.mesh.fsdp > 1:
             more = dict(self.padding)[role] if metric == "weight_bytes" else 0
             return more, "padding of the parts that ranks store"
@@ -380,13 +380,13 @@ class Shards:
         return size / sym("tp") if self.mesh.tp > 1 and self.splits(part) else size
 
     def splits(self, part: Part) -> bool:
-        """Return whether ranks have parts of the widths of a part; under ``ep`` each expert is whole on one of them."""
+        """Return whether the widths of a part are split over ranks; under ``ep`` each expert is whole on one rank."""
         return part in self.plan.split and not (part == "experts" and self.mesh.ep > 1)
 
     def own_kv_heads(self, size: Size) -> Size:
         """Return the key/value heads of a rank.
 
-        Branches: of fewer heads than ranks each rank has one, and several ranks have copies of the same.
+        Branches: with fewer heads than ranks, each rank has one head, and several ranks have the same one.
         """
         return 1 if self.copies > 1 else self.of_part(size, "attention")
 
@@ -396,7 +396,7 @@ class Shards:
         return max(1, self.mesh.tp // self.kv_heads) if "attention" in self.plan.split else 1
 
     def held_by(self, role: str, metric: str) -> tuple[int, str]:
-        """Return how many times the ranks of one group along ``tp`` have a cost of one device, and why if several do.
+        """Return the sum of a cost over a ``tp`` group, relative to one device, and the name of copies.
 
         Args:
             role: of a module, as formulas name it.
@@ -420,11 +420,11 @@ class Shards:
         return sym("text_vocab_rank") if self.mesh.tp > 1 and part in self.plan.split else sym("text_vocab")
 
     def along_sequence(self, stage: str, role: str, kind: str, metric: str, cost: int) -> tuple[int, str]:
-        """Return what all ranks that share a sequence do more than a rank with whole ones, and why; 0 for nothing.
+        """Return the cost that ranks that share a sequence add to that of one device, and its name; it may be negative.
 
-        Each processes the new token of a step, absorbed projections (``matmul``) included. In a prompt they leave out
-        parts of keys behind the own positions: of P parts of n positions P (P - 1) / 2 parts of n x n pairs, or as many
-        halves.
+        Each rank processes the new token of a step, absorbed projections (``matmul``) included. In a prompt it skips
+        the parts of keys after its own positions: of P parts of n positions P (P - 1) / 2 parts of n x n pairs, or as
+        many halves.
         """
         ranks, core = self.mesh.cp, role == "text.layer.attention" and kind != "matmul"
         if ranks == 1 or core == (stage == STAGES[1]) or role.endswith(".kv_up"):  # of the own part of latents
@@ -432,7 +432,7 @@ class Shards:
         if not core:
             return (ranks - 1) * cost if stage == STAGES[1] else 0, SEQUENCE_COPIES
         skipped = cost * (ranks - 1) // (2 * ranks) if metric == "flops" and self.cp_plan != "ulysses" else 0
-        return -skipped, "pairs of parts behind the own positions, which ranks leave out"
+        return -skipped, "pairs with keys after a rank's own positions, which it skips"
 
     def dtypes(self, axis: str, kind: str, dtype: str) -> tuple[str, ...]:
         """Return the dtypes of tensors in a kind of collective in a group, in a run in ``dtype``."""
@@ -444,7 +444,7 @@ class Shards:
         return (dtype, *{"all_gather": gathered, "all_to_all": ("int64",)}.get(kind, ()))
 
     def copies_of_batches(self, role: str, metric: Metric) -> int:
-        """Return how many groups of ranks, each with all of a module, share the batch: ``dp``, for experts fewer.
+        """Return how many groups of ranks divide the batch, each with the whole module: ``dp``, or fewer for experts.
 
         Of ranks that store parts of parameters, each has all buffers.
         """
@@ -454,11 +454,11 @@ class Shards:
         return self.mesh.dp // self.mesh.batches if shared else self.mesh.dp
 
     def copies_of_sequences(self, metric: Metric) -> int:
-        """Return how many of the ranks that share sequences have all of a module: all, but for parts of parameters."""
+        """Return how many ranks that share sequences have a whole module: 1 if they store parts of parameters."""
         return self.mesh.cp if self.mesh.fsdp == 1 or metric == "buffer_bytes" else 1
 
     def _of_experts(self, metric: str) -> tuple[int, str]:
-        """Return as :meth:`held_by` for experts, each of which one rank of a group has whole."""
+        """Return the result of :meth:`held_by` for experts, each of which is whole on one rank of a group."""
         if metric in ("flops", KEPT_FLOPS) and not self.exchanges:
             return self.mesh.ep, "rows of experts of other ranks, which the kernel gets and skips"
         return 1, ""
@@ -536,7 +536,7 @@ class Shards:
             yield split_part
 
     def steps(self, workload: Workload, call: StackCall) -> RankSteps:
-        """Return what the rank does in a call that its memory depends on, besides the layers of its local widths.
+        """Return the rank's steps in a call that affect its memory, besides the layers with its local widths.
 
         Branches: a pipeline stage, a single row of logits, and columns that fill the rank's chunk.
 
@@ -575,7 +575,7 @@ class Shards:
         )
 
     def _of_other_ranks(self, experts: Experts | ClampedExperts, call: StackCall) -> Iterator[Layer]:
-        """Yield the layers by which experts get rows of other ranks, and mask those that are not theirs."""
+        """Yield the layers that bring rows of other ranks to the experts, and mask rows of other ranks' experts."""
         from costproof.analytic.collectives import ExchangedPairs, GatheredTokens
         from costproof.analytic.experts import MaskedRows
 
@@ -592,9 +592,9 @@ class Shards:
 
 
 _BEFORE_SPLIT: Final = frozenset({"text.layer.norm1", "text.layer.norm2", "text.norm"})
-"""Roles of norms before split modules, behind which ranks that share tokens gather those of all."""
+"""Roles of norms before split modules, after which ranks that share tokens gather the tokens of all."""
 OF_OWN_TOKENS: Final = _BEFORE_SPLIT | {"text.layer", "text.layer.norm1_after", "text.layer.norm2_after"}
-"""Roles of modules that process the own tokens of ranks that share tokens: norms and additions."""
+"""Roles of modules that process only a rank's own tokens if ranks share tokens: norms and additions."""
 _REDUCED: Final[Mapping[str, Part]] = {
     "text.embedding": "embedding",
     "text.layer.attention.out": "attention",
@@ -634,7 +634,7 @@ _PARTS_OF: Final[Mapping[str, Part]] = {
 
 
 def _why_whole(role: str, part: Part | None, *, latent: bool) -> str:
-    """Return the name of what every rank has whole."""
+    """Return a name for the costs of a module that is whole on every rank."""
     if latent:
         return "latents of MLA, and the projections to them"
     if not role.startswith(("text.", "lm_head")):
@@ -645,7 +645,7 @@ def _why_whole(role: str, part: Part | None, *, latent: bool) -> str:
 
 
 def _mixtures(config: DecoderConfig, style: DecoderStyle | None) -> RoutedLayers | None:
-    """Return the mixtures of experts of a decoder with the limits of its router; ``None`` without them."""
+    """Return the mixtures of experts of a decoder with the group limits of its router; ``None`` without experts."""
     experts = getattr(config, "experts", 0)
     if not experts or style is None or style.routing is None:
         return None

@@ -135,7 +135,7 @@ class CausalTarget(Native[C]):
             Problems: the plan that the workload names does not fit the model.
         """
         if self.plan is None:
-            raise BadInput("it is not described how this model is split over devices", where=self.name)
+            raise BadInput("costproof has no plan that splits this model over devices", where=self.name)
         style = self.style()
         return chosen_plan(self.config, workload, self.plan, style, style.names())
 
@@ -163,7 +163,7 @@ class CausalTarget(Native[C]):
         return replace(found, padding=tuple(padding.items()))
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
+        """Return the memory tapes of calls by (stage, invocation, part); for decode, of a step at context P."""
         from costproof.models.decoding.formulas import decoder_stack
         from costproof.models.decoding.memory import decoder_tapes, row_tapes
 
@@ -286,7 +286,7 @@ class CausalTarget(Native[C]):
         return found
 
     def _flash_problems(self, workload: Workload) -> list[CostproofError]:
-        """Return an error for each reason why a run with FlashAttention is not described."""
+        """Return an error for each reason why a run with FlashAttention has no formulas."""
         if workload.attention != FLASH:
             return []
         found: list[CostproofError] = []

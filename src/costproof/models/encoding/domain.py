@@ -149,7 +149,7 @@ class DrawnTarget(Provable, Protocol):
         """Return the same model in the formats of the checkpoint of another."""
 
     def drawn(self, p: Mapping[str, int], rng: random.Random) -> tuple[DrawnTarget, dict[str, bool]]:
-        """Draw a random small configuration; return its target, and feature -> whether the configuration has it.
+        """Draw a random small configuration; return its target, and whether it has each feature.
 
         Args:
             p: values of the parameters of :meth:`domain`.

@@ -146,7 +146,7 @@ def vision_tape(
 ) -> tuple[LayerTape, Piece]:
     """Record the operators of :func:`vision_encoder`; return the memory tape, and the piece of the last layer's result.
 
-    All layers hold the same, so that one of them is recorded; behind one whose result is kept, two.
+    All layers hold the same, so that one of them is recorded; after one whose result is kept, two.
 
     Args:
         grid: patches along a side of the images.
@@ -209,7 +209,7 @@ def last_norm(config: VisionConfig) -> ModulePart:
 
 
 def layer_names(layer: str, *, attention: str, out: str, norms: tuple[str, str]) -> dict[str, str]:
-    """Return role -> module path of a layer, as most encoders of transformers name them.
+    """Return the module paths of a layer by role, as most encoders of transformers name them.
 
     Args:
         layer: path of a layer; ``{i}`` is its index.

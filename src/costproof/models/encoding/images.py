@@ -63,7 +63,7 @@ class VisionTarget(EncoderTarget[C]):
         """
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return (stage, invocation, part) -> the memory tape of the forward."""
+        """Return the memory tape of the forward by (stage, invocation, part)."""
         from costproof.models.encoding.formulas import vision_tape
 
         made, hidden = vision_tape(self.config, self.style(), workload, grid=self.values(workload)["G"])
@@ -138,7 +138,7 @@ class VisionTarget(EncoderTarget[C]):
         return self._sized(workload, p["G"] * p["vision_patch"] + p["rest"])
 
     def features(self) -> dict[str, bool]:
-        """Return feature -> whether the configuration has it, for features that are not sizes in a formula."""
+        """Return whether the configuration has each feature, for features that are not sizes in a formula."""
         return {"another activation than GELU": self.config.activation != "gelu"}
 
 

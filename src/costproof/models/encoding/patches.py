@@ -93,7 +93,7 @@ class PatchConfig(EncoderConfig):
 
 
 def patch_names(path: str = "") -> dict[str, str]:
-    """Return role -> module path, for a tower at ``path``; merger and MLP are not included."""
+    """Return the module paths of a tower at ``path`` by role, without merger and MLP."""
     tower = f"{path}." if path else ""
     layer = f"{tower}blocks.{{i}}"
     return {

@@ -56,7 +56,7 @@ class TextTarget(EncoderTarget[C]):
 
     @abstractmethod
     def names(self, path: str) -> Mapping[str, str]:
-        """Return role -> module path, for an encoder at the module path ``path``."""
+        """Return the module paths of an encoder at the module path ``path``, by role."""
 
     @abstractmethod
     def head(self) -> tuple[ModulePart, ...]:
@@ -73,7 +73,7 @@ class TextTarget(EncoderTarget[C]):
         )
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return (stage, invocation, part) -> the memory tape of the forward."""
+        """Return the memory tape of the forward by (stage, invocation, part)."""
         made, hidden = text_tape(self.config, self.style(), workload)
         if self.config.masked or self.config.labels:
             made.tape.keep(made.sequence(self.head(), hidden))

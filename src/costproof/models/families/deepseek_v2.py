@@ -1,4 +1,4 @@
-"""DeepSeek-V2: latent attention, experts behind dense layers, shared experts (transformers' native class)."""
+"""DeepSeek-V2: latent attention, experts after dense layers, shared experts (transformers' native class)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class DeepseekV2Config(LatentConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Return experts, their groups, dense layers, and the widths of latent attention."""
+        """Read the settings of experts, expert groups and dense layers, and the widths of latent attention."""
         top.fixed("scoring_func", "softmax", why="the class has only this scoring function")
         top.fixed("mlp_bias", False, why="the formulas describe MLPs without biases")
         how = top.fixed("topk_method", "greedy", "group_limited_greedy", why="the class has only these methods")

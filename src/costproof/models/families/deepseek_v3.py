@@ -1,4 +1,4 @@
-"""DeepSeek-V3: latent attention, grouped experts behind dense layers, shared experts (transformers' native class)."""
+"""DeepSeek-V3: latent attention, grouped experts after dense layers, shared experts (transformers' native class)."""
 
 from __future__ import annotations
 

@@ -354,7 +354,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         """Return an error for each reason why the model cannot run a workload; images need text between them."""
         found, least = ImageTextTarget.problems(self, workload), images_of(workload)
         if not found and not workload.rows and workload.text_tokens < least:
-            what = "there are fewer text tokens than images, and each image needs one behind it"
+            what = "there are fewer text tokens than images, and each image needs one after it"
             expected = f"at least {least}"
             found.append(BadInput(what, where="--text-tokens", expected=expected, got=workload.text_tokens))
         return found
@@ -437,7 +437,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
     def tower_tapes(self, workload: Workload, count: int) -> dict[str, MemoryTape]:
         """Return the memory tape of the tower on ``count`` images.
 
-        Layers of one kind hold the same; of the last one alone nothing is behind that reads cosines and sines.
+        Layers of one kind hold the same memory; after the last one no operator reads cosines and sines.
 
         Source: ``Qwen2_5_VisionTransformerPretrainedModel.forward`` (transformers).
         """

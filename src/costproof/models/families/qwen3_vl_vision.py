@@ -144,7 +144,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         return encoder_ledger(parts, _NAMES, (n * sym("vision_volume") + returned) * b + 4 * n * FLOAT32)
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return (stage, invocation, part) -> the memory tape of the forward.
+        """Return the memory tape of the forward by (stage, invocation, part).
 
         A layer that two later layers of its kind follow holds less than these: they differ by mergers between them. Of
         the last layer alone nothing is behind that reads cosines and sines.
@@ -253,7 +253,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
             table=p["vision_positions"],
             deep=tuple(i for i in range(sizes["layers"]) if rng.random() < 0.5),
         )
-        return cls(config), {"mergers behind some layers": bool(config.deep)}
+        return cls(config), {"mergers after some layers": bool(config.deep)}
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
         """Return the workload with one image of randomly drawn size."""

@@ -1,4 +1,4 @@
-"""Memoize, per process, what is known of a factory's module: caches, towers, default inputs, placeholder tokens."""
+"""Memoize, per process, facts about a factory's module: caches, towers, default inputs, placeholder tokens."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def beyond_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind 
 def first_run_of(
     maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None, batch: int, length: int
 ) -> FirstRun | None:
-    """Return what a run of an encoder-decoder on meta shows (see :class:`FirstRun`), or ``None`` for other modules."""
+    """Return the :class:`FirstRun` of an encoder-decoder on meta, or ``None`` for other modules."""
     made = made_of(maker, dtype, attention)
     if not attribute(attribute(made.module, "config", None), "is_encoder_decoder", False):
         return None

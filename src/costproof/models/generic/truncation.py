@@ -178,7 +178,7 @@ def first_layers(
 ) -> CutModel:
     """Return the configuration changes that keep the first layers of every stack, enough to have all kinds.
 
-    Stacks without a key for their length are not truncated, nor those of which more than half would remain.
+    A stack is not truncated if no key sets its length, or if more than half of its layers would remain.
 
     Args:
         config: a fresh configuration.

@@ -75,7 +75,7 @@ class ImageTextTarget(Native[C]):
         """Return how the decoder differs from others."""
 
     text_behind: ClassVar[int] = 0
-    """Text tokens that each image needs behind it."""
+    """Text tokens that each image needs after it."""
     returns_features: ClassVar[bool] = True
     """Whether the model also returns the concatenated features."""
 
@@ -86,7 +86,7 @@ class ImageTextTarget(Native[C]):
         return Shards.of(self.config.text, workload, self.plan, self.text_style())
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
+        """Return the memory tapes of calls by (stage, invocation, part); for decode, of a step at context P."""
         from costproof.models.decoding.formulas import decoder_stack
         from costproof.models.decoding.memory import decoder_tapes, row_tapes
         from costproof.models.image_text.formulas import glue_tape
@@ -146,7 +146,7 @@ class ImageTextTarget(Native[C]):
     @classmethod
     @abstractmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[ImageTextTarget[Any], dict[str, bool]]:
-        """Draw a random small configuration; return its target, and feature -> whether the configuration has it.
+        """Draw a random small configuration; return its target, and whether it has each feature.
 
         Args:
             p: values of the parameters of :meth:`domain`.

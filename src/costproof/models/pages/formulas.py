@@ -93,7 +93,7 @@ class PageStructure:
     def row_calls(self, call: StackCall) -> Iterator[tuple[StackCall, bool]]:
         """Yield, for each kind of rows, the sizes of a row and whether fused attention needs a mask in it.
 
-        Branches: a row may have no past; several tokens behind one need a mask.
+        Branches: a row may have no past; several tokens after a past need a mask.
         """
         batch, tokens, past = ROW_SIZES
         for row, *_ in self.rows:
@@ -245,7 +245,7 @@ def sam_parts(structure: PageStructure, view: View) -> tuple[ModulePart, ...]:
 
 
 def sam_neck(structure: PageStructure) -> tuple[ModulePart, ...]:
-    """Return the parts of SAM behind its layers, in the order in which they run."""
+    """Return the parts of SAM after its layers, in the order in which they run."""
     n, b, hidden, grid = sym("n"), sym("b"), sym("sam_hidden"), sym("H") / sym("sam_patch")
     out, down1, down2 = sym("sam_out"), sym("sam_down1"), sym("sam_down2")
     norm = (LayerNorm2d if structure.remote else LayerNorm)(n * grid**2, out, b)
@@ -305,7 +305,7 @@ def page_decoder_parts(
 
 
 def _picked(structure: PageStructure, call: StackCall) -> tuple[PickedPositions, ...]:
-    """Return the layer that picks the positions with logits among those of all rows; none if all have them.
+    """Return the layer that selects the positions with logits from all rows; empty if all positions have logits.
 
     Branches: whether all have them.
     """

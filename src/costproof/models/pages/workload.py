@@ -302,7 +302,7 @@ def page_run_problems(config: PageConfig, workload: Workload, modes: PageModes) 
                 where=where,
                 expected=f"at most {window} (sliding_window)",
                 got=steps,
-                fix="the formulas describe full attention: choose fewer steps, or fewer new tokens behind a past, or a "
+                fix="the formulas describe full attention: choose fewer steps, or fewer new tokens after a past, or a "
                 "longer window in the configuration",
             )
         )

@@ -95,7 +95,7 @@ def _callees(
 
 
 def _slot_flow(structure: CallStructure, slots: Mapping[Slot, Mapping[str, Sequence[str]]]) -> dict[Slot, set[Slot]]:
-    """Return slot -> the slots that it feeds, by data flow, or else by matching shapes in call order."""
+    """Return the slots that each slot feeds, by data flow, or else by matching shapes in call order."""
     place = {c: slot for slot, callees in slots.items() for cs in callees.values() for c in cs}
     found: dict[Slot, set[Slot]] = defaultdict(set)
     last: dict[Hashable, str] = {}
@@ -204,7 +204,7 @@ class _FlowOrder:
     """Reachability and levels of siblings in the data flow between them."""
 
     def __init__(self, forward: Mapping[Slot, Sequence[Slot]]) -> None:
-        """Compute reachability and levels from slot -> slots that read its output; readers come later in it."""
+        """Compute reachability and levels from the readers of each slot's output, which come after it."""
         self.forward = forward
         self.reach: dict[Slot, frozenset[Slot]] = {}
         for name in reversed(list(forward)):

@@ -25,20 +25,20 @@ class CallStructure:
 
     @cached_property
     def order(self) -> dict[str, int]:
-        """Return module -> position of its first call, or its position in the file if there are no events."""
+        """Return the position of each module's first call, or its position in the file if there are no events."""
         entered = (e.name for e in self.graph.events if e.event == "enter")
         rest = sorted((*self.graph.call_counts, *self.graph.module_types), key=natural)
         return {path: i for i, path in enumerate(dict.fromkeys((*entered, *rest)))}
 
     @cached_property
     def edges(self) -> dict[tuple[str, str], int]:
-        """Return (caller, callee) -> calls, callees in the order of their first call."""
+        """Return the number of calls by (caller, callee), callees in the order of their first call."""
         called = arrows(self.graph.edges, self.order)
         return dict(sorted(called.items(), key=lambda arrow: self.order[arrow[0][1]]))
 
     @cached_property
     def callers(self) -> dict[str, frozenset[str]]:
-        """Return module -> the modules that call it; for one that never ran, the callers of its list neighbours."""
+        """Return the callers of each module; for one that never ran, the callers of its list neighbours."""
         found: dict[str, set[str]] = defaultdict(set)
         for caller, callee in self.edges:
             found[callee].add(caller)
@@ -49,7 +49,7 @@ class CallStructure:
 
     @cached_property
     def callees(self) -> dict[str, tuple[str, ...]]:
-        """Return module -> the modules that it calls; those that never ran come last."""
+        """Return the modules that each module calls; those that never ran come last."""
         found: dict[str, list[str]] = defaultdict(list)
         for caller, callee in (*self.edges, *((a, path) for path in self.idle for a in sorted(self.callers[path]))):
             found[caller].append(callee)
@@ -57,7 +57,7 @@ class CallStructure:
 
     @cached_property
     def flow(self) -> dict[str, dict[str, int]]:
-        """Return producer -> consumer -> how often the consumer reads the producer's output."""
+        """Return how often each consumer reads each producer's output, by producer and consumer."""
         found: dict[str, dict[str, int]] = defaultdict(dict)
         for (a, b), count in arrows(self.graph.data_edges, self.order).items():
             found[a][b] = count
@@ -67,7 +67,7 @@ class CallStructure:
     def idle(self) -> dict[str, bool]:
         """Return, for each outermost module in which nothing ran, whether the module that holds it ran.
 
-        Those of which that is so stand first; outermost first among the others.
+        Modules whose holder ran come first; the others follow, outermost first.
         """
         types = self.graph.module_types
         alive = {"(root)", *(around for path in self.graph.call_counts for around in _ancestors(path))}
@@ -85,7 +85,7 @@ class CallStructure:
 
     @cached_property
     def per_call(self) -> dict[tuple[str, str], set[int]]:
-        """Return (caller, callee) -> the numbers of calls within one call of the caller.
+        """Return the numbers of calls within one call of the caller, by (caller, callee).
 
         From the events; where they do not cover every call, from the counts, as evenly as they divide.
         """
@@ -108,7 +108,7 @@ class CallStructure:
 
     @cached_property
     def likeness(self) -> dict[str, int]:
-        """Return module -> number of its kind; modules of equal class, settings and inner modules have one kind.
+        """Return the number of each module's kind; modules of equal class, settings and inner modules have one kind.
 
         Counts of calls do not matter, so that an expert which no token reached is like the others. Neither do
         floats (rates, scales), nor settings that only number the module (``layer_idx``).
@@ -132,7 +132,7 @@ class CallStructure:
 
     @cached_property
     def _numbering(self) -> dict[Mask, frozenset[str]]:
-        """Return path without numbers -> settings that follow a number in the path, such as ``layer_idx``."""
+        """Return the settings that follow a number in the path, such as ``layer_idx``, by path without numbers."""
         by_mask: dict[Mask, list[str]] = defaultdict(list)
         for path in self.graph.constructor_params:
             by_mask[unnumbered(path)].append(path)

@@ -112,7 +112,7 @@ def module_numbers(
 
 
 def _experts(ledgers: Sequence[Ledger], symbols: Mapping[str, int] | None) -> dict[str, str]:
-    """Return module -> text on its routed experts, such as ``8 of 64``, from the ratio of parameter formulas."""
+    """Return a text on each module's routed experts, such as ``8 of 64``, from the ratio of parameter formulas."""
     found: dict[str, str] = {}
     for node in (n for x in ledgers for n in x.nodes):
         held, passed = node.exprs.get("params"), node.exprs.get("params_active")
@@ -134,7 +134,7 @@ def _ratio(held: str, passed: str, symbols: tuple[tuple[str, int], ...]) -> str:
 
 
 def _own_costs(ledger: Ledger, metric: Metric, stage: str | None) -> dict[str, int | None]:
-    """Return module -> its own metric, without that of the modules inside it."""
+    """Return the metric of each module without that of the modules inside it."""
     nodes: dict[str, list[CostNode]] = {}
     for node in ledger.nodes:
         if metric in node.costs and stage in (None, node.stage):
@@ -293,7 +293,7 @@ def _with_callers(calls: Iterable[Edge], heavy: Sequence[str]) -> set[str]:
 
 
 def _depths(calls: Iterable[Edge], picked: Sequence[str]) -> dict[str, int]:
-    """Return node -> number of calls below the outermost picked node; callers that are not picked are not counted."""
+    """Return each node's number of calls below the outermost picked node, without callers that are not picked."""
     inner = set(picked)
     callees: dict[str, list[str]] = defaultdict(list)
     called: set[str] = set()

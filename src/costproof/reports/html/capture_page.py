@@ -227,7 +227,7 @@ def _modules(compared: str, formulas: str) -> Html:
 
 
 def _picture(found: Results) -> tuple[Html | None, dict[str, str]]:
-    """Return the folded callgraph, and module -> id of the box that shows it or its caller."""
+    """Return the folded callgraph, and for each module the id of the box that shows it or its caller."""
     try:
         view = graph_view(found.capture, GraphChoice(link=_LINK))
     except Absent:

@@ -160,7 +160,7 @@ class DeepseekOcr(PageTarget[OcrConfig]):
         return with_numbers(model, workload, self.decoder, self.options, progress, placed)
 
     def derivable(self, stage: str) -> tuple[Exportable, Workload, dict[str, int]] | None:
-        """Return (target, workload, symbol -> step it grows by) to export a vision stage with a symbolic image side.
+        """Return (target, workload, steps by symbol) to export a vision stage with a symbolic image side.
 
         Other stages have none: ``None``.
         """

@@ -128,7 +128,7 @@ class QueriesBehindFeatures:
     """
 
     name: ClassVar[str] = "queries_behind_features"
-    title: ClassVar[str] = "Queries behind the features of a view"
+    title: ClassVar[str] = "Queries after the features of a view"
     source: ClassVar[str] = "Wei et al. 2026, DeepSeek-OCR 2, section 3; DeepseekOcr2VisionModel.forward"
 
     views: Size

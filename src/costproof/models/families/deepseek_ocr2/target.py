@@ -234,7 +234,7 @@ def domain() -> Domain:
 
 
 def drawn(p: Mapping[str, int], rng: random.Random) -> tuple[Ocr2Config, dict[str, bool]]:
-    """Draw a random small configuration; return it, and feature -> whether it has the feature."""
+    """Draw a random small configuration; return it, and whether it has each feature."""
     layers = {part: rng.choice((1, 1, 1, 2)) for part in ("sam", "encoder")}
     # Heads are a share of the width, and rotation needs pairs.
     row = GROUPED_ROW if _grouped(p) else 2
