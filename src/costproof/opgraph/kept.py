@@ -1,6 +1,6 @@
 """Count the query-key pairs that masks keep, in each attention of a graph.
 
-Attention is a fused call, whose rule states the grid of scores and its mask, or two products with a softmax or a mask
+Attention is a fused call, whose rule states the scores and their mask, or two products with a softmax or a mask
 between them (:func:`unfused_attention`). How many pairs a mask leaves is counted by a :class:`PairCounter`, of which
 every source has its own.
 """
@@ -173,7 +173,7 @@ class UnfusedAttention:
 def unfused_attention(costed: CostedGraph) -> Iterator[UnfusedAttention]:
     """Yield the attentions that a graph computes by two matrix products with a softmax or mask between them."""
     scores: dict[str, dict[int, _Scores]] = {}
-    """Indices of the products whose scores a value derives from, with the masks applied since, by the value's id."""
+    """Products whose scores a value derives from, by index, with the masks applied since; by id of the value."""
     live, given, kept = set[str](), set[str](), set[str]()
     """Ids of values computed from activations or weights (``live``), and from inputs or caches of any type (``given``);
     of parameters and buffers, with views, copies and selected matrices, but not rows looked up by tokens (``kept``)."""

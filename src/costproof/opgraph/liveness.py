@@ -252,8 +252,8 @@ def peak_form(events: Iterable[MemoryEvent], sizes: Sequence[Size]) -> sympy.Exp
     """Return the peak of live bytes as a formula, for all sizes at which the graph is valid.
 
     Args:
-        events: allocations and releases, by the number of the piece of memory.
-        sizes: bytes of each piece of memory.
+        events: allocations and releases, by the number of the memory block.
+        sizes: bytes of each memory block.
 
     Raises:
         Incomplete: more than :data:`MOST` moments can be the highest.

@@ -2,7 +2,7 @@
 
 They differ in the size of a region. *Unfused*: every operator is one. *Fused*: each call of a module is one, as in the
 ledgers (:mod:`costproof.opgraph.regions`). *Floor* (compulsory traffic): the whole graph is one; each input, weight and
-piece of the cache is read once, each result written once. Bytes appended to the cache are written under all three.
+part of the cache is read once, each result written once. Bytes appended to the cache are written under all three.
 
 A larger region hides bytes and adds none, so floor <= fused <= unfused. Views and casts move nothing.
 """

@@ -70,7 +70,7 @@ class Pool(Generic[R]):
 
         Args:
             fresh: each task has a process of its own, so that none meets what another left behind.
-            ready: modules that every piece needs and that take long to import: where it is possible, that is done once
+            ready: modules that every task needs and that take long to import: where it is possible, that is done once
                 for all pools. They must not have begun threads nor a device when they are imported.
         """
         self.processes = processes

@@ -116,7 +116,7 @@ def profile_calls(run: Run, paths: Iterable[str]) -> list[ProfiledPiece]:
 
 
 def _joined(pieces: Iterable[ProfiledPiece]) -> list[ProfiledPiece]:
-    """Join consecutive pieces of one stage; Python time at the end of a piece is added to the next call."""
+    """Join consecutive parts of one stage; Python time at the end of a part is added to the next call."""
     found: list[ProfiledPiece] = []
     for piece in pieces:
         calls = list(piece.calls)

@@ -76,7 +76,7 @@ class DispatchedFlops:
         )
 
     def gone(self, run: Run) -> Counter[tuple[str, str]]:
-        """Return the number of conversions of a tensor to NumPy, whose further work is not seen, by (stage, module)."""
+        """Return the number of conversions of tensors to NumPy, after which work is not seen, by (stage, module)."""
         again, found = self._again(), Counter[tuple[str, str]]()
         for where, times in self.left.items():
             stage, _, module = _place(run, where, again)

@@ -334,6 +334,6 @@ class ProfiledWork:
 
 
 def work_of(piece: ProfiledPiece) -> ProfiledWork:
-    """Return the host time, launch time and number of launches of a profiled piece, summed over its calls."""
+    """Return the host time, launch time and number of launches of the calls between two boundaries, summed."""
     launch, launches = sum(c.launch for c in piece.calls), sum(c.launches for c in piece.calls)
     return ProfiledWork(piece.host, launch, launches, any(c.synchronises for c in piece.calls))

@@ -338,7 +338,7 @@ def _stack(
 ) -> Iterator[tuple[LinearShape, int, Format | None, list[StoredTensor]]]:
     """Yield the stored tensors of a parameter that stacks all experts' matrices, split into linear layers.
 
-    A stack that the checkpoint stores as a stack yields nothing.
+    No tensors are yielded for a stack that the checkpoint stores as a stack.
 
     Yields:
         The linear layer of an expert, the number of experts that have one, its format, and the tensors of all of them.

@@ -50,7 +50,7 @@ def with_gathered_parameters(graph: Graph) -> Graph:
         return None
 
     gathered: dict[str, Value] = {}
-    """Parameter shard that a gathered result, or a view of one in the same module, came from, by id of the result."""
+    """Parameter shard behind a gathered result, or behind a view of it in the same module, by id of the result."""
     named: dict[str, Value] = {}
     left_out: set[str] = set()
     for op in graph.ops:
