@@ -1,4 +1,4 @@
-"""Keys of Hugging Face configurations that decide no cost, with the reason."""
+"""Keys of Hugging Face configurations that affect no cost, with the reason."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class WithMemory(WithFormulas, Protocol):
     """Target whose peak of live activations is a formula."""
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return (stage, invocation, part) -> the memory tape of one call; of decode steps, at a context of P tokens.
+        """Return the memory tapes by (stage, invocation, part); that of decode is one step at context P.
 
         A part is what one :class:`~costproof.models.specs.ExportJob` exports, by its id: all of a stage, or a piece.
 

@@ -270,7 +270,7 @@ def decoder_tapes(
     apart: bool = False,
     shards: Shards | None = None,
 ) -> dict[tuple[str, str, str], MemoryTape]:
-    """Return the memory tapes of the prompt, and of a decode step at context P, by (stage, invocation, part).
+    """Return the memory tapes by (stage, invocation, part); that of decode is one step at context P.
 
     Args:
         embedded: whether the prompt is given as embeddings, as with images in it.

@@ -163,7 +163,7 @@ class CausalTarget(Native[C]):
         return replace(found, padding=tuple(padding.items()))
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return the memory tapes of the prompt, and of a decode step at context P, by (stage, invocation, part)."""
+        """Return the memory tapes by (stage, invocation, part); that of decode is one step at context P."""
         from costproof.models.decoding.formulas import decoder_stack
         from costproof.models.decoding.memory import decoder_tapes, row_tapes
 

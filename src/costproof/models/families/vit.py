@@ -31,7 +31,7 @@ from costproof.models.encoding.images import VisionTarget
 
 
 def _names(path: str) -> Mapping[str, str]:
-    """Return role -> module path, for an encoder at the module path ``path``."""
+    """Return the module paths of an encoder at ``path``, by role."""
     layer = f"{path}layers.{{i}}"
     return {
         "root": "",
@@ -53,7 +53,7 @@ def _names(path: str) -> Mapping[str, str]:
 _WITH_CLASSIFIER: Final = _names("vit.")
 _HEADLESS: Final = _names("")
 _DROPOUTS: Final = (("vision.layer.dropout", 2),)
-"""Modules that are called but have no effect outside of training -> calls per layer."""
+"""Numbers of calls per layer of the modules that run but have no effect outside of training, by module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class VitConfig(VisionConfig):
     labels: int = 1000
     qkv_bias: bool = True
     pooled: int = 0
-    """Width of the output of the pooler; 0 if the class has no pooler."""
+    """Width of the pooler's output; 0 if the class has no pooler."""
     pooler_activation: str = "tanh"
 
     model_type: ClassVar[str] = "vit"
@@ -119,7 +119,7 @@ class Vit(VisionTarget[VitConfig]):
         )
 
     def _head(self) -> tuple[ModulePart, ...]:
-        """Return the parts of the classifier or the pooler, which read the class token."""
+        """Return the parts of the classifier or the pooler, which process the class token."""
         images, width, b = sym("B"), sym("vision_hidden"), sym("b")
         if self.config.labels:
             return (ModulePart("classifier", (Linear(images, width, sym("vision_labels"), b),)),)

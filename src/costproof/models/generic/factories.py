@@ -24,7 +24,7 @@ class Made:
     notes: tuple[str, ...] = ()
     """Notes on choices made while the module was built."""
     waived: Mapping[str, str] = field(default_factory=dict)
-    """Keys of its configuration that decide no cost, with the reason."""
+    """Keys of its configuration that affect no cost, with the reason."""
 
 
 class ModuleMaker(Hashable, Protocol):

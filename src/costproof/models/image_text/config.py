@@ -26,18 +26,18 @@ class ImageTextConfig(NativeConfig):
     text: DecoderConfig
     image_token: int
     waived: tuple[tuple[str, str], ...] = ()
-    """Keys of the file that decide no cost, with the reason."""
+    """Keys of the file that affect no cost, with the reason."""
 
     architecture: ClassVar[str]
     """The class of transformers that the formulas describe."""
     unused_keys: ClassVar[Mapping[str, str]] = {}
-    """Keys of this family that decide no cost -> the reason."""
+    """Keys of this family that affect no cost, with the reason."""
     not_as_in_file: ClassVar[Mapping[str, str]] = {
         "text_config.tie_word_embeddings": "the class has the key of the whole, which is compared"
     }
 
     def symbols(self) -> dict[str, int]:
-        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
+        """Return the values of this configuration's symbols by name: ``{"text_hidden": 4096, ...}``."""
         return {**self.vision.symbols(), **self.text.symbols()}
 
     def normalised(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def image_text_ledger(
     vocabulary: Size | None = None,
     config: DecoderConfig | None = None,
 ) -> Ledger:
-    """Return the symbolic ledger of all stages: ``exprs`` are set, ``costs`` are empty.
+    """Return the symbolic ledger of all stages, with formulas (``exprs``) and without numbers (``costs``).
 
     Args:
         towers: stage -> its parts, and the bytes of the activations that enter and leave it.

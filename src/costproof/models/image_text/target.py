@@ -64,7 +64,7 @@ class ImageTextTarget(Native[C]):
 
     @abstractmethod
     def formulas(self, workload: Workload) -> Ledger:
-        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+        """Return the symbolic analytic ledger, with formulas (``exprs``) and without numbers (``costs``)."""
 
     @abstractmethod
     def tower_tapes(self, workload: Workload, count: int) -> dict[str, MemoryTape]:
@@ -86,7 +86,7 @@ class ImageTextTarget(Native[C]):
         return Shards.of(self.config.text, workload, self.plan, self.text_style())
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return (stage, invocation, part) -> the memory tape of one call; for decode, of a step at context P."""
+        """Return the memory tapes by (stage, invocation, part); that of decode is one step at context P."""
         from costproof.models.decoding.formulas import decoder_stack
         from costproof.models.decoding.memory import decoder_tapes, row_tapes
         from costproof.models.image_text.formulas import glue_tape
@@ -146,7 +146,7 @@ class ImageTextTarget(Native[C]):
     @classmethod
     @abstractmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[ImageTextTarget[Any], dict[str, bool]]:
-        """Draw a random small configuration; return its target, and feature -> whether the configuration has it.
+        """Draw a random small configuration; return its target, and by feature whether the configuration has it.
 
         Args:
             p: values of the parameters of :meth:`domain`.

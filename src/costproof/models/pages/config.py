@@ -41,7 +41,7 @@ TEXT_KEYS: Final = {
     "vocab": "vocab_size",
     "max_positions": "max_position_embeddings",
 }
-"""Fields -> their keys in the native file."""
+"""Keys in the native file, by field."""
 
 
 GENERAL_KEYS: Final = {
@@ -253,7 +253,7 @@ class PageConfig(NativeConfig):
         }
 
     def symbols(self) -> dict[str, int]:
-        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
+        """Return the values of this configuration's symbols by name: ``{"text_hidden": 4096, ...}``."""
         sam, text = self.sam, self.text
         named = {"sam": _SAM_SIZES, self.second: self.second_sizes, "text": _TEXT_SIZES}
         return {

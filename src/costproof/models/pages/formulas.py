@@ -376,7 +376,7 @@ def page_ledger(
     names: Mapping[str, str],
     stages: tuple[str, ...],
 ) -> Ledger:
-    """Return the symbolic ledger of all stages: ``exprs`` are set, ``costs`` are empty.
+    """Return the symbolic ledger of all stages, with formulas (``exprs``) and without numbers (``costs``).
 
     Decode nodes hold the sum over N steps at contexts P, P+1, ..., P+N-1.
 
