@@ -383,7 +383,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         return PackedLengths((self._patches(workload),) * count), PackedLengths((*windows,) * count)
 
     def image_inputs(self, workload: Workload, count: int) -> dict[str, Any]:
-        """Return patches [n U² merge², volume] on the meta device, and indices and lengths that image sizes decide."""
+        """Return patches [n U² merge², volume] on meta, and the indices and lengths that follow from image sizes."""
         import torch
 
         images, windows = self._lengths(workload, count)
@@ -419,7 +419,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         }
 
     def tower_jobs(self, model: nn.Module, workload: Workload, count: int | None) -> tuple[ExportJob, ...]:
-        """Return the job of the tower at the sizes of the run: the class splits attention by concrete lengths."""
+        """Return the export job of the tower at concrete sizes: the class splits attention by concrete lengths."""
         from costproof.models.image_text.modules import PatchTower
 
         images = workload.batch * images_of(workload) if count is None else count

@@ -217,7 +217,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         return {"grid_thw": None, "cu_seqlens": PackedLengths((self._patches(workload),))}
 
     def takes(self, workload: Workload) -> Mapping[str, TensorSpec]:
-        """Return the shapes of patches [n, volume], table rows and weights [n, 4], and coordinates [n, 2]."""
+        """Return the shapes of patches [n, volume], table rows and their weights [n, 4], and coordinates [n, 2]."""
         n = self._patches(workload)
         return {
             "hidden_states": TensorSpec((n, self.config.volume), workload.dtype),

@@ -220,7 +220,7 @@ class T5(Native[T5Config]):
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
-        """Return the settings of a run; float16 is excluded, because the class clamps it, which has no formula."""
+        """Return the settings of a run; float16 is excluded: the class clamps it, for which there is no formula."""
         dtype = replace(common.DTYPE, choices=("bfloat16", "float32"))
         return (common.SEQ_LEN, common.NEW_TOKENS, common.BATCH, dtype, replace(common.ATTENTION, choices=("sdpa",)))
 

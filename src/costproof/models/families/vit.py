@@ -137,7 +137,7 @@ class Vit(VisionTarget[VitConfig]):
         return encoder_ledger(whole, _HEADLESS, border)
 
     def record_results(self, tape: LayerTape, hidden: Piece) -> tuple[Piece, ...]:
-        """Record the last norm and the head; with a classifier only the logits are returned."""
+        """Record the last norm and the head; return the logits, or without a classifier the norm and pooler results."""
         normed = tape.sequence((last_norm(self.config),), hidden)
         result = tape.sequence(self._head(), normed)
         return (result,) if self.config.labels else (normed, result)
