@@ -39,7 +39,7 @@ class OneCall(GenericTarget):
     """The caller's module, with which the counted runs share parameters."""
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """Return the export at the sizes of the call; symbolic sizes would take twice as long without a benefit."""
+        """Return the export job at concrete sizes, since symbolic ones would take twice as long without benefit."""
         return tuple(replace(job, sizes=()) for job in GenericTarget.export_jobs(self, model, workload))
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:

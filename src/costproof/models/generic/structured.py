@@ -55,7 +55,7 @@ def _pixels(case: Case) -> Example | None:
 
 
 def _turned(case: Case) -> tuple[int, ...]:
-    """Return the shape of one patch as the patch convolution takes it, or of one flat patch for a linear layer."""
+    """Return the shape of a patch for a patch convolution, or of a token [side, side, channels] for a linear layer."""
     volume, side = _volume(case), _patch(case)
     if len(_first_weight(case).shape) > 2 or volume % side**2:
         return tuple(_first_weight(case).shape[1:])

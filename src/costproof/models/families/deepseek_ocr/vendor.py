@@ -124,7 +124,7 @@ class RemoteCodeOcr(Configured[OcrConfig]):
         return replace(made, snapshot=replace(self.snapshot, config=made.config))
 
     def first_layers(self, layers: int) -> tuple[OcrConfig, dict[str, str]]:
-        """Return the configuration with the first decoder layers, and the cut (``2 of 12``); towers stay whole."""
+        """Return the configuration with the first decoder layers and all tower layers, and the cut (``2 of 12``)."""
         text = self.config.text
         least = min(text.dense_layers + 1, text.layers)
         kept, cut = layers_cut("decoder", layers, least, text.layers)
