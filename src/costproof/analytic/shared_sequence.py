@@ -13,7 +13,7 @@ from costproof.analytic.costs import Exchange, Layer, LayerCosts, Size, costs_of
 
 @layer
 class RingAttention:
-    """Causal attention whose ``ranks`` ranks have ``tokens`` positions of each sequence, and pass keys and values on.
+    """Causal attention of ``ranks`` ranks, each with ``tokens`` positions, that pass keys and values around a ring.
 
     A rank attends its queries to its own n = tokens keys (``local``), and sends keys and values, joined, to the next
     rank P - 1 times, P = ranks:
@@ -46,7 +46,7 @@ class RingAttention:
     )
 
     local: Layer
-    """Attention of the own queries to the own keys."""
+    """Attention of a rank's own queries to its own keys."""
     batch: Size
     tokens: Size
     heads: Size
@@ -106,7 +106,7 @@ class UlyssesAttention:
     source: ClassVar[str] = "Jacobs et al. 2023, DeepSpeed Ulysses, section 3"
 
     local: Layer
-    """Attention of the own heads to all positions; of latents, of the own queries to the own keys."""
+    """Attention of the rank's heads at all positions; for latents, of its own queries to its own keys."""
     batch: Size
     tokens: Size
     heads: Size
@@ -149,7 +149,7 @@ class StepOfHeads:
     source: ClassVar[str] = "Hidayetoglu et al. 2025, Shift Parallelism (caches of Ulysses ranks hold heads)"
 
     local: Layer
-    """Attention of the own heads of the new token."""
+    """Attention of the rank's heads for the new token."""
     batch: Size
     heads: Size
     kv_heads: Size
@@ -178,7 +178,7 @@ def _whole_parameters(part: LayerCosts, ranks: Size) -> LayerCosts:
 
 @layer
 class AttentionOfParts:
-    """Attention of a decode step to a cache whose positions are spread over ``ranks`` ranks.
+    """Attention of a decode step to a cache whose positions are divided among ``ranks`` ranks.
 
     Each rank has the query of the new token and attends it to the part that it keeps (``local``). It gathers the
     logarithms L of the sums of all P = ranks parts, in float32, weighs its result by e^(L - log sum e^L), and adds
@@ -201,14 +201,14 @@ class AttentionOfParts:
     )
 
     local: Layer
-    """Attention of the new query to the own part of the cache."""
+    """Attention of the new query to this rank's part of the cache."""
     batch: Size
     heads: Size
     value_dim: Size
     ranks: Size
     item_bytes: Size
     elsewhere: Size = 0
-    """Number of elements of the new token's keys if another rank caches that token; 0 if this rank does."""
+    """Number of key elements of the new token if another rank caches it; 0 if this rank does."""
 
     def costs(self) -> LayerCosts:
         b, rows, others = self.item_bytes, self.batch * self.heads, self.ranks - 1

@@ -71,8 +71,7 @@ _LAYOUTS: Final[dict[str, tuple[tuple[str, int], ...]]] = {
     "q8_0": (("I8", 1), ("F16", 32)),
     "q4_0": (("U8", 2), ("F16", 32)),
 }
-"""Tensors that store one key or value vector, by format: their dtypes, and how many of its elements share one number.
-"""
+"""Tensors that store one key or value vector, by format: (dtype, number of the vector's elements per number)."""
 
 
 def cache_tensors(name: str, width: int, rope: int = 0) -> tuple[StoredTensor, ...]:

@@ -39,9 +39,7 @@ class RowIdentity:
     right: tuple[SymbolicRun, ...]
     metrics: tuple[Metric, ...]
     example: Mapping[str, int]
-    """Values of the identity's symbols, ``b`` included, at the example sizes; for a one-by-one count, values of all
-    symbols.
-    """
+    """Values, at the example sizes, of the identity's symbols, with ``b``; of all symbols for a one-by-one count."""
     pairs: tuple[str, ...] = ()
     """Kept scores per head that the right side has in addition, for each layer."""
 
@@ -100,8 +98,7 @@ class Proof:
     independent: Mapping[str, str]
     """Symbols as expressions in drawn parameters, as for :func:`costproof.compare.proof.certificate.degrees`."""
     choices: Mapping[str, int]
-    """Number of draws that have a feature, by feature; like the next four fields, it is coverage for the certificate.
-    """
+    """Number of draws with a feature, by feature; like the next four fields, a part of the certificate's coverage."""
     not_varied: tuple[str, ...]
     sizes: tuple[int, ...] = ()
     tried_sizes: tuple[int, ...] = ()

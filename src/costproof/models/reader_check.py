@@ -33,9 +33,7 @@ _UNREAD: Final = (
     ("gemma2|gemma3_text", "query_pre_attn_scalar", "a constant of the scores"),
     ("distilbert", "sinusoidal_pos_embds", "initial values of a table"),
 )
-"""Model types (all, if empty) and keys that a family does not pass to the class, with the reason why differences cost
-nothing.
-"""
+"""Model types (all, if empty), keys that a family does not pass to the class, and why differences cost nothing."""
 _ROTATION: Final = "rope_parameters."
 _MOST_NAMED: Final = 4
 

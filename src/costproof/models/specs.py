@@ -88,8 +88,7 @@ class ExportJob:
     """Contents of the attention masks without values, by argument name."""
     known: Mapping[str, Any] = field(default_factory=dict)
     """Values that the user gave for meta tensors in ``args``, by argument name, and integer buffers, by name after
-    :data:`BUFFER`; only masks and lengths are read.
-    """
+    :data:`BUFFER`; only masks and lengths are read."""
     attributes_bytes: int = 0
     """Bytes of tensors that are plain attributes of the model's modules, if at least 1 MB."""
     packed: bool = False
@@ -129,9 +128,7 @@ class Run:
     model: nn.Module
     kwargs: Mapping[str, Any]
     locate: Callable[[str, int], tuple[str, str]]
-    """Function from (module path, number of the call of its outermost repeated ancestor, from 1) to (stage,
-    invocation).
-    """
+    """Function from (module path, call of its outermost repeated ancestor, from 1) to (stage, invocation)."""
     context: int | None = None
     """Number of tokens in the cache before the run, for decode steps."""
     cache_before: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
@@ -139,15 +136,11 @@ class Run:
     attention_paths: Sequence[str] = field(default_factory=tuple)
     """Path of the module that owns the cache of each layer."""
     masks: Mapping[str, CausalMask] = field(default_factory=dict)
-    """Contents of the attention masks without values, by their path in the arguments:
-    ``attention_mask.full_attention``.
-    """
+    """Contents of attention masks without values, by path in the arguments: ``attention_mask.full_attention``."""
     known: Mapping[str, Any] = field(default_factory=dict)
     """As :attr:`ExportJob.known`: values of the user's tensors, and integer buffers."""
     expected: torch.Tensor | None = None
-    """In a real run, the logits of the same forward without a tracer, which the traced forward must reproduce bit by
-    bit.
-    """
+    """In a real run, the logits of the same forward without a tracer, which the traced one must equal bit by bit."""
     expert_tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """In a real run, the number of rows that each expert receives, by path of the module of routed experts."""
     marks: Sequence[Mark] = ()
@@ -165,8 +158,7 @@ class Run:
     elsewhere: bool = False
     """Whether a run on meta may fall back to the CPU if the model needs concrete values."""
     real: Callable[[], Run] | None = None
-    """With ``elsewhere``: function that returns the run with the values of module and inputs; tensors without values
-    become ones.
+    """With ``elsewhere``: function that returns the run with the tensors' values, or ones for tensors without values.
     """
 
     def inputs(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ ROW_ATTENTION: Final = "row_attention"
 """Attribute of a model that runs batches of rows: the attention implementation that each row uses."""
 
 Locate = Callable[[str, int], tuple[str, str]]
-"""Function from (module path, number of the call of its outermost repeated ancestor, from 1) to (stage, invocation)."""
+"""Function from (module path, call of its outermost repeated ancestor, from 1) to (stage, invocation)."""
 
 Past = list[tuple["torch.Tensor", "torch.Tensor"]]
 """Cached keys and values [B, kv heads, P, head dim] of each layer."""

@@ -21,8 +21,7 @@ from costproof.models.decoding.decoder import SHARED, Decoder
 
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], tuple[torch.Tensor, torch.Tensor]]
 """Attention function of (queries, keys, values, causal, scale) that returns results [B, H, n, D_v] and log-sum-exp
-values [B, H, n, 1].
-"""
+values [B, H, n, 1]."""
 
 
 def fused(
@@ -44,9 +43,7 @@ class OwnPositions:
     rank: int
     kernel: Kernel = fused
     of_heads: str = ""
-    """Attention, ``sdpa`` or ``eager``, of Ulysses ranks that cache some heads; empty for ranks that cache some
-    positions.
-    """
+    """Attention, ``sdpa`` or ``eager``, of Ulysses ranks that cache heads; empty for ranks that cache positions."""
 
     @property
     def by_heads(self) -> bool:

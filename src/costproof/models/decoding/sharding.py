@@ -199,8 +199,7 @@ class Shards:
     cp_plan: str = ""
     """Plan of context parallelism: ``ring``, ``zigzag`` or ``ulysses``; empty if each rank has whole sequences."""
     padding: tuple[tuple[str, int], ...] = ()
-    """(role of a module, bytes of padding in the ranks' parts of its parameters); empty if parameters are not sharded.
-    """
+    """(role of a module, bytes of padding in its sharded parameters); empty if parameters are not sharded."""
     keeps: bool = True
     """Whether the rank caches the new tokens of decode steps."""
     by_heads: bool = False

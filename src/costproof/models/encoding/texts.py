@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from costproof.models.encoding.domain import Domain
 
 _BATCH, _LENGTH = 3, 37
-"""Example batch and text length of exports: above 1 and unequal, as torch.export specializes 1 and merges equal sizes.
-"""
+"""Example batch and text length of exports: unequal and above 1, so that torch.export keeps both symbolic."""
 PRESETS: Final = (
     NamedWorkload("text", "a text of 512 tokens", {"text": 512}, default=True),
     NamedWorkload("sentence", "a text of 32 tokens", {"text": 32}),

@@ -55,8 +55,7 @@ PRESETS: Final = (
 )
 _ANSWERS: Final = {"text": 64, "sentence": 32}
 _BATCH, _LENGTH = 3, 37
-"""Example batch and text length of exports: above 1 and unequal, as torch.export specializes 1 and merges equal sizes.
-"""
+"""Example batch and text length of exports: unequal and above 1, so that torch.export keeps both symbolic."""
 
 
 _MLPS: Final = {"relu": ("relu", False), "gated-gelu": ("gelu_new", True), "gated-silu": ("silu", True)}

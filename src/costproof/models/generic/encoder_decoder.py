@@ -42,8 +42,7 @@ class FirstRun:
     """Modules outside of the encoder that own parameters of the encoder: tied embeddings."""
     hidden: Mapping[str, Shape]
     """Shapes of the encoder's outputs by name: ``last_hidden_state`` [B, positions, width], and ``pooler_output`` if
-    the decoder reads it.
-    """
+    the decoder reads it."""
     own: tuple[tuple[Shape, Shape], ...]
     """Self-attention cache shapes of keys and values, [B, heads, 1, width], of each layer."""
     cross: tuple[tuple[Shape, Shape], ...]

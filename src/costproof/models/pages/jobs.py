@@ -34,12 +34,9 @@ class PageReader:
     tokens: Callable[[Page | None, int], int]
     """Function from (page, pixels per feature along a side) to the number of vision tokens per sequence."""
     rows: Callable[[int, int], int]
-    """Function from (side of a view, feature side), both in pixels, to the number of the view's tokens after the
-    projector.
-    """
+    """Function from (side of a view, pixels per feature) to the number of the view's tokens after the projector."""
     vision: Callable[[nn.Module, Workload, int, tuple[str, ...], int], list[ExportJob]]
-    """Function from (model, workload, side of views, invocations, number of views) to the jobs of towers and projector.
-    """
+    """Function from (model, workload, side of views, invocations, views) to the jobs of towers and projector."""
     unchecked: Callable[[], AbstractContextManager[None]]
     """Function that returns the context in which only a part of the model may run."""
     takes_grid: bool = True

@@ -16,9 +16,7 @@ from costproof.models.image_text.layout import images_of
 
 MIN_CROPS: Final = 2
 MAX_CROPS: Final = 9
-"""Maximum number of crops in the paper and the vendor's code; the native processor's default, 32, is for another
-checkpoint.
-"""
+"""Maximum number of crops in the paper and the vendor's code; the native default, 32, is for another checkpoint."""
 
 _MOST_CHUNKS: Final = 100_000
 _MOST_EXIF: Final = 65_536

@@ -76,9 +76,7 @@ class PageModes:
     one_view: str
     """Name of the preset without crops."""
     rows: Callable[[int, int], int]
-    """Function from (side of a view, feature side), both in pixels, to the number of the view's tokens after the
-    projector.
-    """
+    """Function from (side of a view, pixels per feature) to the number of the view's tokens after the projector."""
     counts_queries: bool = False
     """Whether views have a symbol for their number of tokens, Q, in addition to their side, H."""
     most_crops: int = MAX_CROPS
