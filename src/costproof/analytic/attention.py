@@ -184,7 +184,7 @@ class Attention:
 
 @layer
 class PackedAttention:
-    """Attention of a batch of unequal rows: sequences differ in their numbers of new tokens or of past tokens.
+    """Attention of a batch of unequal rows, which differ in their numbers of new and of cached tokens.
 
     Sequences of different rows do not see each other. Each row is attended by a call of its own
     (:class:`Attention`, or one of latents), as a kernel for unequal lengths does block by block. For B sequences of S

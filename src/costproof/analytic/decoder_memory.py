@@ -42,7 +42,7 @@ class RankSteps:
     masked: bool = False
     """Whether the rank holds only some rows of the embedding, and overwrites look-ups of others with zeros."""
     gathered: tuple[Size, Size, Size] | None = None
-    """Columns of the logits: (all, all with padding, those of a chunk); ``None`` if the rank computes all."""
+    """(columns of all logits, padded columns, columns of a chunk); ``None`` if the rank computes all columns."""
     padded: bool = False
     """Whether the rank has fewer columns of the logits than a chunk."""
     one_row: bool = False
@@ -61,7 +61,7 @@ class RankSteps:
     parts: SequencePart | None = None
     """Position among ranks that divide each sequence and cache their own positions; calls then take position ids."""
     kept: Size | None = None
-    """Number of tokens that the rank caches if another rank caches the new token of a step; otherwise ``None``."""
+    """Cached tokens of the rank in a step whose new token another rank caches; ``None`` if it caches new tokens."""
 
 
 ALONE: Final = RankSteps()
@@ -79,7 +79,7 @@ class DecoderTape(MixtureTape):
     """Tape entry of the mask that the call is given, for layers with (true) and without a window (false)."""
     rank: RankSteps = ALONE
     apart: bool = False
-    """Whether the cache stores the prompt separately from later tokens, so that each call concatenates both."""
+    """Whether the cache keeps the prompt separate from later tokens, so that each call concatenates both anew."""
     places: Piece | None = None
     """Tape entry of the position ids if they are an argument of the call, else ``None``."""
 
@@ -177,7 +177,7 @@ class DecoderTape(MixtureTape):
         return self.tape.make(INT64 * self.call.tokens, self.tape.make(INT64 * self.call.tokens))
 
     def _tables(self, stack: DecoderStack, hidden: Piece) -> list[tuple[Piece, ...]]:
-        """Record the position tables (cosines and sines, or complex numbers); none for a decoder without rotation."""
+        """Record the position tables (cosines and sines, or complex numbers), if the decoder has rotary embeddings."""
         if stack.table == 0:
             return [()]
         tape, tokens, positions = self.tape, self.call.tokens, self._token_positions()

@@ -69,7 +69,7 @@ class ExpertMixture:
     batches: Size = 1
     """Number of tokens that the experts on this device get, divided by the number that the rank routes."""
     exchanged: tuple[Size, Size] | None = None
-    """Numbers of (token, expert) pairs that the rank sends, and that it gets; ``None`` if it gathers tokens."""
+    """(token, expert) pairs that the rank sends to and gets from others, if it exchanges pairs instead of tokens."""
     looped: bool = False
     """Whether each expert is a module, run in a loop; otherwise one kernel runs all of them on stacked weights."""
 

@@ -245,7 +245,7 @@ class LatentBlock:
         )
 
     def _saved(self, call: StackCall) -> Size:
-        """Return the FLOPs that absorption saves: the expansion of past latents, minus wider scores and weighted sums.
+        """Return the FLOPs saved by absorbing: the expansion of past latents, minus the cost of wider scores and sums.
 
         For a step with t keys this is positive if nope + value_dim >= 4 and t >= 2. Narrower heads save at most the
         expansion, which a floor then leaves out. Of several tokens the wider scores may be more work: these save

@@ -33,7 +33,7 @@ class Linear:
     skippable: Size = 0
     """Part of the layer's FLOPs that another implementation of the same result skips."""
     read: bool = True
-    """Whether another operator reads the result; if not, it is no output."""
+    """Whether another operator reads the result; an unread result is not an output."""
     cached: bool = False
     """Whether the input is a part of the cache, so that it counts as ``kv_read_bytes``."""
 

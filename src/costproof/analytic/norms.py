@@ -20,7 +20,7 @@ class _Norm:
     width: Size
     item_bytes: Size
     read: bool = True
-    """Whether another operator reads the result; if not, it is no output."""
+    """Whether another operator reads the result; an unread result is not an output."""
 
     def costs(self) -> LayerCosts:
         elements, owned = self.rows * self.width, self.vectors * self.width

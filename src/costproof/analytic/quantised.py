@@ -31,7 +31,7 @@ class MatrixShape:
     i: Size
     has_bias: bool
     dtype: Dtype
-    """Dtype of the parts that are not quantised."""
+    """Dtype of unquantised tensors."""
 
     @property
     def c(self) -> Size:

@@ -46,7 +46,7 @@ class RingAttention:
     )
 
     local: Layer
-    """Attention of a rank's own queries to its own keys."""
+    """Attention of this rank's queries to its own keys."""
     batch: Size
     tokens: Size
     heads: Size
@@ -106,7 +106,7 @@ class UlyssesAttention:
     source: ClassVar[str] = "Jacobs et al. 2023, DeepSpeed Ulysses, section 3"
 
     local: Layer
-    """Attention of the rank's heads at all positions; for latents, of its own queries to its own keys."""
+    """Attention of this rank's heads to all positions; of latents, of its queries to its own keys."""
     batch: Size
     tokens: Size
     heads: Size
@@ -149,7 +149,7 @@ class StepOfHeads:
     source: ClassVar[str] = "Hidayetoglu et al. 2025, Shift Parallelism (caches of Ulysses ranks hold heads)"
 
     local: Layer
-    """Attention of the rank's heads for the new token."""
+    """Attention of this rank's heads of the new token."""
     batch: Size
     heads: Size
     kv_heads: Size

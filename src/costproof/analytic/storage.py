@@ -38,12 +38,12 @@ class Storage:
 
     scheme: Scheme
     dtype: Dtype
-    """Dtype of tensors that are not quantised."""
+    """Dtype of unquantised tensors."""
     layout: CheckpointLayout
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Values of the configuration's symbols, which rules of the scheme may use."""
     in_parts: bool = False
-    """Whether ranks store parts of parameters: their checkpoints have these elements, their memory padding too."""
+    """Whether a rank stores parts of parameters: without padding in its checkpoint, with padding in memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ def keys_of(config: Any, within: str = "") -> dict[str, Any]:
 
 
 def changes(config: Config, published: Config) -> dict[str, str]:
-    """Return the differences from a published configuration, as JSON: for ``text.topk``, ``8, published 6``."""
+    """Return the differences from a published configuration by key, as JSON: ``8, published 6`` for ``text.topk``."""
     mine, theirs = ({k: json.dumps(v) for k, v in keys_of(c).items()} for c in (config, published))
     return {key: f"{mine[key]}, published {value}" for key, value in theirs.items() if mine[key] != value}
 

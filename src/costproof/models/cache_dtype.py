@@ -203,7 +203,7 @@ class BlockedCache:
         return max(self._held(rows) for _, rows in self._calls(workload))
 
     def surplus(self, workload: Workload) -> dict[str, int]:
-        """Return, for each stage, how many more bytes blocks hold at most than a cache that grows layer by layer.
+        """Return, for each stage, the most unused bytes in blocks at any time of a call, which extends layers in turn.
 
         A layer that the call has not reached has the blocks and tokens before it, any other those after it.
         """

@@ -51,9 +51,9 @@ class Configured(ABC, Generic[C]):
     name: str
     options: RunOptions = field(default_factory=RunOptions)
     cut: tuple[tuple[str, str], ...] = ()
-    """Description of the layers that ``options.layers`` removed from ``config``."""
+    """The truncation by ``options.layers``; ``config`` is already truncated."""
     whole: C | None = None
-    """The configuration before truncation; ``None`` if it is not truncated."""
+    """Configuration before truncation; ``None`` if it was not truncated."""
     published: C | None = None
     """Configuration to which reported differences refer; ``None`` for the default of the family."""
     is_known: bool = True
@@ -64,7 +64,7 @@ class Configured(ABC, Generic[C]):
 
     @abstractmethod
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
-        """Return the truncated configuration, and a description of each cut (``decoder layers``: ``2 of 12``).
+        """Return the configuration truncated to its first layers, and the cuts by stack, such as ``2 of 12``.
 
         Raises:
             BadInput: the model has no such number of layers, or cannot be cut so.
@@ -119,7 +119,7 @@ class Configured(ABC, Generic[C]):
 
     @property
     def dtype(self) -> Dtype:
-        """Return the default dtype of a run: the one that the configuration names, or bfloat16."""
+        """Return the default dtype of a run: the configuration's, or bfloat16 if it names none."""
         return self.stored.dtype or "bfloat16"
 
     def build_stored(self) -> nn.Module:

@@ -71,7 +71,7 @@ class Piece(Generic[T]):
 
 
 def not_drawn(config: Config | type[Config]) -> dict[str, str]:
-    """Return the dotted paths of the configuration fields that no random draw of a proof varies, with the reason."""
+    """Return the configuration fields, by dotted path, that no random draw of a proof varies, with the reasons."""
     parts = {f.name: part for f in fields(config) if isinstance(part := getattr(config, f.name), Config)}
     inside = {f"{name}.{path}": why for name, part in parts.items() for path, why in not_drawn(part).items()}
     return {**inside, **config.not_drawn}
@@ -129,7 +129,7 @@ class Proves(Protocol):
     """Protocol of target factories that support making and repeating proofs."""
 
     def proof_settings(self) -> tuple[Setting, ...]:
-        """Return the settings of a proof besides the number of draws and their seed."""
+        """Return the settings of a proof, other than the number of draws and their seed."""
 
     def from_normalised(self, text: str) -> WithProof:
         """Return the target with a normalised configuration, as certificates contain it.

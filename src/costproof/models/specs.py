@@ -54,15 +54,15 @@ class ExportJob:
     module: nn.Module
     """Thin wrapper that calls the model's own module and adds no operators."""
     prefix: Mapping[str, str]
-    """Module paths inside ``module`` -> paths from the root of the model; the longest prefix wins.
-    Modules outside of all prefixes belong to the wrapper: an operator in them that computes is an error."""
+    """Paths from the root of the model, by path inside ``module``; the longest matching prefix decides. Modules outside
+    of all prefixes belong to the wrapper, in which an operator that computes is an error."""
     args: Mapping[str, Any]
-    """Keyword arguments: tensors on meta, or nested lists of them."""
+    """Keyword arguments of the module: tensors on meta, or nested lists of them."""
     sizes: Sequence[SymbolicSize] = ()
     returns_cache: bool = False
     """Whether the wrapper returns ``(result, [(keys, values) per layer])``."""
     own_calls: frozenset[str] = frozenset()
-    """Paths from the root whose call counts are taken from this graph; empty for all modules in it."""
+    """Paths, from the root, of the modules whose call counts this graph determines; empty for all its modules."""
     conventions: Mapping[str, str] = field(default_factory=dict)
     """Conventions in which the exported graph differs from the run: ``{"expert_kernel": "grouped_mm"}`` if grouped
     GEMMs replace a data-dependent loop over experts, which cannot be exported. The products are the same."""

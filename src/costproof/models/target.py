@@ -66,7 +66,7 @@ class Target(Protocol):
         """Return the target's presets: named workloads, one of which is the default."""
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
-        """Return a workload: a preset (the default one if ``None``) with other settings applied.
+        """Return the workload of a preset (the default one if ``None``) with changed settings.
 
         Settings that are ``None`` leave the preset's value. Raises
         :class:`~costproof.ledger.errors.Problems` with everything that is wrong with them.
@@ -166,7 +166,7 @@ class WithMemory(WithFormulas, Protocol):
     """Protocol of targets with a formula for the peak of live activations."""
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return the memory tapes by (stage, invocation, part); that of decode is one step at context P.
+        """Return the memory tapes of calls by (stage, invocation, part); for decode, of a step at context P.
 
         A part is what one :class:`~costproof.models.specs.ExportJob` exports, by its id: all of a stage, or a piece.
 
@@ -236,7 +236,7 @@ class WithStorage(Target, Protocol):
 
     @property
     def dtype(self) -> Dtype | None:
-        """Return the dtype of tensors that the checkpoint does not quantise; ``None`` if each parameter has its own."""
+        """Return the dtype of tensors that the checkpoint does not quantise; ``None`` if dtypes differ by parameter."""
 
     def build_stored(self) -> nn.Module:
         """Return the model on the meta device, in the dtype of its checkpoint's unquantised tensors."""
@@ -270,7 +270,7 @@ class Derivable(Exportable, Protocol):
     """Protocol of targets that can export a stage with more symbolic sizes than their usual exports."""
 
     def derivable(self, stage: str) -> tuple[Exportable, Workload, Mapping[str, int]] | None:
-        """Return (target, workload, step by symbol) for an export of a stage with all possible symbols.
+        """Return (target, workload, steps by symbol) with which a stage's export has all possible symbols.
 
         ``None`` if the default exports already have all possible symbols.
         """
@@ -349,7 +349,7 @@ def lacking(target: Target, sources: Iterable[str]) -> dict[str, str]:
 
 
 def options_of(target: Target) -> RunOptions:
-    """Return the run options of a target, or the defaults if it cannot be run."""
+    """Return the run options of a target; the defaults for a target that cannot run."""
     return target.options if isinstance(target, Runnable) else RunOptions()
 
 

@@ -94,7 +94,7 @@ class DecoderConfig(NativeConfig):
     """Expressions of symbols in drawn parameters, by symbol; they override or extend those of every decoder."""
 
     def symbols(self) -> dict[str, int]:
-        """Return the values of this configuration's symbols by name: ``{"text_hidden": 4096, ...}``."""
+        """Return the values of this configuration by symbol, such as 4096 for ``text_hidden``."""
         named = ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "vocab")
         return {f"text_{name}": getattr(self, name) for name in named}
 
@@ -367,7 +367,7 @@ def pattern_of(top: Section, layers: int, default: str) -> str:
 
 
 def shortest(letters: str) -> str:
-    """Return the shortest prefix that, repeated, gives these letters: ``wf`` for ``wfwf``."""
+    """Return the shortest string whose repetition gives these letters: ``wf`` for ``wfwf``."""
     lengths = range(1, len(letters) + 1)
     return next(letters[:n] for n in lengths if (letters[:n] * len(letters))[: len(letters)] == letters)
 
@@ -423,7 +423,7 @@ class MixtureConfig(WindowedConfig):
     """Derived symbols; the factor 8, for grouped GEMMs with rows of a multiple of 16 bytes, does not affect degrees."""
 
     def routed(self) -> tuple[bool, ...]:
-        """Return, for each layer, whether it has a mixture of experts."""
+        """Return whether each layer has a mixture of experts, layer by layer."""
         return (True,) * self.layers
 
     def layer_kinds(self) -> tuple[tuple[int, bool], ...]:

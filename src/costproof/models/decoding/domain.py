@@ -124,7 +124,7 @@ def random_config(config_type: type[T], sizes: Mapping[str, int], rng: random.Ra
 
 
 def features(config: DecoderConfig) -> dict[str, bool]:
-    """Return whether a configuration has each feature that is not a size in a formula, by feature."""
+    """Return whether a configuration has each feature, for features that are not sizes in a formula."""
     windows = config.windows()
     routed = config.routed() if isinstance(config, MixtureConfig) else ()
     return {
@@ -325,7 +325,7 @@ def _fitting(target: Provable, workload: Workload, seed: int) -> Workload | Prob
 
 
 def drawn_pairs(target: Provable, workload: Workload, seed: int) -> str:
-    """Return how many (token, expert) pairs each rank sends to each other rank in a random routing of a prompt."""
+    """Return the numbers of (token, expert) pairs that ranks send each other under a random routing of a prompt."""
     rng, mesh = random.Random(f"costproof:pairs:{seed}:{workload.name}"), workload.mesh
     each = workload.batch // mesh.dp * workload.text_tokens * target.info().symbols.get("text_topk", 0)
     cuts = [sorted(rng.randint(0, each) for _ in range(mesh.ep - 1)) for _ in range(mesh.world)]

@@ -207,7 +207,7 @@ def chunk_job(
 
 
 def _chunk_example(workload: Workload, decoder: Decoder) -> tuple[int, int]:
-    """Return example numbers of new and cached tokens that fill the window if and only if the workload's do."""
+    """Return example numbers of new and of cached tokens on the same side of the window as the workload's."""
     length, window = 1 if workload.text_tokens == 1 else _LENGTH, decoder.window
     if not window:
         return length, _CONTEXT
@@ -261,7 +261,7 @@ def step_job(
 
 
 def _side_of_window(workload: Workload, decoder: Decoder, sizes: Sequence[SymbolicSize]) -> tuple[str, ...]:
-    """Return the condition, as text, on which side of the window the prompt is, if a mask depends on it."""
+    """Return margins, as text, of the condition that the prompt reaches the window or not; empty without a mask."""
     masks = {size.argument[0] for size in sizes} & {*_MASKS}
     if not decoder.window or not masks:
         return ()

@@ -93,7 +93,7 @@ class DecoderStyle:
     """Function that returns the latent attention of a call; ``None`` for attention with keys and values per head."""
 
     def names(self) -> dict[str, str]:
-        """Return the module paths in a ``…ForCausalLM``, by role."""
+        """Return the module paths in a ``…ForCausalLM`` by role."""
         names = sandwich_names("model") if self.norm_after else decoder_names("model")
         if self.routing is not None:
             names |= mixture_names("model", self.router_module)

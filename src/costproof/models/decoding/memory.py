@@ -57,7 +57,7 @@ class RowsTape(DecoderTape):
 
     rows: tuple[TapeRow, ...] = ()
     embedded: bool = False
-    """Whether the call takes embeddings in place of token ids."""
+    """Whether the call takes embeddings instead of token ids."""
     axes: int = 1
     """Number of position ids per token."""
     given_positions: Piece = 0
@@ -270,7 +270,7 @@ def decoder_tapes(
     apart: bool = False,
     shards: Shards | None = None,
 ) -> dict[tuple[str, str, str], MemoryTape]:
-    """Return the memory tapes by (stage, invocation, part); that of decode is one step at context P.
+    """Return the memory tapes of the prompt and of a step at context P, by (stage, invocation, part).
 
     Args:
         embedded: whether the prompt is given as embeddings, as with images in it.

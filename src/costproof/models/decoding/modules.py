@@ -249,7 +249,7 @@ def rows_cache(model: nn.Module, workload: Workload, decoder: Decoder, pasts: Se
 
 
 def row_masks(masks: Sequence[Masks]) -> tuple[MasksOfRows | None, MasksOfRows | None]:
-    """Collect the masks of rows into one object for layers with full attention and one for windowed layers."""
+    """Return the masks of all rows as :class:`MasksOfRows`: one for full attention, one for windows."""
     full, seen = ({row_name(i): m for i, pair in enumerate(masks) if (m := pair[k]) is not None} for k in (0, 1))
     return MasksOfRows(full) if full else None, MasksOfRows(seen) if seen else None
 

@@ -32,13 +32,13 @@ def prefill_name(workload: Workload) -> str:
 
 
 def mlp_names(role: str, path: str) -> dict[str, str]:
-    """Return the module paths of a gated MLP, by role."""
+    """Return the module paths of a gated MLP by role."""
     parts = {"activation": "act_fn", **{x: f"{x}_proj" for x in ("gate", "up", "down")}}
     return {role: path, **{f"{role}.{part}": f"{path}.{module}" for part, module in parts.items()}}
 
 
 def decoder_names(path: str) -> dict[str, str]:
-    """Return the module paths of a decoder with dense layers, by role, as most models of transformers name them.
+    """Return the module paths of a decoder with dense layers by role, as most models of transformers name them.
 
     Args:
         path: of the module that holds the layers. ``{i}`` in a result is the index of a layer.
@@ -63,7 +63,7 @@ def decoder_names(path: str) -> dict[str, str]:
 
 
 def mixture_names(path: str, router: str = "gate") -> dict[str, str]:
-    """Return the module paths of a mixture of experts, by role, as most models of transformers name them.
+    """Return the module paths of a mixture of experts by role, as most models of transformers name them.
 
     Args:
         path: of the module that holds the layers.
@@ -79,7 +79,7 @@ def mixture_names(path: str, router: str = "gate") -> dict[str, str]:
 
 
 def latent_names(path: str) -> dict[str, str]:
-    """Return the module paths of latent attention in DeepSeek's models, by role; see :func:`decoder_names`."""
+    """Return the module paths of DeepSeek's latent attention by role; ``path`` as for :func:`decoder_names`."""
     role, attention = "text.layer.attention", f"{path}.layers.{{i}}.self_attn"
     return {
         f"{role}.q_down": f"{attention}.q_a_proj",
@@ -92,7 +92,7 @@ def latent_names(path: str) -> dict[str, str]:
 
 
 def sandwich_names(path: str) -> dict[str, str]:
-    """Return :func:`decoder_names` for layers with norms both before and after each block."""
+    """Return module paths by role as :func:`decoder_names`, for layers with norms before and after each block."""
     role, layer = "text.layer", f"{path}.layers.{{i}}"
     return decoder_names(path) | {
         f"{role}.norm1_after": f"{layer}.post_attention_layernorm",

@@ -42,7 +42,7 @@ _WHERE: Final = f"--{PLAN}"
 
 @dataclass(frozen=True, slots=True)
 class LayoutPlan:
-    """Layouts of modules by path pattern, with ``*`` for any characters, and an engine's padding and collectives."""
+    """Layouts of modules by glob pattern, and other choices of an engine, such as padding of the vocabulary."""
 
     name: str
     source: str
@@ -111,7 +111,7 @@ ENGINES: Final[Mapping[str, LayoutPlan]] = {
 
 
 def stored_plan(text: str) -> str:
-    """Return the text that a workload stores for a plan: an engine's name, or the layouts in the user's file.
+    """Return a plan as a workload stores it: the name of an engine's plan, or the layouts of a user's file.
 
     Args:
         text: a name, the path of a YAML file that maps patterns to layouts, or the stored form.
@@ -498,7 +498,7 @@ def _columns(pairs: tuple[tuple[int, ...], ...], mesh: Mesh) -> Iterator[tuple[i
 
 
 def routed_layers(config: DecoderConfig) -> tuple[bool, ...]:
-    """Return, for each layer, whether it has a mixture of experts."""
+    """Return whether each layer has a mixture of experts, layer by layer."""
     routed = getattr(config, "routed", None)
     return routed() if routed is not None else (False,) * config.layers
 

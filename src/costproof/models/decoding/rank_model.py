@@ -1,4 +1,4 @@
-"""Turn a model into one rank of a mesh, with parts of the parameters and with collectives in its modules.
+"""Turn a model into one rank of a mesh, which holds parts of the parameters and runs collectives.
 
 A plan of transformers names a style for each module and parameter. The dynamic source lets transformers apply the plan
 and runs the result. The static source exports a model that :func:`shard` makes here by its own reading of the styles,
@@ -28,7 +28,7 @@ TABLES: Final = frozenset({"embedding_rowwise", "colwise_gather_output"})
 GROUP: Final = "tp"
 """Prefix of the name of the group in exported collectives; behind a colon follows its number of ranks."""
 BATCHES: Final = "ep/tp"
-"""Prefix of the group name, as for ``GROUP``, for ranks that share experts and have batches of their own."""
+"""Prefix of the name of the group of ranks that share experts and have batches of their own."""
 _WHOLE: Final = frozenset({
     "replicate", "replicated_with_grad_allreduce", "local_params", "mla_kv_a_proj", "all_reduce", "moe_identity_expert",
     "moe_tp_experts", "ep_dispatch_experts", "ep_local_experts", "gather_tokens", "whole_positions",
@@ -316,7 +316,7 @@ def _added(share: Share, module: Any, inner: Inner, *args: Any, **kwargs: Any) -
 
 
 def _latents(share: Share, module: Any, inner: Inner, value: torch.Tensor) -> torch.Tensor:
-    """Split the rotary part off the latents and join it again, as transformers does for its gradient."""
+    """Split the latents and concatenate them again, as transformers does for a separate gradient."""
     import torch
 
     found = inner(module, value)
@@ -407,7 +407,7 @@ def _parts_of(rows: int, sequences: int, share: Share) -> list[int]:
 
 @cache
 def uneven(name: str) -> Any:
-    """Return our own operator that gathers, or reduce-scatters, uneven parts; torch has none that can be exported.
+    """Return our operator that gathers, or reduces and scatters, uneven parts; torch has none that can be exported.
 
     As vLLM's ``all_gatherv`` and ``reduce_scatterv`` (PyNccl) do, one rank after another broadcasts its part, or gets
     the sum for it.

@@ -1,4 +1,4 @@
-"""Build the model of the counted rank: by our reading of its plan for exports, by transformers for runs."""
+"""Build the model of the counted rank: for exports by our reading of the plan, for runs by transformers."""
 
 from __future__ import annotations
 

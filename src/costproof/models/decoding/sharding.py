@@ -1,4 +1,4 @@
-"""Divide a decoder's weights and activations over the ranks of a mesh: plans, local widths, and collectives.
+"""Lay out the weights and activations of a decoder on the ranks of a mesh: plans, local widths, collectives.
 
 A rank of a decoder is the same decoder with local widths. Its formulas keep the symbols of the configuration, divided
 by ``tp`` or ``ep``; the rows of the vocabulary, which may be uneven, have a symbol of their own, ``text_vocab_rank``.
@@ -55,7 +55,7 @@ class ShardPlan:
     """Whether ranks divide the tokens of a prompt between split modules (sequence parallelism)."""
 
     def patterns(self) -> dict[str, str]:
-        """Return the layouts of the split modules by path pattern, as a plan of transformers has them."""
+        """Return the plan in the form of transformers: layouts of the dense modules by module pattern."""
         layer = "model.layers.*"
         found = {
             "attention": {**dict.fromkeys((f"{layer}.self_attn.{x}_proj" for x in "qkv"), "colwise"),
@@ -594,7 +594,7 @@ class Shards:
 _BEFORE_SPLIT: Final = frozenset({"text.layer.norm1", "text.layer.norm2", "text.norm"})
 """Roles of norms before split modules, behind which ranks that share tokens gather those of all."""
 OF_OWN_TOKENS: Final = _BEFORE_SPLIT | {"text.layer", "text.layer.norm1_after", "text.layer.norm2_after"}
-"""Roles of modules that run on a rank's own tokens only, under sequence parallelism: norms and additions."""
+"""Roles of modules that process only a rank's own tokens if ranks share tokens: norms and additions."""
 _REDUCED: Final[Mapping[str, Part]] = {
     "text.embedding": "embedding",
     "text.layer.attention.out": "attention",

@@ -163,7 +163,7 @@ class CausalTarget(Native[C]):
         return replace(found, padding=tuple(padding.items()))
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return the memory tapes by (stage, invocation, part); that of decode is one step at context P."""
+        """Return the memory tapes of calls by (stage, invocation, part); for decode, of a step at context P."""
         from costproof.models.decoding.formulas import decoder_stack
         from costproof.models.decoding.memory import decoder_tapes, row_tapes
 
@@ -286,7 +286,7 @@ class CausalTarget(Native[C]):
         return found
 
     def _flash_problems(self, workload: Workload) -> list[CostproofError]:
-        """Return an error for each reason why a run with FlashAttention cannot be counted."""
+        """Return an error for each reason why a run with FlashAttention has no formulas."""
         if workload.attention != FLASH:
             return []
         found: list[CostproofError] = []

@@ -63,12 +63,12 @@ class EncoderConfig(NativeConfig):
         return self.hidden // self.heads
 
     def sizes(self) -> dict[str, int]:
-        """Return the values of symbols by name without the modality prefix (``hidden`` for ``vision_hidden``)."""
+        """Return the values by symbol, without the prefix of the modality (``hidden`` for ``vision_hidden``)."""
         named = {name: getattr(self, name) for name in ("hidden", "intermediate", "layers", "heads", "head_dim")}
         return named | ({"labels": self.labels} if self.labels else {})
 
     def symbols(self) -> dict[str, int]:
-        """Return the values of this configuration's symbols by name: ``{"text_hidden": 4096, ...}``."""
+        """Return the values of this configuration by symbol, such as 4096 for ``text_hidden``."""
         return {f"{self.prefix}_{name}": value for name, value in self.sizes().items()}
 
     def native(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class TextEncoderConfig(EncoderConfig):
         return self.architecture.endswith("ForMaskedLM")
 
     def sizes(self) -> dict[str, int]:
-        """Return the values of symbols by name without the modality prefix (``hidden`` for ``text_hidden``)."""
+        """Return the values by symbol, without the prefix of the modality (``hidden`` for ``text_hidden``)."""
         return EncoderConfig.sizes(self) | {"vocab": self.vocab, "positions": self.max_positions}
 
     @classmethod

@@ -108,7 +108,7 @@ PATCHES: Final = Parameters(
     },
     ("kernels other than sdpa and eager", "images that are not square", "several images: as many runs"),
 )
-"""Parameters of an encoder of the patches of one image, which merges neighbouring patches."""
+"""Parameters of an encoder of one image's patches, in which neighbouring patches are merged."""
 TWO_STACKS: Final = Parameters(
     {
         "text_heads": range(1, 9),
@@ -149,7 +149,7 @@ class DrawnTarget(Provable, Protocol):
         """Return the same model with the checkpoint formats of another model."""
 
     def drawn(self, p: Mapping[str, int], rng: random.Random) -> tuple[DrawnTarget, dict[str, bool]]:
-        """Draw a random small configuration; return its target, and by feature whether the configuration has it.
+        """Draw a random small configuration; return its target, and whether it has each feature.
 
         Args:
             p: values of the parameters of :meth:`domain`.

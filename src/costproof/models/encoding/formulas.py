@@ -209,7 +209,7 @@ def last_norm(config: VisionConfig) -> ModulePart:
 
 
 def layer_names(layer: str, *, attention: str, out: str, norms: tuple[str, str]) -> dict[str, str]:
-    """Return the module paths of a layer, by role, as most encoders of transformers name them.
+    """Return the module paths of a layer by role, as most encoders of transformers name them.
 
     Args:
         layer: path of a layer; ``{i}`` is its index.

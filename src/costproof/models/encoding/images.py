@@ -63,7 +63,7 @@ class VisionTarget(EncoderTarget[C]):
         """
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return the memory tape of the forward, by (stage, invocation, part)."""
+        """Return the memory tape of the forward by (stage, invocation, part)."""
         from costproof.models.encoding.formulas import vision_tape
 
         made, hidden = vision_tape(self.config, self.style(), workload, grid=self.values(workload)["G"])
@@ -74,7 +74,7 @@ class VisionTarget(EncoderTarget[C]):
         return replace(workload, inputs={SIZE: side, **(more or {})}, what=f"images of {side} x {side}")
 
     def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """Return the workload with images of the given size."""
+        """Return the workload with images of the size in ``given``."""
         side = given.pop(SIZE, None)
         return workload if side is None else self._sized(workload, side)
 
@@ -138,7 +138,7 @@ class VisionTarget(EncoderTarget[C]):
         return self._sized(workload, p["G"] * p["vision_patch"] + p["rest"])
 
     def features(self) -> dict[str, bool]:
-        """Return whether the configuration has each feature that is not a size in a formula, by feature."""
+        """Return whether the configuration has each feature, for features that are not sizes in a formula."""
         return {"another activation than GELU": self.config.activation != "gelu"}
 
 

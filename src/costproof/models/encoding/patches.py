@@ -93,7 +93,7 @@ class PatchConfig(EncoderConfig):
 
 
 def patch_names(path: str = "") -> dict[str, str]:
-    """Return the module paths of a tower at ``path``, by role, without its merger and MLPs."""
+    """Return the module paths of a tower at ``path`` by role, without merger and MLP."""
     tower = f"{path}." if path else ""
     layer = f"{tower}blocks.{{i}}"
     return {

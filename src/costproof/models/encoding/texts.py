@@ -56,7 +56,7 @@ class TextTarget(EncoderTarget[C]):
 
     @abstractmethod
     def names(self, path: str) -> Mapping[str, str]:
-        """Return the module paths of an encoder at ``path``, by role."""
+        """Return the module paths of an encoder at the module path ``path``, by role."""
 
     @abstractmethod
     def head(self) -> tuple[ModulePart, ...]:
@@ -73,7 +73,7 @@ class TextTarget(EncoderTarget[C]):
         )
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return the memory tape of the forward, by (stage, invocation, part)."""
+        """Return the memory tape of the forward by (stage, invocation, part)."""
         made, hidden = text_tape(self.config, self.style(), workload)
         if self.config.masked or self.config.labels:
             made.tape.keep(made.sequence(self.head(), hidden))
@@ -99,7 +99,7 @@ class TextTarget(EncoderTarget[C]):
         return Workload(name, min(tokens, self.config.longest), 0)
 
     def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """Return the workload with texts of the given length."""
+        """Return the workload with texts of the length in ``given``."""
         length = given.pop("seq_len", None)
         return workload if length is None else replace(workload, text_tokens=length)
 

@@ -20,7 +20,7 @@ _HEAD: Final = "cls.predictions"
 
 
 def bert_names(path: str) -> Mapping[str, str]:
-    """Return the module paths of an encoder at ``path``, by role."""
+    """Return the module paths of an encoder at the module path ``path``, by role."""
     layer, embeddings = f"{path}encoder.layer.{{i}}", f"{path}embeddings"
     own, attended = f"{layer}.attention.self", f"{layer}.attention.output"
     return {

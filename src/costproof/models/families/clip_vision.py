@@ -31,7 +31,7 @@ from costproof.models.encoding.images import VisionTarget
 
 
 def clip_names(path: str) -> Mapping[str, str]:
-    """Return the module paths of an encoder at ``path``, by role."""
+    """Return the module paths of an encoder at the module path ``path``, by role."""
     layer = f"{path}encoder.layers.{{i}}"
     return {
         "root": "",

@@ -220,7 +220,7 @@ class Llava(ImageTextTarget[LlavaConfig]):
         return {"pixel_values": on_meta(workload, count, vision.channels, vision.image, vision.image)}
 
     def tower_jobs(self, model: nn.Module, workload: Workload, count: int | None) -> tuple[ExportJob, ...]:
-        """Return the jobs of tower and projector."""
+        """Return the export jobs of tower and projector."""
         from costproof.models.image_text import modules
 
         tower = modules.Tower(model.get_submodule(_TOWER), -self.config.from_last)

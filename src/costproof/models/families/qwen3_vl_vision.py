@@ -144,7 +144,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         return encoder_ledger(parts, _NAMES, (n * sym("vision_volume") + returned) * b + 4 * n * FLOAT32)
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return the memory tape of the forward, by (stage, invocation, part).
+        """Return the memory tape of the forward by (stage, invocation, part).
 
         A layer that two later layers of its kind follow holds less than these: they differ by mergers between them. Of
         the last layer alone nothing is behind that reads cosines and sines.

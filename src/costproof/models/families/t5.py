@@ -107,7 +107,7 @@ class T5Config(NativeConfig):
         return _MLPS[self.mlp][1]
 
     def symbols(self) -> dict[str, int]:
-        """Return the values of this configuration's symbols by name: ``{"text_hidden": 4096, ...}``."""
+        """Return the values of this configuration by symbol, such as 4096 for ``text_hidden``."""
         named = ("hidden", "head_dim", "intermediate", "layers", "decoder_layers", "heads", "vocab", "buckets")
         return {f"text_{name}": getattr(self, name) for name in named}
 
@@ -202,7 +202,7 @@ class T5(Native[T5Config]):
         return analytic_ledger([n for n in nodes if workload.new_tokens or n.stage != "decode"], TWO_STAGES)
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return the memory tapes by (stage, invocation, part); that of decode is one step at context P."""
+        """Return the memory tapes of calls by (stage, invocation, part); for decode, of a step at context P."""
         config, found = self.config, {}
         for (stage, call), (invocation, part) in zip(_calls().items(), _EXPORTS, strict=True):
             branches = CopyBranches(
@@ -224,7 +224,7 @@ class T5(Native[T5Config]):
         return (common.SEQ_LEN, common.NEW_TOKENS, common.BATCH, dtype, replace(common.ATTENTION, choices=("sdpa",)))
 
     def first_layers(self, layers: int) -> tuple[T5Config, dict[str, str]]:
-        """Return the configuration truncated to the first layers of both stacks, and the cut of each (``2 of 12``)."""
+        """Return the configuration with the first layers of both stacks, and the kept layers by stack: ``2 of 12``."""
         most = (self.config.layers, self.config.decoder_layers)
         cut = {f"{s} layers": layers_cut(s, layers, 1, m)[1] for s, m in zip(("encoder", "decoder"), most, strict=True)}
         return replace(self.config, layers=layers, decoder_layers=layers), {k: v for k, v in cut.items() if v}
@@ -234,7 +234,7 @@ class T5(Native[T5Config]):
         return replace(Native.default_workload(self, name), new_tokens=_ANSWERS[name])
 
     def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """Return the workload with texts of the given length."""
+        """Return the workload with texts of the length in ``given``."""
         length = given.pop("seq_len", None)
         return workload if length is None else replace(workload, text_tokens=length)
 
@@ -337,7 +337,7 @@ def _calls() -> dict[str, StackCall]:
 
 
 def _names(*, gated: bool) -> Mapping[str, str]:
-    """Return the module paths, by role; gated MLPs have two input projections."""
+    """Return the module paths by role; gated MLPs have two input projections."""
     return {
         "root": "",
         "shared": "shared",

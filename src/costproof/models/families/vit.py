@@ -31,7 +31,7 @@ from costproof.models.encoding.images import VisionTarget
 
 
 def _names(path: str) -> Mapping[str, str]:
-    """Return the module paths of an encoder at ``path``, by role."""
+    """Return the module paths of an encoder at the module path ``path``, by role."""
     layer = f"{path}layers.{{i}}"
     return {
         "root": "",
@@ -90,7 +90,7 @@ class VitConfig(VisionConfig):
 
     @classmethod
     def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
-        """Read the width and the activation of the pooler, if the class has one."""
+        """Read the width and the activation of the pooler, if the class has a pooler."""
         width = top.take("pooler_output_size", None)
         pooled = read["hidden"] if width is None else top.check_integer(width, "pooler_output_size")
         function = activation(top, "pooler_act", "tanh")

@@ -221,7 +221,7 @@ def cache_on_meta(cache: Any) -> Any:
 
 
 def copied(cache: Any, tensors: Mapping[int, torch.Tensor] | None = None) -> Any:
-    """Return a copy of a cache in which the tensors with these ids are replaced."""
+    """Return a copy of a cache, with replacements for the tensors with these ids."""
     return copy.deepcopy(cache, dict(tensors or {}))
 
 

@@ -89,7 +89,7 @@ class Given:
     what: str
     module: nn.Module
     inputs: Mapping[str, Any] | None = None
-    """Keyword arguments of its call; ``None`` for examples that match its signature."""
+    """Keyword arguments of the call; ``None`` for example inputs that match the module's signature."""
     numbers: Mapping[str, int] = field(default_factory=dict)
     chooses: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()

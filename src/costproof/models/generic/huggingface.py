@@ -48,7 +48,7 @@ _NOT_OPTIONS: Final = ("model_type", "architectures", "auto_map", "transformers_
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """Factory of the class that one configuration names; nothing is downloaded."""
+    """Factory of the model class that a configuration names; nothing is downloaded."""
 
     text: str
     """Configuration as JSON text."""
@@ -72,7 +72,7 @@ class HuggingFace:
 
     @cached_property
     def name(self) -> str:
-        """Return the model type; for a type without a class in transformers, that of the class that the file names."""
+        """Return the model type; if transformers has no class for it, the type of the class that the file names."""
         own = None if self.code is not None else type_of_class(self.data)
         return own or str(self.data["model_type"])
 
@@ -473,7 +473,7 @@ def numbers(data: Mapping[str, Any], prefix: str = "") -> dict[str, int]:
 
 
 def _with_head_width(config: dict[str, int]) -> dict[str, int]:
-    """Add ``head_dim`` = width / heads to the numbers of a configuration that does not state it."""
+    """Add ``head_dim`` = width / heads to the numbers of a configuration without this key."""
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if hidden and heads and hidden % heads == 0:
         config.setdefault("head_dim", hidden // heads)

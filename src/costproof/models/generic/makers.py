@@ -25,14 +25,14 @@ PLACEHOLDERS: Final = ("audio_token_id", "audio_token_index", "image_token_id", 
 """Configuration keys of the placeholder token for an image or a sound in a text."""
 _AXES: Final = ("time", "row", "column")
 SIDE: Final = 224
-"""Default side of an image in pixels, if the configuration does not state it."""
+"""Default side of an image in pixels, for configurations that do not state one."""
 _TOWERS: Final = {"image": ("vision", "visual", "image", "vqmodel"), "audio": ("audio", "speech", "encoder")}
 """Words in the paths of the modules that process a modality, by modality, for models with several."""
 _IN_CHUNKS: Final = "chunk_sample_lengths"
 _CHUNK: Final = 96
 """Number of frames of a chunk of sound."""
 _CODES: Final = 16
-"""Number of frames of a sound given as codes; fewer than the positions of a text."""
+"""Number of frames of a sound in codes; fewer than the positions of a text."""
 _PATCHES: Final = "patch_emb"
 """Word in the path of most models' patch embedding."""
 _PARTS: Final = ("vision", "audio", "asr", "encoder", "semantic_model", "text")
@@ -50,15 +50,16 @@ class Case:
     target: int
     """Length of the decoder input of an encoder-decoder."""
     side: int | None = None
-    """Side of an image in pixels; ``None`` for that of the configuration."""
+    """Side of an image in pixels; ``None`` for the configuration's."""
     dtype: torch.dtype | None = None
-    """Dtype of floating-point inputs; ``None`` for that of the parameters."""
+    """Dtype of floating-point inputs; ``None`` for the parameters' dtype."""
     given: str = ""
     """User inputs by shape: ``NAME=SHAPE[:DTYPE]``, separated by commas."""
     turned: bool = False
     """Whether to use the alternative layout: images one after another, frames before mel bins."""
     filled: int | None = None
-    """Number of placeholder tokens in each text, if the model searches the token ids for them; else ``None``."""
+    """Number of placeholder tokens in each text, if the model searches the token ids for placeholders; else ``None``.
+    """
 
     @property
     def config(self) -> Any:

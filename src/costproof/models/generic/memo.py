@@ -181,7 +181,7 @@ class Choice:
 
 @lru_cache(maxsize=4)
 def choice_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> Choice:
-    """Return the first choice of example inputs with which the module runs, else the one with the most inputs.
+    """Return the first choice of example inputs with which the module runs, or the largest choice if none runs.
 
     More images and sounds take precedence, also if the module then runs only with ones and not on meta.
     """

@@ -128,7 +128,7 @@ class GenericTarget:
         return ()
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
-        """Return the default run with changes: batch 1, and for text, 512 tokens and one new token.
+        """Return the default workload with changed settings: batch 1, and for text, 512 tokens and one new token.
 
         Where the class loops over the tokens, the default prompt is as long as is traced within a minute.
 
@@ -199,7 +199,7 @@ class GenericTarget:
         return {f"row{i}.{name}": text for i, own in enumerate(rows, 1) for name, text in shapes(own).items()}
 
     def _images(self, made: Made) -> ImageSize | None:
-        """Return the image size that the model's processor produces, if the configuration names none."""
+        """Return the image size that the model's processor produces, if the configuration does not state a size."""
         found = self.maker.stored
         if found.pixels is None or own_side(attribute(made.module, "config", None)) is not None:
             return found.images
@@ -273,7 +273,7 @@ class GenericTarget:
         return self._plan(workload).invocations()
 
     def build(self, workload: Workload) -> nn.Module:
-        """Return a module for the exports: on meta, or with concrete values if the model runs only with them."""
+        """Return a module for the exports: on meta, or with concrete values if the model requires them."""
         return self._built(workload).module
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
@@ -356,7 +356,7 @@ class GenericTarget:
         return Built(made.module, self._notes(workload), attributes_bytes)
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
-        """Return one forward, or the prefill and selected steps."""
+        """Return one forward, or the prefill and selected decode steps."""
         found = self._plan(workload).runs(model)
         device = next((p.device for p in model.parameters() if not p.is_meta), None)
         if device:

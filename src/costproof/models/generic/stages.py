@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class StagePlan(Protocol):
-    """Protocol of a division of a module into stages, for one workload."""
+    """Protocol of the division of a module into stages, for one workload."""
 
     def invocations(self) -> tuple[Invocation, ...]:
         """Return the calls, with the values of their symbols."""
@@ -40,7 +40,7 @@ class StagePlan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Plan with one stage and one call."""
+    """Stage plan with a single stage and a single call."""
 
     inputs: Inputs
     towers: Towers = NONE
@@ -205,7 +205,7 @@ class EachRow:
         return tuple(replace(call, id=f"row{i}") for i, call in enumerate(calls, 1))
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
-        """Return one export for each row."""
+        """Return one export job for each row."""
         jobs = (job for row in self.rows for job in row.export_jobs(model))
         return tuple(
             replace(job, id=f"row{i}", invocations=(f"row{i}",), sizes=(), packed=True) for i, job in enumerate(jobs, 1)

@@ -39,7 +39,7 @@ class Stack:
     """Attributes in which layers store their own index, as (path in the layer, attribute)."""
 
     def begins(self, whole: Stack) -> bool:
-        """Return whether the kinds of these layers equal those of the first layers of ``whole``."""
+        """Return whether these layers have the kinds of the first layers of ``whole``."""
         return all(
             mine == other or (mine[0] == other[0] and self._counted(dict(mine[1]), dict(other[1]), len(whole.kinds)))
             for mine, other in zip(self.kinds, whole.kinds, strict=False)
@@ -331,7 +331,7 @@ def _alike(key: str, other: str, config: Any) -> bool:
 
 
 def _begins(known: Mapping[str, Stack], now: Sequence[Stack]) -> None:
-    """Check that the stacks of a truncated model are the first layers of those of the whole model.
+    """Check that the stacks of a truncated model equal the first layers of the whole model's stacks.
 
     Raises:
         BadInput: it does not.

@@ -37,7 +37,7 @@ class ImageTextConfig(NativeConfig):
     }
 
     def symbols(self) -> dict[str, int]:
-        """Return the values of this configuration's symbols by name: ``{"text_hidden": 4096, ...}``."""
+        """Return the values of this configuration by symbol, such as 4096 for ``text_hidden``."""
         return {**self.vision.symbols(), **self.text.symbols()}
 
     def normalised(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class PartModule(nn.Module):
 
 
 class Tower(nn.Module):
-    """Runs an encoder of images and returns the hidden states of one of its layers."""
+    """Runs an image encoder and returns the hidden states of one of its layers."""
 
     def __init__(self, part: nn.Module, layer: int) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class ClipOnFeatures(PartModule):
 
 
 class VisionProjector(nn.Module):
-    """Runs the operators of the vision tower between given outputs of SAM and CLIP, and the projector."""
+    """Runs the projector, and the operators of the vision tower after SAM and CLIP, on given outputs of these."""
 
     def __init__(self, tower: nn.Module, projector: nn.Module) -> None:
         super().__init__()

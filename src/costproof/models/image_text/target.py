@@ -86,7 +86,7 @@ class ImageTextTarget(Native[C]):
         return Shards.of(self.config.text, workload, self.plan, self.text_style())
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return the memory tapes by (stage, invocation, part); that of decode is one step at context P."""
+        """Return the memory tapes of calls by (stage, invocation, part); for decode, of a step at context P."""
         from costproof.models.decoding.formulas import decoder_stack
         from costproof.models.decoding.memory import decoder_tapes, row_tapes
         from costproof.models.image_text.formulas import glue_tape
@@ -146,7 +146,7 @@ class ImageTextTarget(Native[C]):
     @classmethod
     @abstractmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[ImageTextTarget[Any], dict[str, bool]]:
-        """Draw a random small configuration; return its target, and by feature whether the configuration has it.
+        """Draw a random small configuration; return its target, and whether it has each feature.
 
         Args:
             p: values of the parameters of :meth:`domain`.
@@ -307,7 +307,7 @@ class ImageTextTarget(Native[C]):
         return self.layout.towers.stages(path, workload.new_tokens)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """Return the export jobs of the towers, the glue, the prefill and a decode step.
+        """Return the export jobs of the towers, of feature insertion, of the prefill and of a decode step.
 
         Each cut passes an activation from one stage to the next. It is an output of one graph and an input of another,
         so it counts as written by its producer and as read by its consumer, as in a trace of the whole model.

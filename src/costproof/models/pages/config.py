@@ -94,7 +94,7 @@ class EqualHeads:
 
     @property
     def head_dim(self) -> int:
-        """Return the width of one attention head."""
+        """Return the width of an attention head."""
         return self.hidden // self.heads
 
 
@@ -240,7 +240,7 @@ class PageConfig(NativeConfig):
 
     @classmethod
     def paths(cls) -> dict[str, str]:
-        """Return the JSON path in a native file of each field, by field."""
+        """Return the JSON path of each field in a native file."""
         sam, second = "$.vision_config.sam_config", "$.vision_config.encoder_config"
         return {
             **{f"sam.{field}": f"{sam}.{key}" for field, key in SAM_KEYS.items()},
@@ -253,7 +253,7 @@ class PageConfig(NativeConfig):
         }
 
     def symbols(self) -> dict[str, int]:
-        """Return the values of this configuration's symbols by name: ``{"text_hidden": 4096, ...}``."""
+        """Return the values of this configuration by symbol, such as 4096 for ``text_hidden``."""
         sam, text = self.sam, self.text
         named = {"sam": _SAM_SIZES, self.second: self.second_sizes, "text": _TEXT_SIZES}
         return {

@@ -68,7 +68,7 @@ class PageStructure:
     decode: bool = True
     """Whether the run has decode steps."""
     remote: bool = False
-    """Whether the vendor's code runs instead of transformers' classes, which changes what is counted.
+    """Whether the run uses the vendor's code instead of transformers' classes, with other operators to count.
 
     SAM skips padding and resampling without effect, writes the norms of the neck in primitives, and has no module
     around the downsampling. CLIP has one projection for queries, keys and values, no module for the activation, and a
@@ -142,7 +142,7 @@ class WindowPartition:
 
 @layer
 class RelativePosition:
-    """bias[y, x, y', x'] = q[y, x] · R_h[y - y'] + q[y, x] · R_w[x - x'] on a side x side grid.
+    """Biases q[y, x] · R_h[y - y'] + q[y, x] · R_w[x - x'] by relative position, for scores on a side x side grid.
 
     Step by step, per axis (there are two, so everything but the last step counts twice):
 

@@ -89,7 +89,7 @@ def views(workload: Workload) -> tuple[tuple[str, int, int], ...]:
 
 
 def sides(workload: Workload) -> dict[int, tuple[str, ...]]:
-    """Return the invocations with views of each side, by side in pixels."""
+    """Return the invocations with views of each side, by the side in pixels."""
     found: dict[int, tuple[str, ...]] = {}
     for call, _, side in views(workload):
         found[side] = (*found.get(side, ()), call)

@@ -107,7 +107,7 @@ class PageTarget(Native[P]):
         return page_invocations(self.config, workload, self.modes, self.stages[:3])
 
     def memory(self, workload: Workload) -> Mapping[tuple[str, str, str], MemoryTape]:
-        """Return the memory tapes by (stage, invocation, part); that of decode is one step at context P."""
+        """Return the memory tapes of calls by (stage, invocation, part); for decode, of a step at context P."""
         from costproof.models.decoding.memory import decoder_tapes, row_tapes
         from costproof.models.pages.formulas import page_decoder
 

@@ -54,7 +54,7 @@ NEVER_RUN: Final = "loaded, never run"
 
 @lru_cache(maxsize=1)
 def tensors() -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor of the checkpoint, by name."""
+    """Return the shape of every tensor of the checkpoint by name."""
     raw = (
         files("costproof.models.families.deepseek_ocr").joinpath("checkpoint_tensors.json").read_text(encoding="utf-8")
     )

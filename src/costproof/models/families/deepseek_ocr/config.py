@@ -102,7 +102,7 @@ class ClipConfig(EqualHeads):
 
     @property
     def positions(self) -> int:
-        """Return the rows of the position table: one for the class token and one for each patch."""
+        """Return the number of rows of the position table: one for the class token and one for each patch."""
         return (self.image // self.patch) ** 2 + 1
 
 
@@ -202,7 +202,7 @@ def _is_vendor(data: object) -> bool:
 
 
 def parse_config(data: object, *, where: str) -> OcrConfig:
-    """Return the configuration in parsed JSON, the vendor's or the native one; ``where`` names it in messages.
+    """Parse the vendor's or the native configuration from JSON data; ``where`` names it in messages.
 
     Raises:
         Problems: every key that is missing, unknown, out of range, or contradicts another.

@@ -312,7 +312,7 @@ class ImageTokens:
     item_bytes: Size
     pages: Size
     grid: Size
-    """Tokens along one side of the global view; 0 for a prompt without an image, in which case nothing runs."""
+    """Number of tokens along one side of the global view; 0 for a prompt without an image, which needs no operator."""
     columns: Size = 0
     rows: Size = 0
     crop_grid: Size = 0

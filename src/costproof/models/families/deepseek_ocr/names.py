@@ -62,7 +62,7 @@ _CLIP: Final = {
 
 
 def _towers(sam: str, clip: str, column: int) -> dict[str, str]:
-    """Return the module paths of SAM and CLIP, by role, from one column of the path tables ``_SAM`` and ``_CLIP``.
+    """Return the module paths of SAM and CLIP by role, from one column of the tables ``_SAM`` and ``_CLIP``.
 
     Args:
         sam: path of SAM.

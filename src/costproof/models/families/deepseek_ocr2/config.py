@@ -149,7 +149,7 @@ def queries(side: int, stride: int) -> int:
 
 
 def vision_tokens(page: Page | None, stride: int = 64) -> int:
-    """Return the image tokens per sequence: one per query of every crop and of the global view, and one separator.
+    """Return the number of image tokens per sequence: one per query of each crop and the global view, and a separator.
 
     Source: ``DeepseekOcr2Model.get_image_features``.
 
