@@ -39,7 +39,7 @@ class AllReduce:
     bias: Size = 0
     """Number of elements of the bias that is added afterwards; 0 without a bias."""
     masked: bool = False
-    """Whether look-ups of rows that other ranks hold are overwritten with zeros before."""
+    """Whether, before the sum, look-ups of rows that other ranks hold are overwritten with zeros."""
 
     def costs(self) -> LayerCosts:
         added = 0 if self.bias == 0 else self.elements
@@ -293,7 +293,7 @@ class ReduceScatter:
     bias: Size = 0
     """Number of elements of the bias that is added afterwards; 0 without a bias."""
     masked: bool = False
-    """Whether look-ups of rows that other ranks hold are overwritten with zeros before."""
+    """Whether, before the sum, look-ups of rows that other ranks hold are overwritten with zeros."""
     in_order: bool = False
     """Whether the parts of the ranks lie one behind the other."""
 

@@ -283,7 +283,7 @@ class PackedLatentBlock:
     calls: tuple[StackCall, ...]
     """Call of one row of each kind, at the sizes :data:`~costproof.algebra.series.ROW_SIZES`."""
     counts: tuple[int, ...]
-    """Number of rows of each kind, by position."""
+    """Number of rows of each kind, in the order of ``blocks``."""
     saves: tuple[bool, ...]
     """Whether absorption would save work, for each kind of row."""
 

@@ -177,7 +177,7 @@ class _FormatWork:
     of_products: _Share | None = (sympy.Integer(0), sympy.Integer(1))
 
     def shares(self) -> tuple[tuple[Metric, _Share | None], ...]:
-        """Return each share with the metric that it is of."""
+        """Return (metric, share) for both shares: that of reads, and that of products."""
         return ("weight_read_bytes", self.of_read), ("flops", self.of_products)
 
 

@@ -76,7 +76,7 @@ def _parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _outermost(paths: Iterable[str], called: Iterable[str]) -> dict[str, None]:
-    """Return the paths that no other path contains; a list that is never called replaces its members."""
+    """Return the paths that no other path contains; the members of a list that never runs are replaced by the list."""
     known, lone = set(called), dict.fromkeys(paths)
     found: dict[str, None] = {}
     for path in lone:

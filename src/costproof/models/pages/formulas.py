@@ -35,7 +35,7 @@ from costproof.ledger.workload import ROWS_INVOCATION, AttentionKind, BatchRow, 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One call of the vision towers, with the branches that it takes in them."""
+    """One call of the vision towers, with the branches that the towers take in this call."""
 
     invocation: str
     """Name of the call in ledgers: ``global`` or ``crops``."""
