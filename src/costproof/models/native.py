@@ -113,7 +113,7 @@ class Configured(ABC, Generic[C]):
     def uncompared(self) -> dict[str, str]:
         """Return the keys of the file that were not compared with transformers' reading, with the reason.
 
-        Empty if it was.
+        Empty if all of them were.
         """
         return {}
 

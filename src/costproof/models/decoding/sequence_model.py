@@ -80,7 +80,7 @@ def share_sequence(model: Any, decoder: Decoder, own: OwnPositions) -> None:
 def _forward_of(base: Any) -> Callable[..., Any]:
     """Return a forward for one rank, in which only the rank that owns new tokens appends them to its cache.
 
-    ``in_step`` is whether the cache holds a prompt already.
+    The forward passes ``in_step``, whether the cache already holds a prompt.
     """
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
