@@ -191,7 +191,7 @@ def type_of_class(data: Mapping[str, Any]) -> str | None:
 
 
 def _named_alike(kind: str, config: str, architecture: str) -> tuple[bool, bool]:
-    """Return (whether the architecture is named after the configuration class, whether this is after the model type).
+    """Return (prefix, own), two comparisons of the names of an architecture, a configuration class and a model type.
 
     ``prefix`` is whether the architecture's name begins with the class name without ``Config``; ``own`` is whether that
     name equals the model type without hyphens and underscores.
