@@ -260,7 +260,7 @@ class _Located:
 
     factory: TargetFactory
     load: Callable[[bool], Target]
-    """Function from whether a snapshot's code may run to the target."""
+    """Function that returns the target; its argument is whether a snapshot's code may run."""
 
 
 def read_address(text: str) -> Address:

@@ -392,8 +392,7 @@ def _drawn_on_mesh(
 
 
 _CHUNK: Final = (KEPT_SCORES, "kv_cache_bytes")
-"""Metrics that add up over the chunks of a prompt; each chunk computes all scores of its queries and reads the cache,
-so that others do not."""
+"""Metrics that add up over the chunks of a prompt; others do not, as chunks compute all scores and read the cache."""
 _STEP: Final = ("flops", KEPT_FLOPS, KEPT_SCORES, "kv_read_bytes", "kv_cache_bytes")
 """Metrics of decode steps that add up over sequences; others do not, as weights and positions are shared."""
 _ONE_STEP: Final = tuple(m for m, info in EVERY_METRIC.items() if m not in {*STAGE_WIDE, FLOOR} and not info.convention)
