@@ -59,7 +59,7 @@ class Context:
     def binding(
         self, row: AlignedRow
     ) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, str], ...], frozenset[str]]:
-        """Return the arguments of an identity test: values of fixed symbols, pairs of equal symbols, free symbols."""
+        """Return fixed symbols with values, pairs of equal symbols, and free symbols, for comparing formulas."""
         call = (row.stage, row.invocation)
         values = self.values.get(call, self.values[("", "")])
         free = self.free.get(call, frozenset())
