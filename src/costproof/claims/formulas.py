@@ -132,7 +132,7 @@ class Comparison:
         return None
 
     def elsewhere(self) -> Iterator[tuple[ClaimCase, ExactNumber | None]]:
-        """Yield (case, claimed value) at other workloads: multiples of this one, so that costs remain integers."""
+        """Yield (case, claimed value) at workloads with multiples of the claim's sizes, so that costs stay integers."""
         for i in range(ELSEWHERE):
             values = {
                 n: v * (2 + zlib.crc32(f"{i}:{n}".encode()) % (_FARTHEST - 2)) for n, v in self.free.items()

@@ -107,7 +107,7 @@ class ReferenceClass:
         self.products = _products(tuple(sorted({2, *(s for s in sizes if s > 1)})))
 
     def lattice(self, amount: Amount, parts: int = 1) -> Fraction | None:
-        """Return the first of grain / 1, …, grain / ``parts`` that has a multiple in a precise claim, or ``None``."""
+        """Return the first of grain / 1, …, grain / ``parts`` with a multiple in a precise claim; else ``None``."""
         width = amount.high + 1 - amount.low
         grains = (self.grain / part for part in range(1, parts + 1)) if fine(amount) else ()
         return next((g for g in grains if g > width and amount.low <= amount.high // g * g), None)
@@ -156,7 +156,7 @@ class KnownNumbers:
         return max(t * width / max(r[1] - r[0], width) for t, r in zip(taken, rooms, strict=True))
 
     def among_multiples(self, amount: Amount, *, itself: bool = False) -> Fraction:
-        """Return the expected coincidental fits among multiples of the claim's divisor; 0 if it has none in common."""
+        """Return the expected coincidental fits among multiples of the claim's :meth:`~ReferenceClass.lattice`."""
         lattice = self.reference.lattice(amount, _SIMPLE if itself else 1)
         if lattice is None:
             return Fraction(0)
