@@ -41,7 +41,7 @@ class Chance:
     The grain is the greatest common divisor of the truth's terms.
     """
     products: Fraction = Fraction(0)
-    """Fits among products of sizes of the model and the run; 0 for a claim that is no such product."""
+    """Fits among products of sizes of the model and the run; 0 for a claim that is not such a product."""
     multiples: Fraction = Fraction(0)
     """Fits among multiples of the grain, the greatest common divisor of the truth's terms; 0 for other claims."""
 

@@ -152,7 +152,7 @@ class UnpackingTime:
     stage: str
     flops: int | None
     seconds: Rational | None
-    """FLOPs / peak of the device's vector units, which is no bound; ``None`` if no source gives that peak."""
+    """FLOPs / peak of the device's vector units, not a bound; ``None`` if no source gives that peak."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -403,7 +403,7 @@ def gathered_recounts(model: WithFormulas, run: Workload, found: int | None) -> 
 
 
 def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
-    """Yield checks that the largest unpacked matrix exists in the model and is no smaller than any quantised one."""
+    """Yield checks that the largest unpacked matrix exists in the model and that no quantised one is larger."""
     if found.stored_bytes is None or found.unpacked_bytes is None or not found.workload.mesh.one:
         return
     symbols, element = model.info().symbols, FLOAT_BYTES[found.workload.dtype]

@@ -14,7 +14,7 @@ from costproof.ledger.callgraph import CallGraph, Event, TensorAt
 from costproof.views.module_tree import below, natural
 
 _LISTS = frozenset({"ModuleList", "ModuleDict"})
-"""Container classes, which are never called themselves, so that this is no sign of a module that did not run."""
+"""Container classes, which are never called themselves even if all modules in them run."""
 
 
 @dataclass(frozen=True)
