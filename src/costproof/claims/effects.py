@@ -72,16 +72,16 @@ class Mistake:
     changes: tuple[TermChange, ...] = ()
     """Changes of terms in order; a later change of a term overrides an earlier one."""
     adds: Pick | None = None
-    """Selects uncounted terms that the mistake counts."""
+    """Predicate that selects the uncounted terms that the mistake counts; ``None`` for none."""
     metrics: frozenset[Metric] = ANY_METRIC
     requires: str = ""
     """Another cause that must be in the same set; this record describes both mistakes combined."""
     excludes: tuple[str, ...] = ()
     """Causes that must not be in the same set, since the combination would differ or be meaningless."""
     if_any: Pick | None = None
-    """Selects terms of which a claim must have one for the mistake to be possible; ``None``: no condition."""
+    """Predicate on terms of which a claim must have one for the mistake to be possible; ``None``: no condition."""
     unless_any: Pick | None = None
-    """Selects terms of which a claim must have none for the mistake to be possible; ``None``: no condition."""
+    """Predicate on terms of which a claim must have none for the mistake to be possible; ``None``: no condition."""
 
     def effect(self, terms: ClaimTerms) -> Effect:
         """Return the effect of the mistake on the terms of a claim, which is empty if no term changes."""

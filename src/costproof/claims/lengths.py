@@ -244,7 +244,7 @@ _FARTHEST: Final = 16
 """Multiple of a size's actual value up to which other values are tried, and the smallest such limit."""
 _CLOSE: Final = Fraction(9, 8)
 _FAR: Final = Fraction(5)
-"""Factor around the claim's ratio within which the density of known ratios is measured, among all and products."""
+"""Factor below and above the claim's ratio within which the density of tried ratios is measured."""
 RARE: Final = Fraction(1, 1_000)
 """Maximum expected number of coincidental fits at which another length is evidence for a number with many digits."""
 ONE_NUMBER: Final = Fraction(1, 1_200)

@@ -22,7 +22,7 @@ _PARTS: Final = (20, 80, 320)
 Of the densities within 1/20, 1/80 and 1/320 of the claim, the highest is used.
 """
 _ROOM: Final = 8
-"""Minimum width of the two narrower intervals, in widths of the interval that the claim itself stands for."""
+"""Minimum ratio of the width of a narrower interval to that of the interval that a claim stands for."""
 _FAR: Final = 4
 """Factor below and above a claim within which the density of products of sizes is measured, as they are sparse."""
 _FINE: Final = 10**5

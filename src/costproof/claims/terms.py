@@ -320,7 +320,7 @@ def _kept(node: CostNode, metric: Metric) -> Fraction:
 
 
 def _off(terms: Iterable[ClaimTerm], extra: str) -> list[ClaimTerm]:
-    """Return copies of terms as uncounted terms that represent the additional work ``extra``."""
+    """Return copies of terms that are not counted, but represent additional work named ``extra``."""
     return [replace(i, counted=False, stands_for=extra, products=False) for i in terms]
 
 

@@ -158,7 +158,7 @@ class MetricTerm:
 
     metric: Metric
     nodes: Callable[[CostNode], bool]
-    """Selects the nodes of the sum."""
+    """Predicate that selects the nodes over which the metric is summed."""
     factor: int = 1
     take: Take = "whole"
     """``last step`` restricts a series of decode steps to its last step."""

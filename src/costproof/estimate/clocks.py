@@ -81,7 +81,7 @@ class StageClocks:
 
 
 def stage_clocks(forward: Forward, latency: int = 0) -> dict[StageKey, StageClocks]:
-    """Return the host and device times of each stage of a forward, by the recurrence of this module.
+    """Return the host and device times of each stage of a forward, by simulating both clocks.
 
     The device is idle in the last nanoseconds before the host has enqueued the next work. They are attributed to the
     kinds of time that the host spent then; its waiting in a synchronising call is ``synchronisation``.

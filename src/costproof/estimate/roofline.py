@@ -68,7 +68,7 @@ class WorkBound:
     memory_s: Rational | None
     """Seconds of the bytes moved at the device's bandwidth."""
     seconds: Rational | None
-    """The larger of both times; for work that runs one after another, the sum of these."""
+    """The larger of compute and memory time; for work that runs one after another, the sum of these maxima."""
     bound: BoundSide | None
     """The larger time, ``compute`` or ``memory``; ``compute`` if both are equal."""
     intensity: Rational | None

@@ -181,7 +181,7 @@ class Capture:
     padding: Padding | None = None
     """Memory and FLOPs that only padding to blocks and sizes takes; ``None`` unless requested."""
     recorded: dict[str, tuple[Metric, ...]] = field(default_factory=dict)
-    """Metrics that a source is on record to give for this target in such a run, by source; empty without a record."""
+    """Metrics that each source should give for this target according to costproof's records, by source."""
 
     def __repr__(self) -> str:
         """Return a summary in one line, since a notebook must not print thousands of nodes."""

@@ -57,7 +57,7 @@ _CONFIGURATION_KEYS: Final = ("model_type", "architectures")
 
 
 def load(path: Path, kind: FileKind[T], *, make_again: str) -> T:
-    """Read a file of a kind.
+    """Read a costproof file, and check that it is of this kind, of a known version and valid.
 
     Args:
         make_again: command that creates such a file, for the error text.

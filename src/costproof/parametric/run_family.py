@@ -95,7 +95,7 @@ class RegimeRange:
 
 
 EQUAL_BATCHES: Final = "limits of the batch are among those of which all ranks have equal parts"
-"""Note that batch limits assume equal shares of the batch on all ranks, for runs with shared experts."""
+"""Note that limits of the batch are searched only among batches that all ranks share equally."""
 
 
 class SettingCurve(_RunFamily):

@@ -173,7 +173,7 @@ def _formula_weights(side: Baseline) -> int | None:
 
 
 def _of_all_ranks(target: OperandInput, found: Operand, room: _Room) -> Fits:
-    """Return the result of the rank with the most bytes, with the smallest limits of any; a named rank's own result."""
+    """Return the result of the rank with the most bytes, and the smallest limits of all ranks; or of a named rank."""
     workload, model = found.baseline.workload, sharded(found.target)
     named = RANK in workload.inputs or (isinstance(target, str) and _RANK_NAMED.search(target) is not None)
     if named or workload.mesh.one or model is None or found.target is None:

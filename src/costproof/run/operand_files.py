@@ -37,7 +37,7 @@ def baseline_at(text: str) -> Baseline:
 
 
 def file_at(text: str) -> tuple[Baseline, Capture | None]:
-    """Return the baseline as :func:`baseline_at`, and the capture if the file is one.
+    """Return the baseline of :func:`baseline_at`, and the capture if the file is a capture.
 
     Raises:
         BadInput: there is none, or it cannot be read.
@@ -76,7 +76,7 @@ def _in_git(text: str) -> bytes:
 
 
 _MISSING: Final = (b"not a git repository", b"Not a valid object name")
-"""Messages of git for a missing object. It may refuse to look into a folder of another user."""
+"""Messages of git for a missing object, or for a folder of another user that git refuses to read."""
 
 
 def is_revision(name: str) -> bool:

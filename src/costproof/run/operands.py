@@ -57,7 +57,7 @@ def read_operand(
     trust_remote_code: bool = False,
     by_graph: bool = False,
 ) -> Operand:
-    """Read one operand.
+    """Read one operand of a command: a baseline or capture from a file or git, or a target with settings.
 
     Args:
         given: see :data:`~costproof.run.operand_files.FORMS`; the name of a registered target takes precedence over a

@@ -118,7 +118,7 @@ def prepare_proof(asked: RunRequest) -> tuple[WithProof, Proof]:
 
 
 def _stored(target: WithProof, proof: Proof) -> str:
-    """Return, as JSON, the stored formats that a proof's settings say beyond the normalised configuration; or empty."""
+    """Return as JSON the checkpoint formats that a proof depends on beyond the normalised configuration; or empty."""
     if not isinstance(target, WithStorage) or not isinstance(factory := TARGETS.load(target.name), Proves):
         return ""
     again, own = factory.from_normalised(proof.settings.config), replace(target.stored, folder="")

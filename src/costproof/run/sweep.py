@@ -93,7 +93,7 @@ class Sweep(SweepPoints):
         return found
 
     def frame(self) -> pandas.DataFrame:
-        """Return all rows. Columns with numbers beyond int64 hold Python's integers."""
+        """Return all rows as a DataFrame, in which columns with numbers beyond int64 hold Python integers."""
         import pandas
 
         parts = list(self.parts())
@@ -291,7 +291,7 @@ class ValidatedPoint:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the comparison, as a report would have it."""
+        """Exit code of the comparison, with the meaning of a report's exit code."""
         codes = {"exact": EXIT_OK, "explained": EXIT_OK, "incomplete": EXIT_INCOMPLETE}
         return codes.get(self.verdict, EXIT_FINDINGS)
 

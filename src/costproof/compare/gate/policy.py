@@ -85,7 +85,7 @@ class Allowance:
     increase: PolicyAmount
     reason: str
     until: date
-    """The last day on which it is valid."""
+    """Last day on which the allowance is valid."""
 
 
 @dataclass(frozen=True, slots=True)

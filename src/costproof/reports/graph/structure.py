@@ -85,7 +85,7 @@ class CallStructure:
 
     @cached_property
     def per_call(self) -> dict[tuple[str, str], set[int]]:
-        """Return the numbers of calls that single calls of the caller make, by (caller, callee).
+        """Return how often a single call of the caller calls the callee, as a set of counts, by (caller, callee).
 
         From the events; where they do not cover every call, from the counts, as evenly as they divide.
         """
