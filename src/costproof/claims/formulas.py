@@ -307,7 +307,7 @@ class EquivalenceCheck:
         return None
 
     def _moved(self, there: Comparison) -> dict[str, int]:
-        """Return the symbols, in neither formula, whose values differ in another run, for a counterexample.
+        """Return the symbols that occur in neither formula but differ in another run, for a counterexample.
 
         They belong to a counterexample because they may decide which formula applies.
         """

@@ -1,4 +1,4 @@
-"""Compare a claimed number with the cost at every text length, if it states none, and with simple ratios.
+"""Compare a claimed number with simple ratios and, if the claim states no text length, with the cost at every one.
 
 The length is a free variable: where the costs at neighbouring lengths are as close as wrong numbers of the same model
 are, some length fits by coincidence, and the fit is not evidence.

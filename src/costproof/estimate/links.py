@@ -135,7 +135,7 @@ class LinkRates:
 
 
 def link_rates(devices: Devices, mesh: Mesh) -> tuple[LinkRates | None, str]:
-    """Return the bandwidths between the ranks of a mesh, and a note on why they are unknown or on assumptions."""
+    """Return the bandwidths between the ranks of a mesh, with a note why they are unknown or what is assumed."""
     device, node = devices.device, devices.node_size
     if device.interconnect is None:
         return None, f"no time has the bytes that ranks send: no source gives the rate of the links of {device.name}"

@@ -79,7 +79,7 @@ class Counterexample:
     difference: str
     """Analytic minus static expression, factored: the extra term, or with a minus sign the missing one."""
     smallest: dict[str, int]
-    """The smallest sizes at which they differ."""
+    """The smallest sizes at which formula and graph, or two formulas, differ."""
     config: dict[str, int]
     """Symbol values of a randomly drawn configuration; empty for the target's own configuration."""
 
