@@ -278,7 +278,7 @@ def _of_every_row(term: ClaimTerm) -> bool:
 
 
 def _half(term: ClaimTerm, squares: int) -> Fraction:
-    """Return the number of query-key pairs that a causal mask leaves among new tokens, summed over the rows."""
+    """Return the number of pairs that a causal mask leaves among S new tokens, S (S + 1) / 2, summed over the rows."""
     return Fraction(squares + term.over_rows("S"), 2)
 
 

@@ -320,7 +320,7 @@ _LONGEST: Final = 80
 def own_claims(
     given: Iterable[str], places: Mapping[str, Sequence[str]], default: str = TOTAL
 ) -> tuple[ClaimsFile, ...]:
-    """Read a user's own numbers as claims files, one for each name given to numbers.
+    """Read a user's own numbers as claims files, one file for each name that the user gave.
 
     Args:
         given: pairs and paths of CSV files, as :data:`_GRAMMAR` has them.

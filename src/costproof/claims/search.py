@@ -113,7 +113,7 @@ class ReferenceClass:
         return next((g for g in grains if g > width and amount.low <= amount.high // g * g), None)
 
     def has_product(self, amount: Amount) -> bool:
-        """Return whether a claim with enough digits is a product of sizes."""
+        """Return whether a precise claim is a product of sizes; false for a claim with few digits."""
         return fine(amount) and (amount.low < amount.high or self.products.weight(amount.low) > 0)
 
 
@@ -137,7 +137,7 @@ class KnownNumbers:
         return Chance(max(self._among_close(amount), multiples), self.among_products(amount), multiples)
 
     def among_all(self, amount: Amount, *, itself: bool = False) -> Fraction:
-        """Return the expected coincidental fits among numbers of equal length or multiples of the grain, if more.
+        """Return the expected coincidental fits among equally long numbers or multiples of the grain, if more of these.
 
         Args:
             amount: the claim.
@@ -156,7 +156,7 @@ class KnownNumbers:
         return max(t * width / max(r[1] - r[0], width) for t, r in zip(taken, rooms, strict=True))
 
     def among_multiples(self, amount: Amount, *, itself: bool = False) -> Fraction:
-        """Return the expected coincidental fits among multiples of the claim's :meth:`~ReferenceClass.lattice`."""
+        """Return the expected coincidental fits among multiples of the grain that divides the claim; 0 if none does."""
         lattice = self.reference.lattice(amount, _SIMPLE if itself else 1)
         if lattice is None:
             return Fraction(0)

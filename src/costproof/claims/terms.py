@@ -39,7 +39,7 @@ _ATTENTION = frozenset({"attention", "latent_attention", "packed_attention"})
 
 LONGEST_NEW = "longest row"
 LONGEST_CONTEXT = "longest context of a row"
-"""Key of the longest context of a row, new tokens plus past, next to the symbols of a batch of rows."""
+"""Keys of two sizes next to a batch's symbols: the most new tokens of a row, and the most with its past."""
 
 CallValues = Mapping[tuple[str, str], Mapping[str, int]]
 """Values of the symbols by (stage, invocation); ``("", "")`` has those with one value in all invocations."""

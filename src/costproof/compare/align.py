@@ -162,7 +162,7 @@ _tables_lock: Final = RLock()  # a reference may die, and its entry go, in a thr
 
 
 def _table(ledger: Ledger) -> AlignedTable:
-    """Return the table of a ledger's cells, memoized for the last few ledgers.
+    """Return the table of a ledger's cells, memoized for the last few ledgers while they are alive.
 
     Benchmarks that plant errors compare hundreds of modified ledgers with the same unmodified ones.
     """

@@ -155,7 +155,7 @@ CauseRule = Callable[[SourcePair, Context], Adjustment | None]
 
 
 def causes_of(pair: SourcePair, ctx: Context) -> tuple[Cause, ...]:
-    """Return the accepted causes of the difference between two sources, with exact signed amounts."""
+    """Return the accepted causes of a difference; their amounts sum to the part that is explained."""
     causes: list[Cause] = []
     if pair.delta == 0:
         return ()

@@ -144,7 +144,7 @@ def arithmetic_of(folded: Folded, run: str, math: str | None = None) -> tuple[Ar
 
 
 def dtypes(bounds: Iterable[ByDtype | None]) -> Iterator[str]:
-    """Yield each dtype that occurs in several bounds once."""
+    """Yield the dtypes that occur in some bounds, each once."""
     yield from dict.fromkeys(dtype for one in bounds for dtype in one or ())
 
 

@@ -178,7 +178,7 @@ HOST_FIGURES: Final[dict[str, tuple[str, str, int]]] = {
     "graph_gap": ("from a kernel of a CUDA graph to the next", "ns", 0),
     "graph_replay": ("one replay of a CUDA graph, besides its kernels and gaps", "ns", 0),
 }
-"""(title, unit, lower limit) of figures that only ``machine --measure`` gives, by name."""
+"""(title, unit, lower limit) of times on a host, which only ``machine --measure`` gives, by name."""
 _LEAST_PEAK: Final = 10**7
 """Lower limit of a peak, below which values must be in GFLOP/s; slow dtypes on a busy processor reach 10^9."""
 

@@ -260,12 +260,12 @@ class RoutedLayers:
     """Number of groups from which the experts of a token are selected."""
 
     def nested(self, units: int) -> bool:
-        """Return whether expert groups and ``units`` equal shares of the experts are nested within each other."""
+        """Return whether expert groups and ``units`` equal shares of the experts are nested: one divides the other."""
         group, share = self.experts // self.groups, self.experts // units
         return not (group % share and share % group)
 
     def reached(self, units: int) -> Fraction:
-        """Return the probability that a token selects an expert in a given one of ``units`` equal shares.
+        """Return the probability that a token selects an expert in a given one of ``units`` nested, equal shares.
 
         Every set of :attr:`best_groups` groups is equally likely, and so is every set of ``top_k`` of their experts.
         """

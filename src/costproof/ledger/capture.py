@@ -181,7 +181,7 @@ class Capture:
     padding: Padding | None = None
     """Memory and FLOPs that only padding to blocks and sizes takes; ``None`` unless requested."""
     recorded: dict[str, tuple[Metric, ...]] = field(default_factory=dict)
-    """Metrics that each source should give for this target according to costproof's records, by source."""
+    """Metrics that each source should give for this target by costproof's records, by source; or empty."""
 
     def __repr__(self) -> str:
         """Return a summary in one line, since a notebook must not print thousands of nodes."""
@@ -216,7 +216,7 @@ class Capture:
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Return the reasons of the sources that tried to count and failed, which make the verdict incomplete."""
+        """Return the sources that tried to count and failed, with reasons; they make the verdict incomplete."""
         return tuple(f"{source}: {why}" for source, why in self.lacking.items() if why.startswith(FAILED))
 
     @property

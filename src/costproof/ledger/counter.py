@@ -72,7 +72,7 @@ class CounterRun:
     calls: tuple[CounterCall, ...]
 
     def ledger(self) -> Ledger:
-        """Return the results as source ``counter:NAME``, in the counter's unit; a note names failed stages."""
+        """Return the results as source ``counter:NAME``, in the counter's unit; failed stages are absent and noted."""
         done = [c for c in self.calls if c.error is None]
         failed = {c.stage: c for c in self.calls if c.error is not None}
         return Ledger(

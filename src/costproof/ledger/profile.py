@@ -50,9 +50,9 @@ class ModuleTime:
     calls: int
     """Number of calls per profiled run."""
     cpu: Timing
-    """CPU time including submodules and operators."""
+    """CPU time including submodules."""
     cpu_self: Timing
-    """CPU time without submodules and operators."""
+    """CPU time without submodules."""
     device: Timing | None
     """Time of the GPU kernels including submodules; ``None`` on the CPU."""
 

@@ -123,7 +123,7 @@ def json_schema(kind: FileKind[T]) -> dict[str, Any]:
 
 
 SCALAR: Final = {"type": ["string", "number"]}
-"""Schema of a string or number in files that people write, as an editor reads ``12`` as a number."""
+"""Schema of a string or number in files that people write; editors read ``12`` as a number, whose digits are kept."""
 MAP: Final = {"type": "object", "additionalProperties": SCALAR}
 
 

@@ -54,7 +54,7 @@ class BranchCondition:
 
 @dataclass(slots=True)
 class PathRecorder:
-    """Recorder of the path conditions of a target at one point, which hold wherever the same branches are taken."""
+    """Recorder of a target's path conditions at one point; all points that satisfy them take the same branches."""
 
     conditions: dict[BranchCondition, None] = field(default_factory=dict)
 

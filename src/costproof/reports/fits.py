@@ -293,7 +293,7 @@ def _most(x: MemoryLimit) -> str | None:
 
 
 def limit_sentences(x: MemoryLimit, found: Fits) -> tuple[str, str]:
-    """Return two sentences on a solved limit: the largest setting value that fits, and the bytes around it."""
+    """Return two sentences on a solved limit: the setting value, and the bytes just below and at the limit."""
     name, room = x.setting.replace("_", "-"), found.memory_bytes
     held = _all_held(found, _HELD[x.held])
     sides = "; ".join(

@@ -361,7 +361,7 @@ class ProofCheckpoint:
         self._file.flush()
 
     def remove(self) -> None:
-        """Delete the file."""
+        """Delete the file with the saved answers."""
         self.path.unlink(missing_ok=True)
 
 

@@ -384,7 +384,7 @@ def _link_borders(
     rates: Mapping[tuple[str, str], Fraction],
     shared: int,
 ) -> Iterator[BottleneckThreshold]:
-    """Yield the setting values at which collectives start to exceed the memory time or the compute time of a stage.
+    """Yield the setting values at which collectives start to exceed memory time, or products to exceed collectives.
 
     Args:
         clocks: products and memory traffic, in parts of which ``unit`` are a second.

@@ -149,7 +149,7 @@ def _parts_folder(file: Path) -> Path:
 
 
 def _write_parts(sweep: SweepPoints, kind: str, folder: Path, progress: Progress) -> tuple[Tally, Path]:
-    """Compute the missing parts of a sweep, and join all parts to one file."""
+    """Compute the missing parts of a sweep, and join all parts to one file in their folder."""
     writer = _WRITERS[kind]
     known = sha256(f"{kind} {identity(sweep)}".encode()).hexdigest()
     tally, done = Tally(), _resume(folder, known)

@@ -90,7 +90,7 @@ def no_formulas(name: str, why: str, address: str, stage: str) -> BadInput:
 
 
 def _from_graph(address: str, stage: str) -> str:
-    """Return the commands that report a stage of a target by its exported graph, as text."""
+    """Return a hint that names the commands that report a stage of a target by its exported graph."""
     listing = "" if stage == TOTAL else f"costproof explain {address} {stage} --graph lists its operators; "
     return f"{listing}costproof derive {address} reads closed forms off its graph"
 

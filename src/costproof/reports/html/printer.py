@@ -51,7 +51,7 @@ LIKE: Final = {
     "refuted": _BAD, "over": _BAD, "failed": _BAD,
     "undetermined": "incomplete", "unknown": "incomplete",
 }  # fmt: skip
-"""Report verdicts with the same style as the verdicts of other comparisons, by the latter."""
+"""Report verdict whose style another verdict shares, by the latter; changes between versions stay neutral."""
 MOST: Final = 1_000
 """Maximum number of table rows in an HTML file; the JSON has all."""
 AT_ONCE: Final = 100
