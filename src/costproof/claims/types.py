@@ -119,7 +119,7 @@ class Reading:
     below: Place | None
     """The largest length whose cost is below the claim; ``None`` if the shortest length already costs as much."""
     above: Place | None
-    """The smallest length whose cost is above the claim; ``None`` if even the longest length costs no more."""
+    """The smallest length whose cost is above the claim; ``None`` if no length up to the longest costs as much."""
     fits: tuple[Place, Place] | None
     """The first and the last length whose cost would be printed as claimed; ``None`` if no length fits."""
 
