@@ -49,9 +49,9 @@ scales and packed words; *parameters* are those before quantisation; what a run 
 A format or a key outside of this is exit code 3 with its name, and no number; so is a tied head that no list leaves
 out. What no key says is stated as assumed: the dtype of block scales (float32; bfloat16 for Qwen3), biases of zeros of
 AutoGPTQ, the dtype of shapes of packed matrices. JSON descriptions of bitsandbytes' nested maxima contain a number from
-the weights; their size is open. Multi-token prediction modules (MTP) count with `--mtp N` for DeepSeek-V3, Kimi K2, GLM-4.5
-and 4.6, Qwen3-Next, Qwen3.5 and MiMo: a layer like the last one with full attention, a projection, norms, and in the
-first three copies of the tables.
+the weights; their size is open. Multi-token prediction modules (MTP) count with `--mtp N` for DeepSeek-V3, Kimi K2,
+GLM-4.5 and 4.6, Qwen3-Next, Qwen3.5 and MiMo: a layer like the last one with full attention, a projection, norms, and
+in the first three copies of the tables.
 
 ## Headers against the layout
 
