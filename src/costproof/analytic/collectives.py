@@ -37,9 +37,9 @@ class AllReduce:
     ranks: Size
     item_bytes: Size
     bias: Size = 0
-    """Elements of the bias that is added afterwards; 0 if there is none."""
+    """Number of elements of the bias that is added afterwards; 0 without a bias."""
     masked: bool = False
-    """Whether look-ups of rows that other ranks hold are overwritten with zeros."""
+    """Whether, before the sum, look-ups of rows that other ranks hold are overwritten with zeros."""
 
     def costs(self) -> LayerCosts:
         added = 0 if self.bias == 0 else self.elements
@@ -61,7 +61,7 @@ class AllReduce:
 
 @layer
 class AllGather:
-    """Joins the parts of a tensor [rows, width] that n ranks hold along its width, so that each has all of it.
+    """Gathers the parts of a tensor [rows, width], which n ranks split along its width, on every rank.
 
     Each part is padded to chunk = ceil(width / n) columns, and every rank sends its part to the n - 1 others:
 
@@ -101,7 +101,7 @@ class AllGather:
 
 @layer
 class GatheredParameters:
-    """Gathers the parameters of some modules, of which each of n ranks stores a part, before they run.
+    """Gathers the sharded parameters of some modules, of which each of n ranks stores a part, before they run.
 
     Every parameter is cut along its first dimension into n parts of ceil(rows / n) rows, the last ones padded.
     ``elements`` is the number of elements of a rank's parts, padding included. They are copied into one buffer, which
@@ -188,7 +188,7 @@ class GatheredTokens:
 
 @layer
 class ExchangedPairs:
-    """Sends each pair of a token and a chosen expert to the rank of the expert, and its result back.
+    """Sends each (token, chosen expert) pair to the rank of the expert, and the expert's result back.
 
     Of its tokens top_k pairs a rank sends ``sent`` to the n - 1 others, and gets ``got`` of theirs, so its experts run
     on rows = tokens top_k - sent + got. How many depends on the routing. Before them it tells each other rank how many
@@ -291,9 +291,9 @@ class ReduceScatter:
     ranks: Size
     item_bytes: Size
     bias: Size = 0
-    """Elements of the bias that is added afterwards; 0 if there is none."""
+    """Number of elements of the bias that is added afterwards; 0 without a bias."""
     masked: bool = False
-    """Whether look-ups of rows that other ranks hold are overwritten with zeros."""
+    """Whether, before the sum, look-ups of rows that other ranks hold are overwritten with zeros."""
     in_order: bool = False
     """Whether the parts of the ranks are contiguous, one after the other."""
 

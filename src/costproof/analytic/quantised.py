@@ -20,12 +20,12 @@ from costproof.storage import formats
 from costproof.storage.formats import Format
 
 Sizes = dict[str, tuple[Size, Size]]
-"""Part -> (elements, bytes); ``description`` is stored, but no run holds it."""
+"""(elements, bytes) of a format's parts, by part; checkpoints store the part ``description``, but no run loads it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixShape:
-    """Shape of a matrix of a linear layer, in integers or symbols."""
+    """Shape of a linear layer's weight matrix, in integers or symbols."""
 
     o: Size
     i: Size
@@ -35,23 +35,23 @@ class MatrixShape:
 
     @property
     def c(self) -> Size:
-        """Return the number of biases."""
+        """Return the number of bias elements."""
         return self.o if self.has_bias else 0
 
     @property
     def b(self) -> int:
-        """Return the bytes of an element that is not quantised."""
+        """Return the bytes of an unquantised element."""
         return FLOAT_BYTES[self.dtype]
 
 
 def parts_of(of: Format, m: MatrixShape) -> Sizes:
-    """Return (elements, bytes) of each part of a matrix in a format, without those that are 0."""
+    """Return (elements, bytes) of each part of a matrix in a format, by part, without empty parts."""
     found = _FORMS[type(of)](of, m)
     return {part: sizes for part, sizes in found.items() if sizes[0] != 0}
 
 
 def cache_scales(kind: str, dtype: Dtype) -> tuple[int, int]:
-    """Return (elements, bytes) of the scales that a layer's quantised cache has, one for keys and one for values.
+    """Return (elements, bytes) of the scales of a layer's quantised cache, one for keys and one for values.
 
     A scale has four bytes in files of ModelOpt, and else the width of ``dtype``. Without ``kind`` there are none.
     """
@@ -222,11 +222,11 @@ _FORMS: Final[dict[type, Callable[[Any, MatrixShape], Sizes]]] = {
     formats.TorchaoEightBit: _eight_bit_of_torchao, formats.TorchaoInt4: _four_bit_of_torchao,
     formats.CompressedTensors: _compressed,
 }  # fmt: skip
-"""Class of a format -> function that returns (elements, bytes) of its weights, scales, zero points and so on."""
+"""Functions that return (elements, bytes) of a format's weights, scales and other parts, by class of the format."""
 
 
 def unpacking(of: Format, m: MatrixShape) -> Size | None:
-    """Return the vector FLOPs that turn the numbers of a matrix into W [o, i]; ``None`` if they are not known.
+    """Return the vector FLOPs that turn a matrix's stored numbers into W [o, i]; ``None`` if they are not known.
 
     Integers, shifts, masks, look-ups and casts are 0, as in all vector FLOPs; a scale multiplies each weight.
 
@@ -273,7 +273,7 @@ _UNPACKING: Final[dict[type, Callable[[Any, MatrixShape], Size | None]]] = {
     formats.Mxfp4: lambda of, m: 33 * m.o * _up(m.i, 32),
     formats.FourBit: _of_nf4, formats.TorchaoInt4: _of_tinygemm, formats.CompressedTensors: _of_compressed,
 }  # fmt: skip
-"""Class of a format -> function that returns the vector FLOPs of unpacking a matrix."""
+"""Functions that return the vector FLOPs of unpacking a matrix, by class of the format."""
 
 
 def scaling(of: Format, m: MatrixShape) -> Size | None:
@@ -342,4 +342,4 @@ _SCALING: Final[dict[type, Callable[[Any, MatrixShape], Size | None]]] = {
     formats.Nvfp4: lambda of, m: _two_levels(m, of.unit[1]),
     formats.CompressedTensors: _of_compressed_inputs, formats.TorchaoEightBit: _of_torchao_inputs,
 }  # fmt: skip
-"""Format that multiplies in its own dtype -> function that returns the vector FLOPs per input row."""
+"""Functions that return the vector FLOPs per input row, by class of a format with arithmetic of its own."""

@@ -13,7 +13,7 @@ from costproof.analytic.costs import Exchange, Layer, LayerCosts, Size, costs_of
 
 @layer
 class RingAttention:
-    """Causal attention whose ``ranks`` ranks have ``tokens`` positions of each sequence, and pass keys and values on.
+    """Causal attention of ``ranks`` ranks, each with ``tokens`` positions, that pass keys and values around a ring.
 
     A rank attends its queries to its own n = tokens keys (``local``), and sends keys and values, joined, to the next
     rank P - 1 times, P = ranks:
@@ -178,7 +178,7 @@ def _whole_parameters(part: LayerCosts, ranks: Size) -> LayerCosts:
 
 @layer
 class AttentionOfParts:
-    """Attention of a decode step to a cache whose positions are spread over ``ranks`` ranks.
+    """Attention of a decode step to a cache whose positions are divided among ``ranks`` ranks.
 
     Each rank has the query of the new token and attends it to the part that it keeps (``local``). It gathers the
     logarithms L of the sums of all P = ranks parts, in float32, weighs its result by e^(L - log sum e^L), and adds
@@ -208,7 +208,7 @@ class AttentionOfParts:
     ranks: Size
     item_bytes: Size
     elsewhere: Size = 0
-    """Number of elements of the new token's keys if another rank caches that token; 0 if this rank does."""
+    """Number of key elements of the new token if another rank caches it; 0 if this rank does."""
 
     def costs(self) -> LayerCosts:
         b, rows, others = self.item_bytes, self.batch * self.heads, self.ranks - 1

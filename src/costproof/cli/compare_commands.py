@@ -32,7 +32,7 @@ _FORMATS: Final = {
     "modules": "modules",
     **{kind: output.name for kind, output in variants("discrepancy").items()},
 }
-"""Format of the command -> output."""
+"""Output of a capture, by the format that the command line names."""
 
 
 @click.command()

@@ -87,7 +87,7 @@ CP_PLAN: Final = Setting(
 )
 
 MAX_BATCH: Final = 1024
-"""Largest batch size; a larger one is probably a mistake."""
+"""Maximum batch size; a larger one is probably a mistake."""
 
 
 def known_preset(name: str, known: Collection[str], where: str = "--preset") -> str:
@@ -110,7 +110,7 @@ def known_preset(name: str, known: Collection[str], where: str = "--preset") -> 
 def changed(
     workload: Workload, given: Mapping[str, Any], settings: Iterable[Setting], problems: list[CostproofError]
 ) -> Workload:
-    """Return the workload with other values for some of its fields; ``None`` leaves a field unchanged.
+    """Return the workload with changed fields; ``None`` leaves a field unchanged.
 
     Settings that are not fields of the workload are stored in its ``inputs``. Unknown settings and invalid choices are
     added to ``problems``, and the workload is returned unchanged.
@@ -140,7 +140,7 @@ def changed(
 
 
 def problems(workload: Workload, head_dim: int, *, least_text: int = 1) -> list[CostproofError]:
-    """Return an error for each reason why no decoder with heads of this width can run a workload."""
+    """Return an error for each reason why a decoder with heads of this width cannot run a workload."""
     found: list[CostproofError] = []
     for what, option, value, least in (
         ("too few text tokens", "--text-tokens", workload.text_tokens, least_text),
@@ -153,7 +153,7 @@ def problems(workload: Workload, head_dim: int, *, least_text: int = 1) -> list[
 
 
 def batch_problems(workload: Workload, head_dim: int = 0) -> list[CostproofError]:
-    """Return an error if the batch is out of range, or for each reason why FlashAttention has no kernel for a run.
+    """Return an error for a batch out of range, and for each reason why FlashAttention has no kernel for a run.
 
     Args:
         head_dim: width of a head; 0 for a class that does not support FlashAttention.
@@ -166,7 +166,7 @@ def batch_problems(workload: Workload, head_dim: int = 0) -> list[CostproofError
 
 
 def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]:
-    """Return an error if past, a prompt of ``length`` tokens and its new tokens exceed ``most`` tokens."""
+    """Return an error if past, prompt (``length`` tokens) and new tokens together exceed ``most`` tokens."""
     total = workload.past + length + workload.new_tokens
     cached = f"{workload.past} in the cache + " if workload.past else ""
     problem = BadInput(
@@ -179,7 +179,7 @@ def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]
 
 
 def block_problems(workload: Workload) -> list[CostproofError]:
-    """Return an error for each reason why cache or tokens cannot be rounded up as a workload requests."""
+    """Return an error for each reason why cache or tokens cannot be padded to blocks as requested."""
     size, sizes = workload.inputs.get(BLOCK_INPUT), str(workload.inputs.get(PAD_INPUT, "1"))
     found: list[CostproofError] = []
     if not _SIZES.fullmatch(sizes):
@@ -222,7 +222,7 @@ def row_problems(workload: Workload, most: int) -> list[CostproofError]:
 
 
 def room_problems(workload: Workload, count: int, tokens: int, behind: int = 0) -> list[CostproofError]:
-    """Return an error if the new tokens of the rows have no room for all images, each whole in one sequence.
+    """Return an error if the rows' new tokens do not suffice for all images, each within one sequence.
 
     Args:
         count: images in all rows.
@@ -239,7 +239,7 @@ def room_problems(workload: Workload, count: int, tokens: int, behind: int = 0) 
 
 
 def device_problems(workload: Workload, options: RunOptions) -> list[CostproofError]:
-    """Return an error for each kernel of a workload that the device of the run does not have."""
+    """Return an error for each requested kernel that the run's device does not have."""
     found: list[CostproofError] = []
     if workload.experts == "eager" and not options.real:
         found.append(
@@ -264,7 +264,7 @@ def device_problems(workload: Workload, options: RunOptions) -> list[CostproofEr
 
 TypedValue = int | str | tuple[int, ...]
 ChoicePlace = Callable[[str], str]
-"""Returns where a choice was made, for messages: ``--batch``, ``$.workload.batch``."""
+"""Function from a setting's name to the place where it was set, for messages: ``--batch``, ``$.workload.batch``."""
 
 
 def option(name: str) -> str:
@@ -320,11 +320,11 @@ _COUNTS: Final = ("count",)
 _NEW: Final = ("new", "new_tokens", "num_scheduled_tokens", "extend_input_len", "extend_seq_lens", "extend_lens")
 _BEFORE: Final = ("past", "past_tokens", "num_computed_tokens", "extend_prefix_lens", "prefix_lens")
 _KEPT: Final = ("logits",)
-"""Names of the numbers of a row in a file, the last ones of both groups those of vLLM's and SGLang's schedulers."""
+"""Names of a row's numbers in a file; ``_NEW`` and ``_BEFORE`` end with those of vLLM's and SGLang's schedulers."""
 
 
 def rows_of(text: str, usual: Logits) -> tuple[BatchRow, ...]:
-    """Return the rows of a batch from a text such as ``4096, 16x1+8000, 8x5+2000/all``, or from a file.
+    """Read the rows of a batch from a text such as ``4096, 16x1+8000, 8x5+2000/all``, or from a file.
 
     Equal rows are one row with their number.
 
@@ -363,7 +363,7 @@ def rows_of(text: str, usual: Logits) -> tuple[BatchRow, ...]:
 
 
 def take_rows(given: dict[str, Any], found: list[CostproofError]) -> None:
-    """Store the rows of a batch in ``given`` as a workload has them, if there are any; they decide all lengths."""
+    """Replace the batch rows in ``given``, if there are any, by their stored form, and set all lengths from them."""
     if given.get(ROWS_INPUT) is None:
         return
     chosen = given.get("logits")
@@ -381,11 +381,11 @@ def take_rows(given: dict[str, Any], found: list[CostproofError]) -> None:
 
 
 _Numbers = tuple[Any, Any, Any, Any]
-"""New tokens, past, logits (``None``: as usual; ``all``) and number of sequences of a row, not checked."""
+"""Unchecked numbers of a row: new tokens, past, logits (``None``: the default; ``all``) and number of sequences."""
 
 
 def _is_written(text: str) -> bool:
-    """Return whether a text is rows rather than the path of a file."""
+    """Return whether a text states rows, rather than the path of a file with rows."""
     return any(_ROW.fullmatch(part.strip()) for part in text.split(",")) or not Path(text).suffix
 
 
@@ -398,7 +398,7 @@ def _written(text: str) -> _Numbers | str:
 
 
 def _checked(row: _Numbers | str, where: str, usual: Logits) -> tuple[int, int, int, int]:
-    """Return new tokens, past, positions with logits and number of sequences of a row.
+    """Return a row's numbers of new tokens, past tokens, positions with logits, and sequences, after checking them.
 
     Raises:
         BadInput: one of them is out of range.
@@ -440,7 +440,7 @@ def _filed(path: Path) -> list[Any]:
 
 
 def _csv_lines(reader: csv.DictReader[str], path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a table by the names of its columns, digits as integers."""
+    """Yield the lines of a CSV table as dicts by column name, with digits as integers."""
     for line in reader:
         if None in line:
             raise BadInput(
@@ -451,7 +451,7 @@ def _csv_lines(reader: csv.DictReader[str], path: Path) -> Iterator[dict[str, An
 
 
 def _of_file(steps: Sequence[Any]) -> list[_Numbers | str]:
-    """Return the rows of a file."""
+    """Return the rows of a batch in a file."""
     if len(steps) == 1 and isinstance(steps[0], dict) and (found := _step(steps[0])) is not None:
         return found
     return [_named(step) if isinstance(step, dict) else str(step) for step in steps]
@@ -462,7 +462,7 @@ def _first(values: Mapping[str, Any], names: Iterable[str], usual: Any = None) -
 
 
 def _named(values: Mapping[str, Any]) -> _Numbers | str:
-    """Return the numbers of a row that is a map from names to them."""
+    """Return the numbers of a row that is a JSON object or a CSV line."""
     new = _first(values, _NEW)
     if not isinstance(new, int):
         several = ", a file has one step" if isinstance(new, dict | list) else ""

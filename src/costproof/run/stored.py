@@ -1,4 +1,4 @@
-"""Implement ``costproof.stored``: derive a checkpoint's tensors from its configuration, or read file headers."""
+"""Implement ``costproof.stored``: derive a checkpoint's tensors from a configuration, or read them from headers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stored(
     files: str | os.PathLike[str] | None = None,
     trust_remote_code: bool = False,
 ) -> StoredCheckpoint:
-    """Return the tensors that a checkpoint of a target stores, and their bytes; no weights are read.
+    """Return the names, shapes and bytes of the tensors in a target's checkpoint, without reading weights.
 
     Args:
         target: the target; ``hf:CONFIG.json`` is any configuration of transformers.
@@ -153,7 +153,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
 
 
 def _recounts(found: StoredCheckpoint, left: int, further: int) -> Iterator[Recount]:
-    """Recount the totals of a checkpoint from the shapes of its parts, and its numbers of MTP modules.
+    """Yield second counts of a checkpoint: its totals by the shapes of its parts, and its MTP modules.
 
     Args:
         left: MTP modules that are left out.
@@ -177,7 +177,7 @@ def _recounts(found: StoredCheckpoint, left: int, further: int) -> Iterator[Reco
 
 
 def _others(model: nn.Module, model_type: str) -> list[str]:
-    """Return "KEY VALUE" of each configuration key that counts MTP modules of unknown layout."""
+    """Return the configuration keys that ask for MTP modules if the model type has no known layout of them."""
     from costproof.tracers.stored_module import FURTHER
 
     config = attribute(model, "config", None)
@@ -192,7 +192,7 @@ def _others(model: nn.Module, model_type: str) -> list[str]:
 
 
 def _not_stated(target: WithStorage, model: nn.Module, tensors: Iterable[StoredTensor]) -> Iterator[str]:
-    """Yield assumptions about unquantised weights and the output layer that a configuration does not state."""
+    """Yield the assumptions about unquantised weights and the output layer that no configuration key states."""
     from costproof.tracers.stored_module import tied_head
 
     if (stated := target.stored.stated) is None:
@@ -213,7 +213,7 @@ _REPORT: Final = "report the configuration: one of the two is wrong, so that no 
 
 
 class ReadingsDiffer(CostproofError):
-    """Raised if two readings of a configuration give different checkpoints; exit code 1, as for a finding."""
+    """Raised if the library and our own rules derive different tensors from a configuration; exit code 1."""
 
     exit_code = EXIT_FINDINGS
 
@@ -246,7 +246,7 @@ _FURTHER: Final[Mapping[str, Mapping[str, str]]] = {
         "input_proj": "h 2h", "token_layernorm": "h", "hidden_layernorm": "h", "final_layernorm": "h",
     },
 }  # fmt: skip
-"""Prefix of the names of an MTP module -> its elements besides a layer, in width h and vocabulary V.
+"""Tensors that an MTP module has in addition to a decoder layer, by a pattern of module names.
 
 What is plain has the dtype of the table, whatever else is quantised. Source: headers of DeepSeek-V3 and GLM-4.5,
 Qwen3-Next, MiMo-7B.
@@ -254,7 +254,7 @@ Qwen3-Next, MiMo-7B.
 
 
 def _check_further(main: Iterable[StoredTensor], further: Iterable[StoredTensor], modules: int, config: Any) -> None:
-    """Compare the weights of MTP modules with those in published headers, independently of the derived layout.
+    """Compare MTP modules with published checkpoint headers, independently of the code that derived their layout.
 
     Each has what :data:`_FURTHER` says, and as many weights in each part as the last layer with attention (not linear),
     and with experts if any layer has some.
@@ -293,7 +293,7 @@ def _check_further(main: Iterable[StoredTensor], further: Iterable[StoredTensor]
 
 
 def _weights(tensors: Iterable[StoredTensor]) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield (path of its module, tensor) for the tensors of weights, without biases."""
+    """Yield (module path, tensor) for all weight tensors; biases are left out."""
     for tensor in tensors:
         path, _, last = tensor.name.rpartition(".")
         if tensor.purpose == "weight" and last != "bias":

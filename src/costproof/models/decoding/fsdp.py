@@ -1,4 +1,4 @@
-"""Parameters that ranks store in parts and gather layer by layer, as torch's ``fully_shard`` does.
+"""Parameters that ranks store in shards and gather layer by layer, as torch's ``fully_shard`` does.
 
 Each layer is a group, and all other modules are one; ``fully_shard`` is applied to every layer and then to the root,
 with ``reshard_after_forward``. Every parameter is cut along its first dimension into parts of ceil(rows / n) rows. The
@@ -34,7 +34,7 @@ ROOT, LAYER = GATHERED_BEFORE
 
 
 def tensors_of(layer: Layer) -> Iterator[tuple[Size, Size]]:
-    """Yield (rows, elements of a row) of each parameter that a layer owns, rows being its first dimension.
+    """Yield (rows, elements per row) of each parameter that a layer owns; its first dimension is the rows.
 
     Parameters other than matrices are vectors, of which a module has at most one.
     """
@@ -59,7 +59,7 @@ def tensors_of(layer: Layer) -> Iterator[tuple[Size, Size]]:
 
 
 def stored(layers: Iterable[Layer]) -> Size:
-    """Return the elements that each rank stores of the parameters of some layers, padding included."""
+    """Return the parameter elements that each rank stores of some layers, padding included."""
     return sum((sympy.ceiling(rows / RANKS) * size for x in layers for rows, size in tensors_of(x)), sympy.Integer(0))
 
 
@@ -109,7 +109,7 @@ def as_stored(nodes: Iterable[CostNode]) -> Iterator[CostNode]:
 
 @cache
 def _as_stored(layers: tuple[Layer, ...]) -> tuple[str, str]:
-    """Return the formulas of a rank's elements without padding, and of the bytes that it stores with padding."""
+    """Return the formulas of the parameter elements of a rank without padding, and of its bytes with padding."""
     return text(own(layers)), text(stored(layers) * sym("b"))
 
 
@@ -160,14 +160,14 @@ def keep_parts(model: Any, ranks: int, rank: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """A parameter of which ranks store parts: its shape, the modules that own it, and its name in each."""
+    """A parameter that is sharded over ranks: its full shape, the modules that own it, and its name in each."""
 
     shape: tuple[int, ...]
     places: tuple[tuple[Any, str], ...]
 
 
 def _gather_before(root: Any, gathered: Sequence[_Gathered], ranks: int) -> None:
-    """Make a module gather its parameters before it runs, and free them afterwards."""
+    """Patch a module to gather parameters before its forward, and to free them afterwards."""
     import torch
 
     ops, base = torch.ops._c10d_functional, type(root)

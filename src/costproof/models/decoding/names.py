@@ -1,4 +1,4 @@
-"""Stages, module paths, invocations and batches of rows of decoder-only models."""
+"""Name the stages, module paths, invocations and batches of rows of decoder-only models."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def sandwich_names(path: str) -> dict[str, str]:
 
 
 def invocations(workload: Workload, config: WithRows | None = None) -> tuple[Invocation, ...]:
-    """Return the prompt and the decode steps of a run on text, with the values of their symbols.
+    """Return the invocations of the prompt and of the decode steps, with the values of their symbols.
 
     B is the number of sequences, b the bytes per element, S the prompt length, L the number of positions that
     ``lm_head`` maps to logits, P the tokens in the cache before the first step, N the number of steps. C, the tokens in
@@ -130,14 +130,14 @@ class WithRows(Protocol):
     """Protocol of configurations that decide which rows of a batch are of one kind."""
 
     def windows(self) -> Sequence[int]:
-        """Return the window of each layer; 0 for a layer without one."""
+        """Return the sliding-window length of each layer; 0 for a layer without one."""
 
     def saves_by_absorbing(self, row: BatchRow) -> bool:
         """Return whether attention to the latents of a row's past is less work than expanding them."""
 
 
 def row_kinds(workload: Workload, config: WithRows) -> tuple[tuple[BatchRow, ...], ...]:
-    """Return the rows of a batch by kind: rows of one kind take the same branches of all formulas.
+    """Group the rows of a batch by kind: rows of one kind take the same branches of all formulas.
 
     Branches: a past, one new token, the sides of a window, and whether absorbing latents saves work.
     """
@@ -152,7 +152,7 @@ def row_kinds(workload: Workload, config: WithRows) -> tuple[tuple[BatchRow, ...
 
 
 def _packed(workload: Workload, config: WithRows) -> Invocation:
-    """Return the invocation that processes the rows of a batch as one sequence."""
+    """Return the invocation that processes the rows of a batch as one packed sequence."""
     length = workload.text_tokens
     symbols = {"B": 1, "b": FLOAT_BYTES[workload.dtype], "S": length}
     symbols["L"] = sum(row.count * row.logits for row in workload.rows)
@@ -163,7 +163,7 @@ def _packed(workload: Workload, config: WithRows) -> Invocation:
 
 
 def batch_of(workload: Workload, rows: Sequence[BatchRow]) -> Workload:
-    """Return the workload of a batch of rows, with the other settings of a workload."""
+    """Return a workload with a batch of rows in place of its sequences; other settings are unchanged."""
     inputs = {name: value for name, value in workload.inputs.items() if name != PAST}
     inputs[ROWS] = ",".join(row.text for row in rows)
     total = sum(row.count * row.new for row in rows)

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 _TURNED: Final = {"turned_colwise": 1, "turned_rowwise": 2}
-"""Styles of ours for weights [inputs, outputs] -> the split dimension, counted from the last."""
+"""Split dimension, counted from the last, of our own styles for weights stored as [inputs, outputs], by style."""
 TABLES: Final = frozenset({"embedding_rowwise", "colwise_gather_output"})
-"""Styles of tables of the vocabulary."""
+"""Styles of the embedding and of the output projection, which have a row for each vocabulary entry."""
 GROUP: Final = "tp"
 """Prefix of the name of the group in exported collectives; a colon and its number of ranks follow."""
 BATCHES: Final = "ep/tp"
@@ -33,38 +33,38 @@ _WHOLE: Final = frozenset({
     "replicate", "replicated_with_grad_allreduce", "local_params", "mla_kv_a_proj", "all_reduce", "moe_identity_expert",
     "moe_tp_experts", "ep_dispatch_experts", "ep_local_experts", "gather_tokens", "whole_positions",
 })  # fmt: skip
-"""Styles whose parameters every rank holds whole."""
+"""Styles whose parameters every rank holds in full."""
 Splits = tuple[tuple[int, ...], tuple[int, ...]]
-"""Pairs of a token and an expert that a rank sends to each of those that share experts, and gets from each."""
+"""Numbers of (token, expert) pairs that a rank sends to, and receives from, each rank that shares experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The share that a rank has in a module: the style, the size of the split dimension, and the rank."""
+    """Share of a rank in a module: the style, the size of the split dimension, and the rank."""
 
     style: str
     ranks: int
     rank: int
     size: int = 0
     batches: int = 1
-    """Ranks that have tokens of their own among those that share experts."""
+    """Number of ranks with tokens of their own among the ranks that share experts."""
     splits: Splits | None = None
-    """Numbers of pairs that ranks send each other, if they do not gather tokens."""
+    """Numbers of pairs that ranks exchange; ``None`` if they gather tokens instead."""
     sequences: tuple[int, ...] = ()
-    """Sequences of each of the ranks that gather tokens; empty if they have equally many."""
+    """Number of sequences of each rank that gathers tokens; empty if all ranks have equally many."""
     multiple: int = 1
-    """The size is padded to a multiple of this number before it is split."""
+    """Number to a multiple of which ``size`` is padded before the split."""
     tokens: Tokens | None = None
-    """Whether ranks share the tokens of the current call; ``None`` if they never do."""
+    """State with whether ranks divide the tokens of the current call; ``None`` if they never do."""
 
     @property
     def padded(self) -> int:
-        """Return the size with padding."""
+        """Return the size of the split dimension with padding."""
         return -(-self.size // self.multiple) * self.multiple
 
     @property
     def chunk(self) -> int:
-        """Return the size of a chunk; the last ranks have less if the number of ranks does not divide the size."""
+        """Return the size of a full chunk; the last ranks have less if the number of ranks does not divide the size."""
         return -(-self.padded // self.ranks)
 
     @property
@@ -75,13 +75,13 @@ class Share:
 
     @property
     def shares_tokens(self) -> bool:
-        """Return whether ranks share the tokens of the current call."""
+        """Return whether ranks divide the tokens of the current call among them."""
         return self.tokens is not None and self.tokens.shared
 
 
 @dataclass(slots=True)
 class Tokens:
-    """State of a model whose ranks share the tokens of some calls."""
+    """State of a model under sequence parallelism, whose ranks divide the tokens of some calls."""
 
     shared: bool = False
 
@@ -98,7 +98,7 @@ def shard(
     multiple: int = 1,
     sequence: bool = False,
 ) -> None:
-    """Replace the parameters of a model by the parts that one rank holds, and let its modules run the collectives.
+    """Replace a model's parameters by one rank's parts, and patch its modules to run the collectives.
 
     Args:
         plans: for the ranks of a group along ``tp``, and for those that share experts.
@@ -130,7 +130,7 @@ def shard(
 
 
 def _split(module: nn.Module, leaf: str, share: Share, made: dict[int, nn.Parameter]) -> None:
-    """Replace one parameter of a module by the part that a rank holds; a tied parameter stays one."""
+    """Replace a module's parameter by a rank's part of it; tied parameters stay tied."""
     import torch
 
     whole: Any = module._parameters[leaf]
@@ -145,7 +145,7 @@ def _split(module: nn.Module, leaf: str, share: Share, made: dict[int, nn.Parame
 
 
 def _part(whole: torch.Tensor, leaf: str, share: Share) -> torch.Tensor:
-    """Return the part of a parameter that a rank holds, in memory of its own."""
+    """Return a rank's part of a parameter, as a tensor with memory of its own."""
     import torch
 
     style, dim = share.style, whole.ndim - 1
@@ -182,7 +182,7 @@ def _chunk(whole: torch.Tensor, dim: int, share: Share) -> torch.Tensor:
 
 Inner = Callable[..., Any]
 _KEPT: Final = "_share"
-"""Attribute of a module with its share."""
+"""Attribute of a module that holds its :class:`Share`."""
 
 
 def _join(module: Any, share: Share) -> None:
@@ -239,7 +239,7 @@ def _all_gather_last(value: torch.Tensor, share: Share) -> torch.Tensor:
 
 
 def _looked_up(share: Share, module: Any, inner: Inner, ids: torch.Tensor) -> torch.Tensor:
-    """Look up the rows of this rank, set the others to zero, and add those of all ranks."""
+    """Look up the rows of this rank's part of the table, set other rows to zero, and add the results of all ranks."""
     import torch
 
     first, last = share.bounds
@@ -252,7 +252,7 @@ def _looked_up(share: Share, module: Any, inner: Inner, ids: torch.Tensor) -> to
 
 
 def _sum_up(value: torch.Tensor, share: Share) -> torch.Tensor:
-    """Add a tensor [B, S, width] of all ranks; if they share tokens, return the sum for the own [B, S / n, width]."""
+    """All-reduce a tensor [B, S, width]; under sequence parallelism, reduce-scatter it to [B, S / n, width]."""
     if not share.shares_tokens:
         return _all_reduce(value, share)
     import torch
@@ -264,7 +264,7 @@ def _sum_up(value: torch.Tensor, share: Share) -> torch.Tensor:
 
 
 def _gathered_tokens(share: Share, module: Any, inner: Inner, value: torch.Tensor) -> torch.Tensor:
-    """Return the result of a norm [B, S / n, width] for the tokens of all ranks [B, S, width]."""
+    """Run a norm on [B, S / n, width] and all-gather its results to [B, S, width]."""
     import torch
 
     own: torch.Tensor = inner(module, value)
@@ -296,7 +296,7 @@ def _gathered(share: Share, module: Any, inner: Inner, value: torch.Tensor) -> t
 
 
 def _summed(share: Share, module: Any, inner: Inner, value: torch.Tensor) -> torch.Tensor:
-    """Multiply this rank's columns, add the products of all ranks, and the bias once."""
+    """Multiply by this rank's columns, add the products of all ranks, and add the bias once."""
     bias = module._parameters.get("bias")
     if share.style != "rowwise":
         first, last = share.bounds
@@ -327,7 +327,7 @@ def _latents(share: Share, module: Any, inner: Inner, value: torch.Tensor) -> to
 def _dispatched(
     share: Share, module: Any, inner: Inner, value: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """Run the experts of this rank on the tokens that chose them, and add the results of all ranks.
+    """Run this rank's experts on the tokens that chose them, and add the results of all ranks.
 
     A token's choice of another rank's expert gets a number after the last expert, and weight 0. Ranks with batches of
     their own first gather the tokens of all, and each gets back the sums of its own.
@@ -358,7 +358,7 @@ def _dispatched(
 def _exchanged(
     share: Share, module: Any, inner: Inner, value: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """Send each pair of a token and an expert to the rank of the expert; weight and add the results that come back.
+    """Send each (token, expert) pair to the expert's rank; weight and add the results that come back.
 
     The sizes are given; that they are those of the choices is up to the caller, as with values of any other kind.
     """
@@ -476,4 +476,4 @@ _FORWARDS: Final[Mapping[str, Callable[..., Any]]] = {
     "gather_tokens": _gathered_tokens,
     "whole_positions": _whole_positions,
 }
-"""Style -> forward of a module in it, if it is not the module's own."""
+"""Forward that replaces a module's own, by style; other styles keep the module's own."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def shard_for_export(model: nn.Module, workload: Workload, decoder: Decoder) -> nn.Module:
-    """Return the model as the counted rank of a mesh holds it, by our reading of the plan.
+    """Return the counted rank's part of a model, by our reading of the plan.
 
     Raises:
         Incomplete: the mesh or the plan is not one that a graph can count.
@@ -87,7 +87,7 @@ def keep_stage(model: Any, stages: int, stage: int) -> None:
 
 
 def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | FullySharded | None:
-    """Let transformers distribute the model for the counted rank; ``None`` if each rank has the whole model.
+    """Let transformers distribute the model to the counted rank; ``None`` if each rank has the whole model.
 
     Raises:
         Incomplete: transformers cannot run this model on this mesh, or not by this plan.
@@ -132,7 +132,7 @@ def distribute_for_run(model: nn.Module, workload: Workload) -> Distributed | Fu
 
 
 _RANK: Final = "_costproof_rank"
-"""Attribute of a distributed model with its rank."""
+"""Attribute of a distributed model that holds its rank."""
 
 
 def refuse_values(workload: Workload, options: RunOptions) -> None:
@@ -146,7 +146,7 @@ def refuse_values(workload: Workload, options: RunOptions) -> None:
 
 
 def distributed(built: Built, workload: Workload) -> Built:
-    """Return the model that runs as the counted rank: as transformers distributes it.
+    """Return the model as transformers distributes it to the counted rank.
 
     Raises:
         Incomplete: as :func:`distribute_for_run`.
@@ -157,7 +157,7 @@ def distributed(built: Built, workload: Workload) -> Built:
 
 
 def as_rank(runs: tuple[Run, ...], model: nn.Module) -> tuple[Run, ...]:
-    """Return the runs of a model that :func:`distributed` returned."""
+    """Return the runs with the context of the rank to which :func:`distributed` gave the model."""
     rank: Distributed | FullySharded | None = vars(model).get(_RANK)
     return runs if rank is None else tuple(replace(r, around=rank.running, dispatched=True) for r in runs)
 
@@ -196,7 +196,7 @@ def _splits_evenly(model: nn.Module, plan: Plan, ranks: int) -> bool:
 
 
 def _fit_heads(model: nn.Module, plan: Plan, ranks: int) -> None:
-    """Write the key/value heads of a rank into the model's configuration, from which caches are made."""
+    """Write a rank's number of key/value heads into the model's configuration, from which caches are made."""
     if any(style == "colwise" and name.endswith(".k_proj") for name, style in plan.items()):
         text_config(model).num_key_value_heads = max(1, kv_heads(model) // ranks)
 
@@ -209,7 +209,7 @@ def _fit_own_heads(model: nn.Module, workload: Workload) -> None:
 
 
 def _copy_heads(model: nn.Module, plan: Plan, ranks: int, rank: int) -> None:
-    """Give the projections of keys and values one head for every rank, if there are fewer heads than ranks.
+    """Duplicate key/value heads in their projections until every rank has one, if heads are fewer than ranks.
 
     Several ranks get copies of the same head. Then their plan splits the projections evenly.
     """

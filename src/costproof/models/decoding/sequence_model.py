@@ -20,13 +20,14 @@ import torch
 from costproof.models.decoding.decoder import SHARED, Decoder
 
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], tuple[torch.Tensor, torch.Tensor]]
-"""(queries, keys, values, causal, scale) -> results [B, H, n, D_v] and logarithms of their sums [B, H, n, 1]."""
+"""Attention function of (queries, keys, values, causal, scale) that returns results [B, H, n, D_v] and log-sum-exp
+values [B, H, n, 1]."""
 
 
 def fused(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run torch's operator of cuDNN, which returns logarithms of the sums for any widths and groups of heads."""
+    """Run torch's cuDNN attention, which returns log-sum-exp values for any widths and groups of heads."""
     attend = torch.ops.aten._scaled_dot_product_cudnn_attention
     found = attend(query, key, value, None, True, 0.0, causal, False, scale=scale)
     return found[0], found[1]
@@ -37,12 +38,12 @@ class OwnPositions:
     """The position of a rank among the ranks that share a sequence, and how they divide it."""
 
     layout: str
-    """``ring``, ``zigzag`` or ``ulysses``."""
+    """Plan of context parallelism: ``ring``, ``zigzag`` or ``ulysses``."""
     ranks: int
     rank: int
     kernel: Kernel = fused
     of_heads: str = ""
-    """Attention, ``sdpa`` or ``eager``, of Ulysses ranks that cache heads; empty if they cache positions."""
+    """Attention, ``sdpa`` or ``eager``, of Ulysses ranks that cache heads; empty for ranks that cache positions."""
 
     @property
     def by_heads(self) -> bool:
@@ -56,7 +57,7 @@ class OwnPositions:
 
     @property
     def group(self) -> str:
-        """Return the name of the group in collectives of an export."""
+        """Return the name of the process group in exported collectives."""
         return f"cp:{self.ranks}"
 
     @property
@@ -66,7 +67,7 @@ class OwnPositions:
 
 
 def share_sequence(model: Any, decoder: Decoder, own: OwnPositions) -> None:
-    """Patch every attention of a decoder to run as one of the ranks that share a sequence."""
+    """Patch every attention module of a decoder to run as one rank of context parallelism."""
     for path in decoder.attention_paths(model):
         part: Any = model.get_submodule(path)
         part._own_positions = own
@@ -77,9 +78,9 @@ def share_sequence(model: Any, decoder: Decoder, own: OwnPositions) -> None:
 
 
 def _forward_of(base: Any) -> Callable[..., Any]:
-    """Return a forward for one rank: it passes ``in_step``, and only the owner of new tokens appends them to its cache.
+    """Return a forward for one rank, in which only the rank that owns new tokens appends them to its cache.
 
-    ``in_step`` is whether the cache holds a prompt already.
+    The forward passes ``in_step``, whether the cache already holds a prompt.
     """
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,13 +96,13 @@ def _forward_of(base: Any) -> Callable[..., Any]:
 
 
 class _ReadOnly:
-    """Cache that returns what it holds and does not grow."""
+    """Cache whose ``update`` adds nothing and returns its contents."""
 
     def __init__(self, cache: Any) -> None:
         self.layers, self.get_seq_length = cache.layers, cache.get_seq_length
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *more: Any, **kwargs: Any) -> Any:
-        """Return the keys and values of a layer."""
+        """Return the cached keys and values of a layer, without the new ones."""
         return self.layers[layer].keys, self.layers[layer].values
 
 
@@ -192,7 +193,7 @@ def _in_ring(
 def _merged(
     result: torch.Tensor, logs: torch.Tensor, part: torch.Tensor, more: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return results [.., n, D_v] and logarithms of sums [.., n, 1] over both parts of keys, in float32.
+    """Merge results [.., n, D_v] and log-sum-exp values [.., n, 1] over two parts of the keys, in float32.
 
     The weight of the new part is e^more / (e^logs + e^more), a sigmoid, and the logarithm of the sum is
     logs - log sigmoid(logs - more).

@@ -104,7 +104,7 @@ class Bert(TextTarget[BertConfig]):
     prefix: ClassVar[str] = "bert."
 
     def style(self) -> TextEncoderStyle:
-        """Return how the layers differ from those of BERT: not at all."""
+        """Return the default style, which is that of BERT."""
         return TextEncoderStyle()
 
     def names(self, path: str) -> Mapping[str, str]:
@@ -122,7 +122,7 @@ class Bert(TextTarget[BertConfig]):
 
     @classmethod
     def draw_fields(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
-        """Return the number of segment types, drawn at random."""
+        """Return the drawn number of segment types."""
         return {"types": p["text_types"]}
 
 

@@ -18,7 +18,7 @@ from costproof.models.decoding.latent import LatentConfig, LatentTarget, draw_la
 
 @dataclass(frozen=True, slots=True)
 class DeepseekV2Config(LatentConfig):
-    """Sizes, and whether experts are chosen from the best groups; by default DeepSeek-V2 (236B)."""
+    """Sizes, and whether routing is limited to the best expert groups; by default DeepSeek-V2 (236B)."""
 
     hidden: int = 5120
     intermediate: int = 12288
@@ -41,7 +41,7 @@ class DeepseekV2Config(LatentConfig):
     rope: int = 64
     value: int = 128
     limited: bool = True
-    """Whether experts are chosen only from the best groups."""
+    """Whether a token's experts are chosen only from its best groups."""
 
     model_type: ClassVar[str] = "deepseek_v2"
     not_null: ClassVar = (*LatentConfig.not_null, "routed_scaling_factor")
@@ -54,7 +54,7 @@ class DeepseekV2Config(LatentConfig):
 
     @classmethod
     def flag_names(cls) -> tuple[str, ...]:
-        """Return the names of the boolean fields that a configuration key states."""
+        """Return the names of the boolean fields that a file sets by a key."""
         return ("tied", "attention_bias")
 
     @classmethod
@@ -72,7 +72,7 @@ class DeepseekV2Config(LatentConfig):
 
     @classmethod
     def draw_fields(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
-        """Draw random values, for a proof, of latent sizes and of ``limited``, which only this family has."""
+        """Draw random latent sizes and ``limited``, which only this family has, for a proof."""
         return {**draw_latents(sizes, rng), "limited": rng.random() < 0.5}
 
     def native(self) -> dict[str, Any]:
