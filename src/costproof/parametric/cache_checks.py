@@ -25,7 +25,7 @@ from costproof.parametric.targets import evaluate_formulas
 
 
 def cache_held(model: WithFormulas, run: Workload) -> int:
-    """Return the bytes of the cache at the end of a run, with those that were there before."""
+    """Return the bytes of the cache at the end of a run, including tokens cached before the run."""
     calls = {(call.stage, call.id): call.symbols for call in model.invocations(run)}
     config, every = model.info().symbols, Counter[tuple[str, str, str]]()
     for node in model.formulas(run).nodes:  # whatever is stored
@@ -36,7 +36,7 @@ def cache_held(model: WithFormulas, run: Workload) -> int:
 
 
 def cache_recounts(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
-    """Yield the bytes that a token adds to the cache of one sequence, and those of all tokens."""
+    """Yield second counts of the cache: bytes of one more token, of all tokens, and of blocks."""
     mesh = run.mesh
     if found.cache_bytes is None or run.rows:
         return
@@ -71,14 +71,14 @@ _HEAD_BITS: Final[dict[str, tuple[int, int, int]]] = {
     "fp8": (8, 0, 1), "int8": (8, 32, 0), "int4": (4, 32, 0), "nvfp4": (4, 8, 16), "q8_0": (8, 16, 32),
     "q4_0": (4, 16, 32),
 }  # fmt: skip
-"""Format of a cache -> bits of an element, of a scale, and elements with one scale, 0 for all of a head.
+"""(bits of an element, bits of a scale, elements per scale) by cache format; 0 elements: one scale per head.
 
 Sources: vLLM ``v1/kv_cache_interface.py``; llama.cpp, ``ggml-common.h`` (q8_0 has 34 bytes for 32, q4_0 18).
 """
 
 
 def _formatted(model: WithFormulas, run: Workload, size: int) -> Iterator[Recount]:
-    """Yield the bytes of a cache with fewer bits, head by head, from the elements of one in the dtype of the run."""
+    """Yield a second count of a quantised cache, head by head, from the element count of an unquantised one."""
     kind, symbols = run.inputs.get(KV_DTYPE), model.info().symbols
     if kind is None:
         return
@@ -104,7 +104,7 @@ def _layer_recounts(model: WithFormulas, run: Workload, of: BlockedCache) -> Ite
 
 
 def _in_use(past: int, new: int, window: int, size: int) -> tuple[int, int]:
-    """Return the blocks that hold a token which a call reads or writes, and the number of these tokens."""
+    """Return the number of blocks with a token that a call reads or writes, and the number of these tokens."""
     first = next(iter(range(past - window + 1, past + new + 1) if 0 < window <= past else (0,)))
     tokens = range(first, past + new)
     if not tokens:
@@ -115,14 +115,14 @@ def _in_use(past: int, new: int, window: int, size: int) -> tuple[int, int]:
 
 
 def _calls(run: Workload, size: int) -> Iterator[tuple[str, tuple[BatchRow, ...]]]:
-    """Yield the prompt, and the decode steps after which the blocks of windows repeat."""
+    """Yield the batch rows of the prompt, and of the last decode steps, after which blocks of windows repeat."""
     yield "prefill", run.rows or (BatchRow(run.text_tokens, run.past, run.own_batch),)
     for step in range(max(0, run.new_tokens - 2 * size), run.new_tokens):
         yield "decode", (BatchRow(1, run.past + run.text_tokens + step, run.own_batch),)
 
 
 def blocks_in_use(of: BlockedCache, run: Workload) -> tuple[int, set[int]]:
-    """Return the most bytes that a call holds in blocks, and the bytes without a token in each call with as many."""
+    """Return the most bytes of cache blocks in any call, and the possible unused bytes of calls with as many."""
     found: dict[int, set[int]] = {}
     for _, rows in _calls(run, of.size):
         held = used = 0
@@ -136,7 +136,7 @@ def blocks_in_use(of: BlockedCache, run: Workload) -> tuple[int, set[int]]:
 
 
 def blocks_beyond(of: BlockedCache, run: Workload) -> dict[str, int]:
-    """Return, for each stage, the most that blocks have more than tokens, each layer before or after its own write."""
+    """Return, by stage, the largest excess of cache blocks over cached tokens, before or after each layer's write."""
     found: dict[str, tuple[int, int]] = {}
     for stage, rows in _calls(run, of.size):
         held = more = 0
@@ -154,7 +154,7 @@ def blocks_beyond(of: BlockedCache, run: Workload) -> dict[str, int]:
 
 
 def padding_recounts(model: WithBlocks, run: Workload, found: Padding) -> Iterator[Recount]:
-    """Yield the padded tokens of a run with their FLOPs, and the blocks of its cache, each block a token at a time."""
+    """Yield second counts of padded tokens with their FLOPs, and of cache blocks, token by token."""
     yield from (Recount("", problem.line, "problem", 1, 0) for problem in found.problems())
     tokens = {"prefill": run.text_tokens * (1 if run.rows else run.batch), "decode": run.batch}
     for one in found.batch:

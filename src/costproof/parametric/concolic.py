@@ -1,4 +1,4 @@
-"""Concolic integers: plain ints that also record comparisons, so that one evaluation yields a path condition.
+"""Define concolic integers: plain ints that record comparisons, so that one evaluation yields a path condition.
 
 A target computes with the sizes of one point as usual. Each comparison with a size becomes a condition, and each
 derived number an expression of the sizes; conditions and expressions are then evaluated for a million points at once.
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     import sympy
 
 SizeExpr = tuple[Any, ...]
-"""``("var", name)``, ``("int", number)``, or (operator, expression, expression)."""
+"""Expression of a size: ``("var", name)``, ``("int", number)``, or (operator, expression, expression)."""
 PointValues = Mapping[str, Any]
-"""Variable -> an integer, or an array of integers, one for each point."""
+"""Values of variables by name: an integer, or an array with one integer per point."""
 
 _OPERATORS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
@@ -43,7 +43,7 @@ _SAFE: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class BranchCondition:
-    """A comparison that a target made, with its outcome."""
+    """A comparison that a target's code made, with its outcome."""
 
     how: str
     left: SizeExpr
@@ -65,17 +65,17 @@ class BranchCondition:
 
 @dataclass(slots=True)
 class PathRecorder:
-    """Records the path conditions of a target at one point; all points that satisfy them take the same branches."""
+    """Recorder of a target's path conditions at one point; all points that satisfy them take the same branches."""
 
     conditions: dict[BranchCondition, None] = field(default_factory=dict)
 
     def note(self, how: str, left: SizeExpr, right: SizeExpr, outcome: bool) -> bool:
-        """Record the outcome of a comparison, and return it."""
+        """Record the outcome of a comparison, and return the outcome."""
         self.conditions[BranchCondition(how, left, right, outcome)] = None
         return outcome
 
     def variable(self, name: str, value: int) -> ConcolicInt:
-        """Return a number of the point as a concolic integer named ``name``."""
+        """Return an integer of the point as a concolic integer named ``name``."""
         return ConcolicInt(self, ("var", name), value)
 
 
@@ -97,7 +97,7 @@ def concrete(number: Any) -> int:
 
 
 def _arithmetic(how: str) -> tuple[Any, Any]:
-    """Return the methods of an arithmetic operator on expressions: normal and reflected."""
+    """Return the normal and the reflected method of an arithmetic operator on expressions."""
 
     def left(self: ConcolicInt, other: Any) -> Any:
         return self._derive(how, self, other)
@@ -109,7 +109,7 @@ def _arithmetic(how: str) -> tuple[Any, Any]:
 
 
 def _concretized(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
-    """Return the methods of an operator that needs concrete values: normal and reflected."""
+    """Return the normal and the reflected method of an operator that needs concrete values."""
 
     def left(self: ConcolicInt, other: Any) -> Any:
         return function(self._concretize(), other)
@@ -121,7 +121,7 @@ def _concretized(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
 
 
 class ConcolicInt(Integral):
-    """Integer that records its comparisons, and the arithmetic from which it results."""
+    """Integer that records the comparisons it is part of, and the arithmetic that produced it."""
 
     __slots__ = ("expr", "path", "value")
 
@@ -233,7 +233,7 @@ class ConcolicInt(Integral):
 
 
 def evaluate_size(expr: SizeExpr, values: PointValues, known: dict[SizeExpr, Any]) -> Any:
-    """Evaluate an expression at values of its variables.
+    """Evaluate the expression of a size at values of its variables.
 
     ``known`` memoizes the results of its parts. Where a result may exceed 62 bits it is computed with Python's
     integers.
@@ -263,7 +263,7 @@ def largest_magnitude(value: Any) -> int:
 
 
 def _divide(how: str, left: Any, right: Any) -> Any:
-    """Return a quotient or remainder; for divisor 0, which path conditions exclude, any value."""
+    """Return a quotient or remainder; any value for divisor 0, which path conditions exclude."""
     if isinstance(right, np.ndarray):
         return _OPERATORS[how](left, np.where(right == 0, 1, right))
     return _OPERATORS[how](left, right) if right else left
@@ -274,7 +274,7 @@ def _divide(how: str, left: Any, right: Any) -> Any:
 
 @dataclass(slots=True)
 class _ConditionGroup:
-    """Conditions of a path that use the same variables, with their last result.
+    """Conditions of a path on the same variables, with their last result.
 
     Consecutive boxes of points share the arrays of all axes but one, so that most groups need not be evaluated again.
     """
@@ -282,11 +282,11 @@ class _ConditionGroup:
     variables: tuple[str, ...]
     conditions: list[BranchCondition] = field(default_factory=list)
     arguments: tuple[Any, ...] | None = None
-    """The arrays for which :attr:`held` was computed."""
+    """The arrays for which :attr:`held` was computed; ``None`` before the first result."""
     held: Any = True
 
     def holds(self, values: PointValues) -> Any:
-        """Return where all conditions hold: a bool if it is the same at all points, else an array."""
+        """Return where all conditions hold, as one bool if all points agree, else as an array."""
         arrays = tuple(values[name] for name in self.variables)
         if self.arguments is None or any(new is not old for new, old in zip(arrays, self.arguments, strict=True)):
             known: dict[Any, Any] = {}
@@ -315,7 +315,7 @@ class PathCondition:
         return all(condition.holds(values, known) for condition in self.conditions)
 
     def mask(self, values: PointValues) -> Any:
-        """Return which points satisfy all conditions: a bool if all do or none does, else an array that broadcasts."""
+        """Return which points satisfy all conditions, as one bool if all agree, else as an array that broadcasts."""
         some = []
         for group in self._groups:
             held = group.holds(values)
@@ -327,7 +327,7 @@ class PathCondition:
 
 
 def merge_paths(paths: Sequence[PathCondition]) -> list[PathCondition]:
-    """Return as few path conditions as possible for the same set of points.
+    """Return as few path conditions as possible that together hold at the same points.
 
     Two paths that differ only in the outcome of one comparison are merged into one without it. A path whose conditions
     are a superset of another path's is dropped.
@@ -342,7 +342,7 @@ def merge_paths(paths: Sequence[PathCondition]) -> list[PathCondition]:
 
 
 _MOST_ZEROS = 2
-"""Number of zeros of a polynomial of degree two."""
+"""Number of zeros of a quadratic polynomial."""
 
 
 def branch_limit(path: PathCondition, variable: str, start: int, step: int = 1) -> int | None:
@@ -361,7 +361,7 @@ def branch_limit(path: PathCondition, variable: str, start: int, step: int = 1) 
 
 
 def _limits(condition: BranchCondition, variable: str, start: int, step: int) -> Iterator[int]:
-    """Yield candidate values; the smallest is the first value at which the condition fails."""
+    """Yield candidates for the first value at which a condition fails; the smallest candidate is that value."""
     name = sym(variable)
     try:
         left, right = (to_sympy(part, lambda _: step * name) for part in (condition.left, condition.right))
@@ -371,7 +371,7 @@ def _limits(condition: BranchCondition, variable: str, start: int, step: int) ->
 
 
 def _difference_limits(condition: BranchCondition, f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
-    """Yield candidates for the first value at which a condition fails, from ``f``: its left minus its right side."""
+    """Yield candidates for the first value at which a condition fails; ``f`` is its left minus its right side."""
     # The expression that is above 0 where the condition does not hold.
     broken = {
         ("<", True): [f + 1], ("<", False): [-f], ("<=", True): [f], ("<=", False): [1 - f],
@@ -384,7 +384,7 @@ def _difference_limits(condition: BranchCondition, f: sympy.Expr, name: sympy.Sy
 
 
 def _first_zero(f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
-    """Yield the first value from ``start`` on at which a polynomial is 0, if any.
+    """Yield the first value from ``start`` on at which a polynomial is 0, if there is one.
 
     It may change its sign between two integers.
     """
@@ -400,7 +400,7 @@ def _first_zero(f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
 
 
 def to_sympy(expr: SizeExpr, symbol: Callable[[str], sympy.Symbol], *, floors: bool = False) -> sympy.Expr:
-    """Return the expression of a size in sympy.
+    """Convert the expression of a size to sympy.
 
     A quotient by a number that divides all terms but the constant one is a polynomial, and its remainder a number.
 

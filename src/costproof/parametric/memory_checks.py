@@ -1,4 +1,4 @@
-"""Count again, by separate code, the memory that a run holds and the limits of its settings.
+"""Count a second time, by separate code, the memory of a run and the limits of its settings.
 
 No graph gives a limit, the blocks of a cache, or what ranks gather. Here a run is counted anew just below and at each
 limit, without the solved expressions; blocks are those that hold a token in use; gathered parameters are put together
@@ -31,11 +31,11 @@ from costproof.parametric.targets import evaluate_formulas, live_peaks
 
 _LIVE: Final = "weights and live peak"
 _MOST_REFUSED: Final = 1_000
-"""Values below a limit of which the model must refuse each, if it fits at none of them."""
+"""Maximum number of values below a limit that are checked to be refused by the model if no value fits."""
 
 
 def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recount]:
-    """Yield everything that is counted again about the memory of a run.
+    """Yield second counts of all memory figures and limits of a run with formulas.
 
     Args:
         model: the target, whose formulas made all numbers.
@@ -61,7 +61,7 @@ def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], f
 
 
 def graph_recounts(found: Fits, model: Target | None = None, counted: Ledger | None = None) -> Iterator[Recount]:
-    """Yield the sums and limits of a run whose bytes are those of exported graphs, from each other.
+    """Yield second counts of the sums and limits of a run without formulas, computed from one another.
 
     A cache has equal parts for all sequences, and grows with a text by no more than at its beginning.
     """
@@ -140,7 +140,7 @@ _UNITS: Final = {
 
 
 def room_recounts(found: Fits, whole: int, memory: int | str | None, reserve: int | str | None) -> Iterator[Recount]:
-    """Yield the memory that is compared, its reserve, and the meshes that were tried to find the smallest.
+    """Yield second counts of available memory and reserve, and checks of the search for the smallest mesh.
 
     Args:
         whole: bytes of a device.
@@ -175,7 +175,7 @@ def room_recounts(found: Fits, whole: int, memory: int | str | None, reserve: in
 
 
 def tried_recounts(tried: MeshTried, found: Fits, rank: int) -> Iterator[Recount]:
-    """Yield the weights and buffers of a mesh that was tried, from the answer for it if that is of the same rank."""
+    """Yield a second count of a tried mesh's weights and buffers, from the result for a mesh with the same rank."""
     rows = [row.weights_bytes for row in found.ranks if rank in row.ranks] or [found.held_weights]
     if tried.weights_bytes is not None and rows[0] is not None and found.buffers_bytes is not None:
         again = rows[0] + found.buffers_bytes
@@ -243,7 +243,7 @@ _ALIVE: Final[tuple[Metric, ...]] = (UNFUSED, "weight_read_bytes", "input_bytes"
 
 
 def _parts(found: Fits) -> Iterator[Recount]:
-    """Yield the sums over the parts of the memory, and what follows of them."""
+    """Yield second counts of the sums of memory components, and of the verdict that follows from them."""
     weights = found.weights_bytes if found.stored_bytes is None else found.stored_bytes
     cache = found.cache_bytes if found.held_cache_bytes is None else found.held_cache_bytes
     live = found.live_bytes if found.held_cache_bytes is None else found.blocked_live_bytes
@@ -263,7 +263,7 @@ def _parts(found: Fits) -> Iterator[Recount]:
 
 
 def _lasting(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
-    """Yield the buffers of a rank, and its weights as they are stored, module by module."""
+    """Yield second counts of a rank's buffers and stored weights, summed module by module."""
     sizes: Counter[str] = Counter()
     modules = {node.module: node for node in evaluate_formulas(model, run).nodes if not node.invocation}
     for node in modules.values():
@@ -278,7 +278,7 @@ def _lasting(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recoun
 
 
 def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
-    """Yield the weights, and the cache and live peak of each stage of a rank; the peak with fewer logits too.
+    """Yield second counts of a rank's weights, and of the cache and live peak of each stage.
 
     The formulas are those of the answer, evaluated for this rank alone: graphs confirm them, here their use is.
     """
@@ -303,7 +303,7 @@ def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
 
 
 def _ranks(held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recount]:
-    """Yield the rank that holds most, and those that hold the most weights and cache, from the answers of all."""
+    """Yield checks of the ranks' table, and of which ranks have the most bytes, against the result for each rank."""
     if not found.ranks:
         return
     rows = {rank: row for row in found.ranks for rank in row.ranks}
@@ -334,7 +334,7 @@ def _ranks(held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recoun
 
 
 def _bounds(limit: MemoryLimit, found: Fits) -> Iterator[Recount]:
-    """Yield whether a run fits at the values that a limit names, and does not at the limit."""
+    """Yield checks that a run fits at the values given below a limit, and does not fit at the limit."""
     for point in limit.points:
         fits = point.at != limit.at if limit.outcome == "from" else True
         if limit.outcome != "not solved":
@@ -346,7 +346,7 @@ def _bounds(limit: MemoryLimit, found: Fits) -> Iterator[Recount]:
 
 
 def gathered_recounts(model: WithFormulas, run: Workload, found: int | None) -> Iterator[Recount]:
-    """Yield the most bytes of gathered parameters at once, each group being put together after the one before."""
+    """Yield a second count of the most bytes of gathered parameters at once, gathering one group after another."""
     ranks = run.mesh.fsdp * run.mesh.cp
     if run.mesh.fsdp == 1 or found is None:
         return
@@ -366,7 +366,7 @@ def gathered_recounts(model: WithFormulas, run: Workload, found: int | None) -> 
 
 
 def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
-    """Yield whether an unpacked matrix is one of the model, and no smaller than a quantised linear layer."""
+    """Yield checks that the largest unpacked matrix exists in the model and that no quantised one is larger."""
     if found.stored_bytes is None or found.unpacked_bytes is None or not found.workload.mesh.one:
         return
     symbols, element = model.info().symbols, FLOAT_BYTES[found.workload.dtype]
@@ -392,7 +392,7 @@ def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
 def _limit(
     model: WithFormulas, held: Mapping[tuple[int, ...], Fits], found: Fits, limit: MemoryLimit
 ) -> Iterator[Recount]:
-    """Yield what all ranks hold just below and at a limit: below, every rank fits; at the limit, one does not.
+    """Yield second counts of the bytes of all ranks just below a limit, where each must fit, and at it.
 
     The model must refuse all values between.
     """
@@ -427,7 +427,7 @@ def _limit(
 def _held(
     model: WithFormulas, held: Mapping[tuple[int, ...], Fits], found: Fits, limit: MemoryLimit, at: int
 ) -> list[int]:
-    """Return the bytes that each kind of rank holds at a value of the setting of a limit."""
+    """Return the bytes of each distinct rank when the setting of a limit has a given value."""
     kinds: dict[object, int] = {}
     for ranks, answer in held.items():
         for rank in ranks:
