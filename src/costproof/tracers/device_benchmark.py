@@ -161,7 +161,7 @@ def _memory(run: str) -> DeviceFigure | None:
 
 
 def _fastest(run: str, work: Callable[[], Any], spread: int = _SPREAD) -> tuple[int, int]:
-    """Return the fastest of several runs after a warm-up, in nanoseconds, and the number of runs.
+    """Return the nanoseconds of the fastest of several runs after a warm-up, and the number of runs.
 
     Args:
         spread: least nanoseconds of all runs together.

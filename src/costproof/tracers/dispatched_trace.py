@@ -234,7 +234,7 @@ def _plain(argument: Any) -> Any:
 
 
 def _group_place(func: Any, args: Any, kwargs: Any) -> tuple[int, int] | None:
-    """Return the number of ranks in a collective's process group and this rank's index; empty for other operators."""
+    """Return the number of ranks in a collective's process group and this rank's index; ``None`` without a group."""
     from torch.distributed import ProcessGroup, distributed_c10d
 
     arguments = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs

@@ -194,7 +194,7 @@ def _source(kind: type) -> Any:
 
 
 def _reached(function: FunctionType) -> list[Any]:
-    """Return the functions that a function may call: those that its code names in its module or in imported ones.
+    """Return names and code digests of the functions that a function's code names, in its module or in imported ones.
 
     Packages with a faster attention replace such functions.
     """

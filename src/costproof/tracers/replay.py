@@ -394,7 +394,7 @@ def _real(form: TensorForm) -> bool:
 
 
 def _most(name: str, given: CallArguments, form: TensorForm) -> int | None:
-    """Return the exclusive upper limit of an index tensor's values; ``None`` if ``form`` is not an index."""
+    """Return the exclusive upper limit of an index tensor's values, or of integers to be sorted; else ``None``."""
     if name in _INDICES:
         argument, into, dim = _INDICES[name]
         at = given[dim] if isinstance(dim, str) else min(dim, len(given[into].shape) - 1)
@@ -421,7 +421,7 @@ def _length(form: TensorForm, dim: int) -> int:
 
 
 def _shares(name: str, given: CallArguments, form: TensorForm) -> list[int] | None:
-    """Return the offsets of expert groups for a tensor of this form; ``None`` if the tensor has no offsets."""
+    """Return offsets that divide rows or tokens evenly, for a tensor of this form; ``None`` if it has no offsets."""
     if name in _GROUPED and form is given.get("offs"):
         a, b = given["self"].shape, given["mat2"].shape
         return routed(b[1] if len(a) == 3 else a[0] if len(b) == 3 else a[1], form.size)

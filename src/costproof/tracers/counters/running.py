@@ -109,7 +109,7 @@ def _with_missing(
 
 
 def _info(name: str) -> CounterInfo:
-    """Return a counter's description; empty if the counter cannot be loaded, whose calls then report the error."""
+    """Return a counter's description, or a placeholder if the counter cannot be loaded; its calls report the error."""
     try:
         return COUNTERS.load(name).info
     except Exception:
