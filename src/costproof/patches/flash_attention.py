@@ -219,15 +219,16 @@ def _stand_in() -> Iterator[None]:
     try:
         yield
     finally:
-        _kept.update({name: module for name, module in _package().items() if name not in before})
-        for name in _package().keys() - before.keys():
+        added = {name: module for name, module in _package().items() if name not in before}
+        _kept.update(added)
+        for name in added:
             del sys.modules[name]
         sys.modules.update(before)
 
 
 def _package() -> dict[str, ModuleType]:
-    names = [n for n in sys.modules if n in (PACKAGE, COMPILED) or n.startswith(PACKAGE + ".")]
-    return {n: sys.modules[n] for n in names}
+    alike = [name for name in sys.modules if name.startswith(PACKAGE)]  # few of thousands
+    return {n: sys.modules[n] for n in alike if n in (PACKAGE, COMPILED) or n.startswith(PACKAGE + ".")}
 
 
 def missing() -> str:

@@ -213,8 +213,7 @@ def _modules_to_search() -> list[Any]:
     Most of thousands are remembered to lack them: plain modules of packages. Other modules may be reloaded or written
     to, and one with a class of its own may import a function when it is first asked for it.
     """
-    modules = {id(module): module for module in list(sys.modules.values())}
-    found = [modules[key] for key in modules.keys() - _lacking.keys()]
+    found = [module for module in list(sys.modules.values()) if id(module) not in _lacking]
     for module in found:
         if id(module) not in _searched and type(module) is ModuleType:
             if is_complete(module):

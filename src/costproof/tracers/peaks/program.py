@@ -86,6 +86,9 @@ class _ProgramReader:
         given = len(self.seen.tensors)
         mode = torch._guards.detect_fake_mode(list(self.values.values()))
         assert mode is not None
+        if not self.job.sizes:
+            # An export of few layers does without this cache, which is slow on symbols and fast on concrete sizes.
+            mode.cache_enabled = torch._dynamo.config.fake_tensor_cache_enabled
         # A result is kept for its readers; memory that is freed before belongs to the operator.
         with torch.no_grad(), mode, self.seen:
             for node in graph.nodes:
