@@ -53,8 +53,8 @@ class GraphRun:
     target: Exportable
     workload: Workload
     ledger: Ledger
-    forms: dict[tuple[int, int], tuple[CallPeaks, ...]] = field(default_factory=dict, compare=False)
-    """(batch, tokens) -> the memoized live peaks in symbols of graphs that are exported there."""
+    forms: dict[tuple[int, int], tuple[CallPeaks, ...] | Incomplete] = field(default_factory=dict, compare=False)
+    """(batch, tokens) -> the live peaks in symbols of graphs that are exported there, memoized, or why there are none."""
 
     def limits(self, setting: str, held: int, room: int) -> Iterator[MemoryLimit]:
         """Yield the first value of a setting at which the cache no longer fits next to the other bytes.
@@ -142,31 +142,38 @@ class GraphRun:
         peaks: dict[int, int] = {}
         fits, over = 0, _FAR
         for _ in range(_MOST_EXPORTS):
-            found = self._propose(setting, room, symbolic)
+            found = self._propose(setting, room, symbolic, peaks)
             if not fits < found <= over:
                 found = (fits + over + 1) // 2
             last = self._last_accepted(setting, found)
-            ends = (last, found) if last in (0, found - 1) and not self._refusal(setting, found) else (last,)
+            ends = (found, last) if last in (0, found - 1) and not self._refusal(setting, found) else (last,)
             for at in ends:
                 if at and at not in peaks:
                     peaks[at] = self._graph_peak(setting, at)
+                if peaks.get(at, 0) <= room:
+                    break  # so do those below it
             fits = max((at for at, peak in peaks.items() if peak <= room), default=0)
             over = min((at for at, peak in peaks.items() if peak > room), default=_FAR)
             if fits == last and over in (found, _FAR):
-                return found, tuple(MemoryPoint(at, peaks[at]) for at in ends if at)
+                return found, tuple(MemoryPoint(at, peaks[at]) for at in reversed(ends) if at)
             symbolic = self._at(setting, max(2, over if over <= last else fits))
-        raise _NotKnownError("the peaks of graphs with constant sizes are not those in symbols")
+        raise _NotKnownError(f"the peaks of graphs with constant sizes contradict {_MOST_EXPORTS} proposals")
 
-    def _propose(self, setting: str, room: int, symbolic: Workload) -> int:
-        """Return the first value at which the peaks in symbols, of graphs of another workload, exceed the room."""
-        key = symbolic.batch, symbolic.text_tokens
-        if key not in self.forms:
-            require("trace", "the peak of a graph")
-            from costproof.tracers.peaks.calls import released_forms  # imports torch
+    def _propose(self, setting: str, room: int, symbolic: Workload, peaks: Mapping[int, int]) -> int:
+        """Return a value at which the peak may be the first that exceeds the room.
 
-            with count_lock():
-                self.forms[key] = released_forms(self.target, symbolic)
-        calls = [(parse(call.form), call) for call in self.forms[key]]
+        It is that of the peaks in symbols, of graphs of another workload. If a batch has none, as where the code loops
+        over the tokens, it is that of the line through the two known peaks next to the room.
+
+        Args:
+            peaks: the known peaks by value.
+        """
+        forms = self._forms(symbolic)
+        if isinstance(forms, Incomplete):
+            if setting != "batch":
+                raise forms
+            return _on_line(peaks, room) or self.workload.batch
+        calls = [(parse(call.form), call) for call in forms]
 
         def held(at: int) -> int:
             sizes = self._sizes(setting, at)
@@ -181,6 +188,23 @@ class GraphRun:
             middle = (below + above) // 2
             below, above = (below, middle) if held(middle) > room else (middle, above)
         return above
+
+    def _forms(self, symbolic: Workload) -> tuple[CallPeaks, ...] | Incomplete:
+        """Return the memoized peaks in symbols of graphs of a workload, or why those of this or another have none."""
+        for known in self.forms.values():
+            if isinstance(known, Incomplete):
+                return known
+        key = symbolic.batch, symbolic.text_tokens
+        if key not in self.forms:
+            require("trace", "the peak of a graph")
+            from costproof.tracers.peaks.calls import released_forms  # imports torch
+
+            try:
+                with count_lock():
+                    self.forms[key] = released_forms(self.target, symbolic)
+            except Incomplete as error:
+                self.forms[key] = error
+        return self.forms[key]
 
     def _last_accepted(self, setting: str, below: int) -> int:
         """Return the largest value below a bound that the model accepts, 0 without one; what it accepts is a range."""
@@ -312,6 +336,18 @@ class GraphRun:
                         raise _NotKnownError(error.line) from error
                     found.append((stage, free, conditions))
         return found
+
+
+def _on_line(peaks: Mapping[int, int], room: int) -> int:
+    """Return the first value beyond the room on the line through two peaks next to it, or through 0 and the only one.
+
+    0: there is no peak, or the two are equal.
+    """
+    fits = sorted((at, peak) for at, peak in peaks.items() if peak <= room)
+    over = sorted((at, peak) for at, peak in peaks.items() if peak > room)
+    near = [*fits[-1:], *over[:1]] if fits and over else [*fits[-2:], *over[:2]]
+    (low, least), (high, most) = [(0, 0), *near][-2:] if near else [(0, 0)] * 2
+    return low + (room - least) * (high - low) // (most - least) + 1 if most > least else 0
 
 
 def memory_limits(
