@@ -54,7 +54,11 @@ class GraphRun:
     workload: Workload
     ledger: Ledger
     forms: dict[tuple[int, int], tuple[CallPeaks, ...] | Incomplete] = field(default_factory=dict, compare=False)
-    """(batch, tokens) -> the live peaks in symbols of graphs that are exported there, memoized, or why there are none."""
+    """(batch, tokens) -> the memoized live peaks in symbols of graphs exported there, or why there are none."""
+    peaks: dict[tuple[int, int], dict[str, int]] = field(default_factory=dict, compare=False)
+    """(batch, tokens) -> the memoized graph peaks of stages."""
+    holding: list[tuple[str, frozenset[str], tuple[Condition, ...]]] = field(default_factory=list, compare=False)
+    """Memoized result of :meth:`_graphs`."""
 
     def limits(self, setting: str, held: int, room: int) -> Iterator[MemoryLimit]:
         """Yield the first value of a setting at which the cache no longer fits next to the other bytes.
@@ -149,7 +153,7 @@ class GraphRun:
             ends = (found, last) if last in (0, found - 1) and not self._refusal(setting, found) else (last,)
             for at in ends:
                 if at and at not in peaks:
-                    peaks[at] = self._graph_peak(setting, at)
+                    peaks[at] = max(self.graph_peaks(self._at(setting, at)).values())
                 if peaks.get(at, 0) <= room:
                     break  # so do those below it
             fits = max((at for at, peak in peaks.items() if peak <= room), default=0)
@@ -217,11 +221,12 @@ class GraphRun:
             low, high = (low, middle - 1) if self._refusal(setting, middle) else (middle, high)
         return low
 
-    def _graph_peak(self, setting: str, at: int) -> int:
-        from costproof.tracers.peaks.calls import released_peaks  # imports torch
-
-        with count_lock():
-            return max(released_peaks(self.target, self._at(setting, at)).values())
+    def graph_peaks(self, workload: Workload) -> dict[str, int]:
+        """Return :func:`graph_peaks` of this run with the batch and the tokens of a workload, memoized."""
+        key = workload.batch, workload.text_tokens
+        if key not in self.peaks:
+            self.peaks[key] = graph_peaks(self.target, workload)
+        return self.peaks[key]
 
     def _at(self, setting: str, at: int) -> Workload:
         there: dict[str, Any] = {setting: at}
@@ -315,6 +320,8 @@ class GraphRun:
 
     def _graphs(self) -> list[tuple[str, frozenset[str], tuple[Condition, ...]]]:
         """Return (stage, symbols, conditions) of each export with a cache; of equal layers, those of the first ones."""
+        if self.holding:
+            return self.holding
         from costproof.tracers.cache import cache_enabled, cached_export
         from costproof.tracers.derive.subject import size_limits
         from costproof.tracers.equal_layers import COUNTED_FROM, truncated_by_periods
@@ -335,7 +342,21 @@ class GraphRun:
                     except Incomplete as error:
                         raise _NotKnownError(error.line) from error
                     found.append((stage, free, conditions))
+        self.holding += found
         return found
+
+
+def graph_peaks(target: Exportable, workload: Workload) -> dict[str, int]:
+    """Return the graph peak of each stage.
+
+    Raises:
+        Incomplete: a peak is unknown.
+    """
+    require("trace", "the peak of a graph")
+    from costproof.tracers.peaks.calls import released_peaks  # imports torch
+
+    with count_lock():
+        return released_peaks(target, workload)
 
 
 def _on_line(peaks: Mapping[int, int], room: int) -> int:
