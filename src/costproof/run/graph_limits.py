@@ -342,7 +342,7 @@ class GraphRun:
                     except Incomplete as error:
                         raise _NotKnownError(error.line) from error
                     found.append((stage, free, conditions))
-        self.holding += found
+        self.holding.extend(found)
         return found
 
 
