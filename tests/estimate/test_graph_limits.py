@@ -133,12 +133,13 @@ def test_a_batch_whose_peak_has_no_symbols_is_found_by_its_graphs(monkeypatch: p
         tried.append(at)
         raise Incomplete("the model's code loops over the tokens")
 
+    def count(_: object, at: Workload) -> dict[str, int]:
+        counted.append(at.batch)
+        return {"prefill": peak(at.batch)}
+
     tried, counted = list[Workload](), list[int]()
     monkeypatch.setattr("costproof.tracers.peaks.calls.released_forms", no_forms)
-    monkeypatch.setattr(
-        "costproof.tracers.peaks.calls.released_peaks",
-        lambda _, at: counted.append(at.batch) or {"prefill": peak(at.batch)},
-    )
+    monkeypatch.setattr("costproof.tracers.peaks.calls.released_peaks", count)
     workload = Workload("custom", text_tokens=10, new_tokens=0, batch=1)
     for room, first in ((13_399, 100), (13_400, 101), (5_160, 3), (5_079, 1), (10**9, 11_904_703)):
         run = GraphRun(cast(Exportable, Toy()), workload, Ledger("static", (), (), ()))
