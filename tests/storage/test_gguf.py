@@ -96,7 +96,7 @@ def test_modules_for_further_tokens_are_not_counted(tmp_path: Path) -> None:
     target, file = configured(tmp_path, num_nextn_predict_layers=1_000), write(tmp_path, of_llama())
     found = stored(target, files=file)
     assert found.totals.bytes == size(of_llama())
-    left = "modules for further tokens (num_nextn_predict_layers 1000), whose layout is not known"
+    left = "MTP modules (num_nextn_predict_layers 1000), whose layout is not known"
     assert found.left_out == (left,)
     with pytest.raises(BadInput, match="not counted in a GGUF file"):
         stored(target, files=file, next_token=1)

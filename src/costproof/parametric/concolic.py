@@ -1,4 +1,4 @@
-"""Concolic integers: plain ints that also record comparisons, so that one evaluation yields a path condition.
+"""Define concolic integers: plain ints that record comparisons, so that one evaluation yields a path condition.
 
 A target computes with the sizes of one point as usual. Each comparison with a size becomes a condition, and each
 derived number an expression of the sizes; conditions and expressions are then evaluated for a million points at once.
@@ -17,9 +17,9 @@ from typing import Any, Final
 import numpy as np
 
 SizeExpr = tuple[Any, ...]
-"""``("var", name)``, ``("int", number)``, or (operator, expression, expression)."""
+"""Expression of a size: ``("var", name)``, ``("int", number)``, or (operator, expression, expression)."""
 PointValues = Mapping[str, Any]
-"""Variable -> an integer, or an array of integers, one for each point."""
+"""Values of variables by name: an integer, or an array with one integer per point."""
 
 _OPERATORS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
@@ -32,7 +32,7 @@ _SAFE: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class BranchCondition:
-    """A comparison that a target made, with its outcome."""
+    """A comparison that a target's code made, with its outcome."""
 
     how: str
     left: SizeExpr
@@ -54,17 +54,17 @@ class BranchCondition:
 
 @dataclass(slots=True)
 class PathRecorder:
-    """Records the path conditions of a target at one point; all points that satisfy them take the same branches."""
+    """Recorder of a target's path conditions at one point; all points that satisfy them take the same branches."""
 
     conditions: dict[BranchCondition, None] = field(default_factory=dict)
 
     def note(self, how: str, left: SizeExpr, right: SizeExpr, outcome: bool) -> bool:
-        """Record the outcome of a comparison, and return it."""
+        """Record the outcome of a comparison, and return the outcome."""
         self.conditions[BranchCondition(how, left, right, outcome)] = None
         return outcome
 
     def variable(self, name: str, value: int) -> ConcolicInt:
-        """Return a number of the point as a concolic integer named ``name``."""
+        """Return an integer of the point as a concolic integer named ``name``."""
         return ConcolicInt(self, ("var", name), value)
 
 
@@ -86,7 +86,7 @@ def concrete(number: Any) -> int:
 
 
 def _arithmetic(how: str) -> tuple[Any, Any]:
-    """Return the methods of an arithmetic operator on expressions: normal and reflected."""
+    """Return the normal and the reflected method of an arithmetic operator on expressions."""
 
     def left(self: ConcolicInt, other: Any) -> Any:
         return self._derive(how, self, other)
@@ -98,7 +98,7 @@ def _arithmetic(how: str) -> tuple[Any, Any]:
 
 
 def _concretized(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
-    """Return the methods of an operator that needs concrete values: normal and reflected."""
+    """Return the normal and the reflected method of an operator that needs concrete values."""
 
     def left(self: ConcolicInt, other: Any) -> Any:
         return function(self._concretize(), other)
@@ -110,7 +110,7 @@ def _concretized(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
 
 
 class ConcolicInt(Integral):
-    """Integer that records its comparisons, and the arithmetic from which it results."""
+    """Integer that records the comparisons it is part of, and the arithmetic that produced it."""
 
     __slots__ = ("expr", "path", "value")
 
@@ -222,7 +222,7 @@ class ConcolicInt(Integral):
 
 
 def evaluate_size(expr: SizeExpr, values: PointValues, known: dict[SizeExpr, Any]) -> Any:
-    """Evaluate an expression at values of its variables.
+    """Evaluate the expression of a size at values of its variables.
 
     ``known`` memoizes the results of its parts. Where a result may exceed 62 bits it is computed with Python's
     integers.
@@ -252,7 +252,7 @@ def largest_magnitude(value: Any) -> int:
 
 
 def _divide(how: str, left: Any, right: Any) -> Any:
-    """Return a quotient or remainder; for divisor 0, which path conditions exclude, any value."""
+    """Return a quotient or remainder; any value for divisor 0, which path conditions exclude."""
     if isinstance(right, np.ndarray):
         return _OPERATORS[how](left, np.where(right == 0, 1, right))
     return _OPERATORS[how](left, right) if right else left

@@ -1,4 +1,4 @@
-"""Count again, by separate code, the memory that a run holds and the limits of its settings.
+"""Count a second time, by separate code, the memory of a run and the limits of its settings.
 
 No graph gives a limit, the blocks of a cache, or what ranks gather. Here a run is counted anew just below and at each
 limit, without the solved expressions; blocks are those that hold a token in use; gathered parameters are put together
@@ -28,11 +28,11 @@ from costproof.parametric.targets import evaluate_formulas, live_peaks
 
 _LIVE: Final = "weights and live peak"
 _MOST_REFUSED: Final = 1_000
-"""Values below a limit of which the model must refuse each, if it fits at none of them."""
+"""Maximum number of values below a limit that are checked to be refused by the model if no value fits."""
 
 
 def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recount]:
-    """Yield everything that is counted again about the memory of a run.
+    """Yield second counts of all memory figures and limits of a run with formulas.
 
     Args:
         model: the target, whose formulas made all numbers.
@@ -57,7 +57,7 @@ def memory_recounts(model: WithFormulas, held: Mapping[tuple[int, ...], Fits], f
 
 
 def graph_recounts(found: Fits) -> Iterator[Recount]:
-    """Yield the sums and limits of a run whose bytes are those of exported graphs, from each other.
+    """Yield second counts of the sums and limits of a run without formulas, computed from one another.
 
     A cache has equal parts for all sequences, and grows with a text by no more than at its beginning.
     """
@@ -81,7 +81,7 @@ def graph_recounts(found: Fits) -> Iterator[Recount]:
 
 
 def room_recounts(found: Fits, whole: int, reserve: int | str | None) -> Iterator[Recount]:
-    """Yield the memory that is compared, its reserve, and the meshes that were tried to find the smallest.
+    """Yield second counts of available memory and reserve, and checks of the search for the smallest mesh.
 
     Args:
         whole: bytes of a device.
@@ -109,7 +109,7 @@ def room_recounts(found: Fits, whole: int, reserve: int | str | None) -> Iterato
 
 
 def tried_recounts(tried: MeshTried, found: Fits, rank: int) -> Iterator[Recount]:
-    """Yield the weights and buffers of a mesh that was tried, from the answer for it if that is of the same rank."""
+    """Yield a second count of a tried mesh's weights and buffers, from the result for a mesh with the same rank."""
     rows = [row.weights_bytes for row in found.ranks if rank in row.ranks] or [found.held_weights]
     if tried.weights_bytes is not None and rows[0] is not None and found.buffers_bytes is not None:
         again = rows[0] + found.buffers_bytes
@@ -121,7 +121,7 @@ def _of_rank(workload: Workload, rank: int) -> Workload:
 
 
 def _parts(found: Fits) -> Iterator[Recount]:
-    """Yield the sums over the parts of the memory, and what follows of them."""
+    """Yield second counts of the sums of memory components, and of the verdict that follows from them."""
     weights = found.weights_bytes if found.stored_bytes is None else found.stored_bytes
     cache = found.cache_bytes if found.held_cache_bytes is None else found.held_cache_bytes
     live = found.live_bytes if found.held_cache_bytes is None else found.blocked_live_bytes
@@ -141,7 +141,7 @@ def _parts(found: Fits) -> Iterator[Recount]:
 
 
 def _lasting(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
-    """Yield the buffers of a rank, and its weights as they are stored, module by module."""
+    """Yield second counts of a rank's buffers and stored weights, summed module by module."""
     sizes: Counter[str] = Counter()
     modules = {node.module: node for node in evaluate_formulas(model, run).nodes if not node.invocation}
     for node in modules.values():
@@ -154,7 +154,7 @@ def _lasting(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recoun
 
 
 def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
-    """Yield the weights, and the cache and live peak of each stage of a rank; the peak with fewer logits too.
+    """Yield second counts of a rank's weights, and of the cache and live peak of each stage.
 
     The formulas are those of the answer, evaluated for this rank alone: graphs confirm them, here their use is.
     """
@@ -179,7 +179,7 @@ def _live(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
 
 
 def format_recounts(model: object, found: Fits) -> Iterator[Recount]:
-    """Yield whether a cache is counted in the format that the configuration names, as no setting of the run does."""
+    """Yield a check that the cache is counted in the format that the model's configuration names."""
     if isinstance(model, WithFormulas) and isinstance(model, WithStorage) and (named := model.stored.cache_dtype):
         kept = found.workload.inputs.get(KV_DTYPE) == named
         has = any(setting.name == KV_DTYPE for setting in model.settings())
@@ -189,7 +189,7 @@ def format_recounts(model: object, found: Fits) -> Iterator[Recount]:
 
 
 def _ranks(held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recount]:
-    """Yield the rank that holds most, and those that hold the most weights and cache, from the answers of all."""
+    """Yield checks of the ranks' table, and of which ranks have the most bytes, against the result for each rank."""
     if not found.ranks:
         return
     rows = {rank: row for row in found.ranks for rank in row.ranks}
@@ -220,7 +220,7 @@ def _ranks(held: Mapping[tuple[int, ...], Fits], found: Fits) -> Iterator[Recoun
 
 
 def _bounds(limit: MemoryLimit, found: Fits) -> Iterator[Recount]:
-    """Yield whether a run fits at the values that a limit names, and does not at the limit."""
+    """Yield checks that a run fits at the values given below a limit, and does not fit at the limit."""
     for point in limit.points:
         fits = point.at != limit.at if limit.outcome == "from" else True
         if limit.outcome != "not solved":
@@ -232,7 +232,7 @@ def _bounds(limit: MemoryLimit, found: Fits) -> Iterator[Recount]:
 
 
 def cache_held(model: WithFormulas, run: Workload) -> int:
-    """Return the bytes of the cache at the end of a run, with those that were there before."""
+    """Return the bytes of the cache at the end of a run, including tokens cached before the run."""
     calls = {(call.stage, call.id): call.symbols for call in model.invocations(run)}
     config, every = model.info().symbols, Counter[tuple[str, str, str]]()
     for node in model.formulas(run).nodes:  # whatever is stored
@@ -243,7 +243,7 @@ def cache_held(model: WithFormulas, run: Workload) -> int:
 
 
 def _cached(model: WithFormulas, run: Workload, found: Fits) -> Iterator[Recount]:
-    """Yield the bytes that a token adds to the cache of one sequence, and those of all tokens."""
+    """Yield second counts of the cache: bytes of one more token, of all tokens, and of blocks."""
     mesh = run.mesh
     if found.cache_bytes is None or run.rows:
         return
@@ -277,14 +277,14 @@ _HEAD_BITS: Final[dict[str, tuple[int, int, int]]] = {
     "fp8": (8, 0, 1), "int8": (8, 32, 0), "int4": (4, 32, 0), "nvfp4": (4, 8, 16), "q8_0": (8, 16, 32),
     "q4_0": (4, 16, 32),
 }  # fmt: skip
-"""Format of a cache -> bits of an element, of a scale, and elements with one scale, 0 for all of a head.
+"""(bits of an element, bits of a scale, elements per scale) by cache format; 0 elements: one scale per head.
 
 Sources: vLLM ``v1/kv_cache_interface.py``; llama.cpp, ``ggml-common.h`` (q8_0 has 34 bytes for 32, q4_0 18).
 """
 
 
 def _formatted(model: WithFormulas, run: Workload, size: int) -> Iterator[Recount]:
-    """Yield the bytes of a cache with fewer bits, head by head, from the elements of one in the dtype of the run."""
+    """Yield a second count of a quantised cache, head by head, from the element count of an unquantised one."""
     kind, symbols = run.inputs.get(KV_DTYPE), model.info().symbols
     if kind is None:
         return
@@ -301,7 +301,7 @@ def _formatted(model: WithFormulas, run: Workload, size: int) -> Iterator[Recoun
 
 
 def _in_use(past: int, new: int, window: int, size: int) -> tuple[int, int]:
-    """Return the blocks that hold a token which a call reads or writes, and the number of these tokens."""
+    """Return the number of blocks with a token that a call reads or writes, and the number of these tokens."""
     first = next(iter(range(past - window + 1, past + new + 1) if 0 < window <= past else (0,)))
     tokens = range(first, past + new)
     if not tokens:
@@ -312,14 +312,14 @@ def _in_use(past: int, new: int, window: int, size: int) -> tuple[int, int]:
 
 
 def _calls(run: Workload, size: int) -> Iterator[tuple[str, tuple[BatchRow, ...]]]:
-    """Yield the prompt, and the decode steps after which the blocks of windows repeat."""
+    """Yield the batch rows of the prompt, and of the last decode steps, after which blocks of windows repeat."""
     yield "prefill", run.rows or (BatchRow(run.text_tokens, run.past, run.own_batch),)
     for step in range(max(0, run.new_tokens - 2 * size), run.new_tokens):
         yield "decode", (BatchRow(1, run.past + run.text_tokens + step, run.own_batch),)
 
 
 def blocks_in_use(of: BlockedCache, run: Workload) -> tuple[int, set[int]]:
-    """Return the most bytes that a call holds in blocks, and the bytes without a token in each call with as many."""
+    """Return the most bytes of cache blocks in any call, and the possible unused bytes of calls with as many."""
     found: dict[int, set[int]] = {}
     for _, rows in _calls(run, of.size):
         held = used = 0
@@ -333,7 +333,7 @@ def blocks_in_use(of: BlockedCache, run: Workload) -> tuple[int, set[int]]:
 
 
 def _surplus(of: BlockedCache, run: Workload) -> dict[str, int]:
-    """Return, for each stage, the most that blocks have more than tokens, each layer before or after its own write."""
+    """Return, by stage, the largest excess of cache blocks over cached tokens, before or after each layer's write."""
     found: dict[str, tuple[int, int]] = {}
     for stage, rows in _calls(run, of.size):
         held = more = 0
@@ -351,7 +351,7 @@ def _surplus(of: BlockedCache, run: Workload) -> dict[str, int]:
 
 
 def padding_recounts(model: WithBlocks, run: Workload, found: Padding) -> Iterator[Recount]:
-    """Yield the padded tokens of a run with their FLOPs, and the blocks of its cache, each block a token at a time."""
+    """Yield second counts of padded tokens with their FLOPs, and of cache blocks, token by token."""
     yield from (Recount("", problem.line, "problem", 1, 0) for problem in found.problems())
     tokens = {"prefill": run.text_tokens * (1 if run.rows else run.batch), "decode": run.batch}
     for one in found.batch:
@@ -383,7 +383,7 @@ def padding_recounts(model: WithBlocks, run: Workload, found: Padding) -> Iterat
 
 
 def gathered_recounts(model: WithFormulas, run: Workload, found: int | None) -> Iterator[Recount]:
-    """Yield the most bytes of gathered parameters at once, each group being put together after the one before."""
+    """Yield a second count of the most bytes of gathered parameters at once, gathering one group after another."""
     ranks = run.mesh.fsdp * run.mesh.cp
     if run.mesh.fsdp == 1 or found is None:
         return
@@ -403,7 +403,7 @@ def gathered_recounts(model: WithFormulas, run: Workload, found: int | None) -> 
 
 
 def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
-    """Yield whether an unpacked matrix is one of the model, and no smaller than a quantised linear layer."""
+    """Yield checks that the largest unpacked matrix exists in the model and that no quantised one is larger."""
     if found.stored_bytes is None or found.unpacked_bytes is None or not found.workload.mesh.one:
         return
     symbols, element = model.info().symbols, FLOAT_BYTES[found.workload.dtype]
@@ -429,7 +429,7 @@ def _quantised(model: WithFormulas, found: Fits) -> Iterator[Recount]:
 def _limit(
     model: WithFormulas, held: Mapping[tuple[int, ...], Fits], found: Fits, limit: MemoryLimit
 ) -> Iterator[Recount]:
-    """Yield what all ranks hold just below and at a limit: below, every rank fits; at the limit, one does not.
+    """Yield second counts of the bytes of all ranks just below a limit, where each must fit, and at it.
 
     The model must refuse all values between.
     """
@@ -464,7 +464,7 @@ def _limit(
 def _held(
     model: WithFormulas, held: Mapping[tuple[int, ...], Fits], found: Fits, limit: MemoryLimit, at: int
 ) -> list[int]:
-    """Return the bytes that each kind of rank holds at a value of the setting of a limit."""
+    """Return the bytes of each distinct rank when the setting of a limit has a given value."""
     kinds: dict[object, int] = {}
     for ranks, answer in held.items():
         for rank in ranks:

@@ -1,4 +1,4 @@
-"""Represent path conditions: evaluate them at arrays of points, merge them, and find where they end."""
+"""Represent path conditions: evaluate them at arrays of points, merge them, and find where they stop holding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _ConditionGroup:
-    """Conditions of a path that use the same variables, with their last result.
+    """Conditions of a path on the same variables, with their last result.
 
     Consecutive boxes of points share the arrays of all axes but one, so that most groups need not be evaluated again.
     """
@@ -28,11 +28,11 @@ class _ConditionGroup:
     variables: tuple[str, ...]
     conditions: list[BranchCondition] = field(default_factory=list)
     arguments: tuple[Any, ...] | None = None
-    """The arrays for which :attr:`held` was computed."""
+    """The arrays for which :attr:`held` was computed; ``None`` before the first result."""
     held: Any = True
 
     def holds(self, values: PointValues) -> Any:
-        """Return where all conditions hold: a bool if it is the same at all points, else an array."""
+        """Return where all conditions hold, as one bool if all points agree, else as an array."""
         arrays = tuple(values[name] for name in self.variables)
         if self.arguments is None or any(new is not old for new, old in zip(arrays, self.arguments, strict=True)):
             known: dict[Any, Any] = {}
@@ -61,7 +61,7 @@ class PathCondition:
         return all(condition.holds(values, known) for condition in self.conditions)
 
     def mask(self, values: PointValues) -> Any:
-        """Return which points satisfy all conditions: a bool if all do or none does, else an array that broadcasts."""
+        """Return which points satisfy all conditions, as one bool if all agree, else as an array that broadcasts."""
         some = []
         for group in self._groups:
             held = group.holds(values)
@@ -73,7 +73,7 @@ class PathCondition:
 
 
 def merge_paths(paths: Sequence[PathCondition]) -> list[PathCondition]:
-    """Return as few path conditions as possible for the same set of points.
+    """Return as few path conditions as possible that together hold at the same points.
 
     Two paths that differ only in the outcome of one comparison are merged into one without it. A path whose conditions
     are a superset of another path's is dropped.
@@ -88,7 +88,7 @@ def merge_paths(paths: Sequence[PathCondition]) -> list[PathCondition]:
 
 
 _MOST_ZEROS = 2
-"""Number of zeros of a polynomial of degree two."""
+"""Number of zeros of a quadratic polynomial."""
 
 
 def branch_limit(path: PathCondition, variable: str, start: int, step: int = 1) -> int | None:
@@ -107,7 +107,7 @@ def branch_limit(path: PathCondition, variable: str, start: int, step: int = 1) 
 
 
 def _limits(condition: BranchCondition, variable: str, start: int, step: int) -> Iterator[int]:
-    """Yield candidate values; the smallest is the first value at which the condition fails."""
+    """Yield candidates for the first value at which a condition fails; the smallest candidate is that value."""
     name = sym(variable)
     try:
         left, right = (to_sympy(part, lambda _: step * name) for part in (condition.left, condition.right))
@@ -117,7 +117,7 @@ def _limits(condition: BranchCondition, variable: str, start: int, step: int) ->
 
 
 def _difference_limits(condition: BranchCondition, f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
-    """Yield candidates for the first value at which a condition fails, from ``f``: its left minus its right side."""
+    """Yield candidates for the first value at which a condition fails; ``f`` is its left minus its right side."""
     # The expression that is above 0 where the condition does not hold.
     broken = {
         ("<", True): [f + 1], ("<", False): [-f], ("<=", True): [f], ("<=", False): [1 - f],
@@ -130,7 +130,7 @@ def _difference_limits(condition: BranchCondition, f: sympy.Expr, name: sympy.Sy
 
 
 def _first_zero(f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
-    """Yield the first value from ``start`` on at which a polynomial is 0, if any.
+    """Yield the first value from ``start`` on at which a polynomial is 0, if there is one.
 
     It may change its sign between two integers.
     """
@@ -146,7 +146,7 @@ def _first_zero(f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
 
 
 def to_sympy(expr: SizeExpr, symbol: Callable[[str], sympy.Symbol], *, floors: bool = False) -> sympy.Expr:
-    """Return the expression of a size in sympy.
+    """Convert the expression of a size to sympy.
 
     A quotient by a number that divides all terms but the constant one is a polynomial, and its remainder a number.
 

@@ -1,4 +1,4 @@
-"""Count again, by separate code, the time bounds that a roofline reports.
+"""Count a second time, by separate code, the time bounds that a roofline reports.
 
 Bounds of links have a single source, and no graph gives a bubble, the mean of routed experts, or what overlaps. Here
 bytes that must cross a cut are counted, a pipeline is run step by step, and times are summed over the parts of the
@@ -57,7 +57,7 @@ def clock_recounts(
     *,
     routed: bool = False,
 ) -> Iterator[Recount]:
-    """Yield the times of stages and of the run as sums over parts, and bounds that are in the wrong order.
+    """Yield second counts of the times of stages and run as sums over parts, and checks of the order of bounds.
 
     Args:
         routed: whether the experts that the counts read are those of a routing, which the floor then has too.
@@ -92,7 +92,7 @@ def clock_recounts(
 
 
 def _work_recounts(counts: Folded, stage: StageBound, parts: Sequence[PartBound], routed: bool) -> Iterator[Recount]:
-    """Yield the bytes and the FLOPs that a stage has at least, from the counts; nothing if some are not known.
+    """Yield second counts of a stage's minimum bytes and FLOPs; empty if some counts are unknown.
 
     A call reads the experts of one token for certain: of their bytes, as they are held, active / all parameters.
     """
@@ -124,7 +124,7 @@ def _work_recounts(counts: Folded, stage: StageBound, parts: Sequence[PartBound]
 
 
 def device_recounts(device: Device, of: Roof, unpacking: Iterable[UnpackingTime]) -> Iterator[Recount]:
-    """Yield the peaks of a device that bound products, and the time of the vector work of quantised weights."""
+    """Yield second counts of the peaks that bound matrix products, and of the time to unpack quantised weights."""
     peaks: dict[str, int] = {}
     for p in device.peaks:
         if p.sparsity == "dense":
@@ -145,13 +145,13 @@ def device_recounts(device: Device, of: Roof, unpacking: Iterable[UnpackingTime]
 
 
 def _above(stage: str, where: str, metric: str, least: int | str | None, most: int | str | None) -> Iterator[Recount]:
-    """Yield how far a number is above another that is at least as large, if both are known."""
+    """Yield a check, if both numbers are known, that ``least`` does not exceed ``most``."""
     if least is not None and most is not None:
         yield Recount(stage, where, metric, max(Fraction(0), Fraction(least) - Fraction(most)), 0)
 
 
 def _clocks(work: WorkBound, of: Roof) -> tuple[Fraction, Fraction] | None:
-    """Return the compute time and the memory time of a part, in seconds; ``None`` if they are not known."""
+    """Return (compute time, memory time) of a part of the model in seconds; ``None`` if unknown."""
     if work.flops is None or work.bytes is None:
         return None
     rates = {**of.peaks, of.math: of.flops}
@@ -162,7 +162,7 @@ def _clocks(work: WorkBound, of: Roof) -> tuple[Fraction, Fraction] | None:
 
 
 def unpacked_recounts(counts: Folded, run: StageBound, dtype: str) -> Iterator[Recount]:
-    """Yield the products in a dtype without a peak, which take no time; most products must not be in it."""
+    """Yield a check that the dtype of most matrix products has a peak, since others take no time in the bound."""
     rows = [costs for parts in counts.rows.values() for kinds in parts.values() for costs in kinds.values()]
     ours, every = (sum(costs.get(metric) or 0 for costs in rows) for metric in (f"{dtype}_flops", "flops"))
     if 2 * ours > every:
@@ -170,7 +170,7 @@ def unpacked_recounts(counts: Folded, run: StageBound, dtype: str) -> Iterator[R
 
 
 def sent_recounts(counts: Folded, found: int | None) -> Iterator[Recount]:
-    """Yield the bytes that a rank sends, added up operator by operator."""
+    """Yield a second count of the bytes that a rank sends, summed operator by operator."""
     rows = (costs for parts in counts.rows.values() for kinds in parts.values() for costs in kinds.values())
     if found is not None:
         yield Recount("", "the counted rank", "comm_bytes", found, sum(costs.get("comm_bytes") or 0 for costs in rows))
@@ -179,7 +179,7 @@ def sent_recounts(counts: Folded, found: int | None) -> Iterator[Recount]:
 def overlap_recounts(
     of: Roof, parts: Sequence[PartBound], sent: Sequence[CollectiveBound], found: Iterable[StageLinks]
 ) -> Iterator[Recount]:
-    """Yield the bounds of a rank with its communication, as sums over its parts and its collectives.
+    """Yield second counts of a rank's time bounds with communication, as sums over model parts and collectives.
 
     Args:
         of: the roofline of the device.
@@ -209,7 +209,7 @@ def overlap_recounts(
 
 
 def rank_recounts(found: LinkBounds, mesh: Mesh, rank: int, run: StageBound) -> Iterator[Recount]:
-    """Yield whether each rank has one row of times, the slowest first, and that of the counted rank its own."""
+    """Yield checks that each rank has one row of times, slowest first, with the counted rank's own times."""
     rows = {r: row for row in found.ranks for r in row.ranks}
     alone = len(rows) == 1 < mesh.world  # of a given routing, only the counted rank is known
     yield Recount(
@@ -231,11 +231,11 @@ def rank_recounts(found: LinkBounds, mesh: Mesh, rank: int, run: StageBound) -> 
 _OF_EXPERTS: Final = frozenset(
     ("calls", "params", "weight_bytes", "weight_read_bytes", "unpacked_bytes", "buffer_bytes", *STORAGE, *EXCHANGED)
 )
-"""Metrics of routed experts that are those of their weights and calls, however many rows they get."""
+"""Metrics of routed experts that do not depend on the number of tokens that each expert receives."""
 
 
 def mean_recounts(whole: Folded, mean: Folded, ranks: int) -> Iterator[Recount]:
-    """Yield, for routed experts, that all ranks together have the rows once, and weights and calls as they are."""
+    """Yield checks that the mean counts of all ranks sum to the tokens of routed experts, with weights unchanged."""
     for stage, parts in whole.rows.items():
         for part, kinds in parts.items():
             outer = ".".join(part.split(".")[: part.split(".").index("experts") + 1]) if ".experts" in part else part
@@ -255,7 +255,7 @@ def mean_recounts(whole: Folded, mean: Folded, ranks: int) -> Iterator[Recount]:
 def touched_recounts(
     ledger: Ledger, sizes: Mapping[tuple[str, str], Mapping[str, int]], found: Iterable[TouchedExperts]
 ) -> Iterator[Recount]:
-    """Yield the bytes of the experts that layers touch, of a uniform routing from the sets that leave an expert out."""
+    """Yield second counts of the expert bytes that layers read; for uniform routing, by counting sets of experts."""
     reads = [
         n for n in ledger.nodes if n.role.split(".")[-1] == "experts" and not n.kind and "weight_read_bytes" in n.exprs
     ]
@@ -286,7 +286,7 @@ def border_recounts(
     model: WithFormulas, workload: Workload, borders: Iterable[BottleneckThreshold], of: Roof, arithmetic: Arithmetic,
     devices: Devices, shared: int,
 ) -> Iterator[Recount]:  # fmt: skip
-    """Yield both sides of each border at its value, node by node, where borders are solved from sums of formulas.
+    """Yield second counts of both sides of each bottleneck change, evaluated node by node at its setting value.
 
     Of ``shared`` ranks, which share routed experts, each has the mean of the rows.
     """
@@ -305,7 +305,7 @@ def border_recounts(
 def _sides(
     model: WithFormulas, run: Workload, of: Roof, arithmetic: Arithmetic, devices: Devices, shared: int
 ) -> Mapping[tuple[str, str], Fraction | None]:
-    """Return (stage, side of a border) -> what it takes in a run, in the unit of the border; ``None`` if not known."""
+    """Return the value of each side of the bottleneck changes in a run, by (stage, side); ``None`` if unknown."""
     config, ranks = model.info().symbols, sharded(model)
     calls = {(call.stage, call.id): {**config, **call.symbols} for call in model.invocations(run)}
     alike = Counter(
@@ -340,7 +340,7 @@ def _sides(
 
 
 def _least_compute(cost: Mapping[str, Fraction], kind: str, of: Roof, arithmetic: Arithmetic) -> Fraction | None:
-    """Return the seconds of products that every implementation has; ``None`` for several dtypes in one operator."""
+    """Return the seconds of products that no implementation skips; ``None`` for an operator with several dtypes."""
     rates = {**of.peaks, of.math: of.flops}
     others = [dtype for dtype in ARITHMETIC if cost[f"{dtype}_flops"]]
     if len(others) > 1 or (others and not cost["flops"] == cost[KEPT_FLOPS] == cost[f"{others[0]}_flops"]):
@@ -352,11 +352,11 @@ def _least_compute(cost: Mapping[str, Fraction], kind: str, of: Roof, arithmetic
 # --- Pipelines -------------------------------------------------------------------------------------------------------
 
 _MOST_STEPS: Final = 20_000
-"""Largest number of steps of a schedule that is run; a longer one is run with fewer microbatches."""
+"""Maximum number of simulated steps of a pipeline schedule; a longer one is run with fewer microbatches."""
 
 
 def schedule_recounts(of: Schedule, mesh: Mesh, rank: int, said: int) -> Iterator[Recount]:
-    """Yield the idle share and the sends of all stages, from a run of the schedule in which each part takes a step.
+    """Yield second counts of the idle share and sends of all pipeline stages, by simulating the schedule.
 
     After p microbatches every stage is busy at each step until the last ones, so that p more add p v steps to a forward
     and no waiting: a long schedule is run with p to 2 p - 1 and with p more microbatches, and waits as long in both.
@@ -380,7 +380,7 @@ def schedule_recounts(of: Schedule, mesh: Mesh, rank: int, said: int) -> Iterato
 
 
 def run_schedule(order: str, stages: int, microbatches: int, parts: int) -> tuple[int, list[int]]:
-    """Run a forward and a backward pass and return its steps, and how often each stage sends in the forwards.
+    """Simulate a forward and a backward pass; return the number of steps, and the forward sends of each stage.
 
     A stage takes its work in the order of GPipe (Huang et al. 2019, figure 2c), of Megatron-LM's
     ``forward_backward_pipelining_without_interleaving``, or of ``..._with_interleaving``. The forward of part i of a
@@ -424,7 +424,7 @@ def run_schedule(order: str, stages: int, microbatches: int, parts: int) -> tupl
 def link_recounts(
     found: LinkBounds, collectives: Iterable[Collectives], devices: Devices, workload: Workload
 ) -> Iterator[Recount]:
-    """Yield the least time of the collectives of a kind in a stage, by the bytes that must enter a rank, and a node.
+    """Yield second counts of the least time of collectives, by the bytes that must enter a rank and a node.
 
     Of a given routing, parts are unequal: there the bytes that leave the counted rank decide.
     """
@@ -455,7 +455,7 @@ def link_recounts(
 
 
 def least_seconds(kind: str, group: Sequence[int], devices: Devices) -> Fraction:
-    """Return the least seconds of a collective for each byte of its payload.
+    """Return the least seconds of a collective per byte of payload.
 
     A rank has its link and, in a group over several nodes, its part of the network; a node has the network of its ranks
     of the group. Of uneven parts the largest node is taken. What must enter needs as long as it needs at that rate.
@@ -476,7 +476,7 @@ def least_seconds(kind: str, group: Sequence[int], devices: Devices) -> Fraction
 
 
 def _nodes(group: Sequence[int], devices: Devices) -> Collection[list[int]]:
-    """Return the ranks of a group that are in one node, for each node."""
+    """Return the ranks of a group in each node."""
     size = devices.node
     if size is None and devices.device.node is not None:
         size = devices.device.node.value
@@ -487,7 +487,7 @@ def _nodes(group: Sequence[int], devices: Devices) -> Collection[list[int]]:
 
 
 def seconds_to_leave(sent: int, group: Sequence[int], rank: int, devices: Devices) -> Fraction:
-    """Return the least seconds in which bytes leave a rank through all that connects it to others of a group."""
+    """Return the least seconds in which bytes leave a rank over all links to other ranks of a group."""
     link, network, rate = devices.device.interconnect, devices.device.network, 0
     nodes = _nodes(group, devices)
     if any(rank in node and len(node) > 1 for node in nodes):
@@ -500,7 +500,7 @@ def seconds_to_leave(sent: int, group: Sequence[int], rank: int, devices: Device
 
 
 def _entering(kind: str, group: Sequence[int], inside: Sequence[int]) -> Fraction:
-    """Return the part of the payload that must enter some ranks of a group, or leave them."""
+    """Return the fraction of a collective's payload that must enter, or leave, some ranks of a group."""
     outside, n = [r for r in group if r not in inside], len(group)
     if kind in ("all_reduce", "send"):  # one sum of all that the others have, or the tensor
         return Fraction(1 if outside else 0)

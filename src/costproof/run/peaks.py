@@ -82,7 +82,7 @@ def measure_peaks(
 
 
 def _with_formulas(model: Target, workload: Workload, calls: tuple[CallPeaks, ...]) -> tuple[CallPeaks, ...]:
-    """Add the peak by the target's formula to each call; formulas count tensors on the host too."""
+    """Add to each call the peak by the target's formula; formulas include tensors in host memory."""
     if not isinstance(model, WithMemory) or options_of(model).device == "cuda":
         return calls
     try:
@@ -94,7 +94,7 @@ def _with_formulas(model: Target, workload: Workload, calls: tuple[CallPeaks, ..
 
 
 def gathered_bytes(target: Target | None, workload: Workload) -> int | None:
-    """Return the most bytes of gathered parameters that a rank holds at once; ``None`` if there are no formulas.
+    """Return the most bytes of all-gathered parameters that a rank holds at once; ``None`` if there are no formulas.
 
     The parameters of the root, R, stay during the forward of the model. Those of a layer, L, are put together from a
     buffer of the same size. Until that is done, the buffer of the group before is held: of equal layers that are at
