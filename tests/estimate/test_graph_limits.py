@@ -13,7 +13,7 @@ import pytest
 import costproof
 from costproof.algebra.conditions import Condition
 from costproof.estimate.memory import Fits, MemoryLimit
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks
@@ -119,6 +119,43 @@ def test_a_graph_that_contradicts_the_peak_in_symbols_decides(monkeypatch: pytes
     (found,) = run.live_limit("text_tokens", 100, 100 + 16 * 600)
     assert (found.outcome, found.at) == ("from", 500)
     assert [(p.at, p.bytes) for p in found.points] == [(499, 100 + 16 * 499), (500, 100 + 16_000)]
+
+
+def test_a_batch_whose_peak_has_no_symbols_is_found_by_its_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5,000 bytes, 80 for each row, and 16 more at every fourth: 4 q + r rows take 5,000 + 336 q + 80 r.
+
+    100 rows take 13,400. For 10**9, q = 2,976,175 leaves 200, two rows: 11,904,702.
+    """
+
+    def peak(batch: int) -> int:
+        return 5_000 + 80 * batch + 16 * (batch // 4)
+
+    def no_forms(_: object, at: Workload) -> tuple[CallPeaks, ...]:
+        tried.append(at)
+        raise Incomplete("the model's code loops over the tokens")
+
+    def count(_: object, at: Workload) -> dict[str, int]:
+        counted.append(at.batch)
+        return {"prefill": peak(at.batch)}
+
+    tried, counted = list[Workload](), list[int]()
+    monkeypatch.setattr("costproof.tracers.peaks.calls.released_forms", no_forms)
+    monkeypatch.setattr("costproof.tracers.peaks.calls.released_peaks", count)
+    workload = Workload("custom", text_tokens=10, new_tokens=0, batch=1)
+    for room, first in ((13_399, 100), (13_400, 101), (5_160, 3), (5_079, 1), (10**9, 11_904_703)):
+        run = GraphRun(cast(Exportable, Toy()), workload, Ledger("static", (), (), ()))
+        counted.clear()
+        (found,) = run.live_limit("batch", 100, 100 + room)
+        assert (found.outcome, found.at) == ("from", first)
+        expected = [(n, 100 + peak(n)) for n in (first - 1, first) if n]
+        assert [(p.at, p.bytes) for p in found.points] == expected
+        assert {first - 1, first} - {0} <= {*counted}
+        assert len(counted) <= 6
+    # A longer text would need a graph for every loop, so none is looked for.
+    assert len(tried) == 5
+    (longest,) = run.live_limit("text_tokens", 100, 20_000)
+    assert (longest.outcome, longest.at, longest.why) == ("not solved", None, "the model's code loops over the tokens")
+    assert len(tried) == 5
 
 
 class Toy:

@@ -49,3 +49,6 @@ def test_too_many_moments_are_no_form() -> None:
     sizes = {name: f"y{i}" for i, name in enumerate(names)}
     with pytest.raises(Incomplete, match="too many moments of the graph"):
         form(" ".join(f"{name} -{name}" for name in names), **sizes)
+    events = [MemoryEvent(i, made) for i in range(len(names)) for made in (True, False)]
+    every = [parse(size) for size in sizes.values()]
+    assert {*peak_form(events, every, MOST + 1).args} == {*every}

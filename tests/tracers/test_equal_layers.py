@@ -146,12 +146,38 @@ def test_a_layer_that_works_otherwise_by_its_index(tmp_path: Path, monkeypatch: 
 # --- Live peaks ------------------------------------------------------------------------------------------------------
 
 PROMPT: Final = Workload("prompt", 5, 0, 1, "bfloat16", "sdpa")
+GRANITE: Final = {
+    "model_type": "granitemoehybrid", "hidden_size": 16, "intermediate_size": 8, "shared_intermediate_size": 8,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 64, "mamba_d_head": 8, "mamba_d_state": 4,
+    "mamba_n_heads": 4, "mamba_n_groups": 1, "mamba_chunk_size": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "position_embedding_type": "nope", "num_hidden_layers": 8, "layer_types": 4 * ["mamba", "attention"],
+}  # fmt: skip
+JAMBA: Final = {
+    "model_type": "jamba", "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "vocab_size": 64,
+    "num_key_value_heads": 1, "mamba_d_state": 4, "mamba_dt_rank": 4, "num_experts": 4, "num_experts_per_tok": 2,
+    "use_mamba_kernels": False, "attn_layer_offset": 1, "attn_layer_period": 2, "num_hidden_layers": 8,
+}  # fmt: skip
+QWEN3_NEXT: Final = {
+    "model_type": "qwen3_next", "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "head_dim": 8,
+    "num_key_value_heads": 1, "vocab_size": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "moe_intermediate_size": 8, "num_experts": 4,
+    "shared_expert_intermediate_size": 8, "num_experts_per_tok": 2, "full_attention_interval": 2,
+    "num_hidden_layers": 8,
+}  # fmt: skip
+OLMO3: Final = {
+    "model_type": "olmo3", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 16, "vocab_size": 64,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 4,
+}  # fmt: skip
 REPEATING: Final = [
     pytest.param({**FALCON, "num_hidden_layers": 5}, replace(PROMPT, new_tokens=2), 1, id="equal layers"),
     pytest.param(FALCON, replace(PROMPT, new_tokens=2), 2, id="two more", marks=pytest.mark.thorough),
     pytest.param(MOE, replace(PROMPT, attention="eager"), 3, id="other layers first", marks=pytest.mark.thorough),
     pytest.param(HYBRID, replace(PROMPT, new_tokens=2), 3, id="states", marks=pytest.mark.thorough),
     pytest.param(HYBRID, replace(PROMPT, inputs={"past": 3}), 3, id="chunk", marks=pytest.mark.thorough),
+    pytest.param(GRANITE, replace(PROMPT, new_tokens=2), 1, id="granite", marks=pytest.mark.thorough),
+    pytest.param(JAMBA, replace(PROMPT, new_tokens=2), 1, id="jamba", marks=pytest.mark.thorough),
+    pytest.param(QWEN3_NEXT, replace(PROMPT, new_tokens=2), 1, id="qwen3-next", marks=pytest.mark.thorough),
+    pytest.param(OLMO3, replace(PROMPT, new_tokens=2), 1, id="a pattern", marks=pytest.mark.thorough),
 ]  # fmt: skip
 
 

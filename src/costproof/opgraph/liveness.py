@@ -248,21 +248,22 @@ MOST: Final = 8
 """Maximum number of moments in a symbolic peak; a formula with more moments is unreadable."""
 
 
-def peak_form(events: Iterable[MemoryEvent], sizes: Sequence[Size]) -> sympy.Expr:
+def peak_form(events: Iterable[MemoryEvent], sizes: Sequence[Size], most: float = MOST) -> sympy.Expr:
     """Return the peak of live bytes as a formula, for all sizes at which the graph is valid.
 
     Args:
         events: allocations and releases, by the number of the memory block.
         sizes: bytes of each memory block.
+        most: maximum number of moments in the formula.
 
     Raises:
-        Incomplete: more than :data:`MOST` moments can be the highest.
+        Incomplete: more moments can be the highest.
     """
     found = undominated(_moments(events, sizes))
-    if len(found) > MOST:
+    if len(found) > most:
         raise Incomplete(
             "too many moments of the graph may be its peak of memory, depending on the sizes",
-            expected=f"at most {MOST}", got=len(found), fix="costproof peaks TARGET counts the peak at one workload",
+            expected=f"at most {most}", got=len(found), fix="costproof peaks TARGET counts the peak at one workload",
         )  # fmt: skip
     return sympy.Max(*map(expression_of, found or [{}]))
 

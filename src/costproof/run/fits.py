@@ -49,7 +49,7 @@ from costproof.parametric.memory_checks import (
 from costproof.parametric.run_family import EQUAL_BATCHES, SettingCurve, Threshold
 from costproof.parametric.targets import count_ranks, evaluate_formulas, live_peaks
 from costproof.run.count_lock import count_lock
-from costproof.run.graph_limits import CACHE, GraphRun, block_limits, memory_limits, report_order
+from costproof.run.graph_limits import CACHE, GraphRun, block_limits, graph_peaks, memory_limits, report_order
 from costproof.run.operand_files import OperandInput, check_whole
 from costproof.run.operands import Operand, baseline_by_formulas, check_counted, export_target, read_operand
 from costproof.run.peaks import gathered_bytes
@@ -291,12 +291,10 @@ def _with_graph(found: Fits, read: Operand) -> Fits:
     undecided = found.verdict == "not known" and found.is_known and found.certain_bytes is not None
     if not undecided or found.live_bytes is not None or not isinstance(target, Exportable):
         return found
+    run, workload = read.exported, found.workload.gathered
     try:
-        require("trace", "the peak of a graph")
-        from costproof.tracers.peaks.calls import released_peaks  # imports torch
-
-        with count_lock():
-            peaks = released_peaks(target, found.workload.gathered)
+        same = run is not None and run.workload == workload
+        peaks = run.graph_peaks(workload) if run and same else graph_peaks(target, workload)
     except Incomplete as error:
         return replace(found, notes=(*found.notes, f"graph peak not known: {error.line}"))
     stages = tuple(replace(stage, live_bytes=peaks.get(stage.id)) for stage in found.stages)

@@ -53,8 +53,14 @@ class GraphRun:
     target: Exportable
     workload: Workload
     ledger: Ledger
-    forms: dict[tuple[int, int], tuple[CallPeaks, ...]] = field(default_factory=dict, compare=False)
-    """Memoized live peaks in symbols, by the (batch, text tokens) of the workload whose graphs were exported."""
+    forms: dict[tuple[int, int], tuple[CallPeaks, ...] | Incomplete] = field(default_factory=dict, compare=False)
+    """Memoized live peaks in symbols, by the (batch, text tokens) of the workload whose graphs were exported, or why
+    there are none.
+    """
+    peaks: dict[tuple[int, int], dict[str, int]] = field(default_factory=dict, compare=False)
+    """Memoized graph peaks of the stages, by (batch, text tokens)."""
+    holding: list[tuple[str, frozenset[str], tuple[Condition, ...]]] = field(default_factory=list, compare=False)
+    """Memoized result of :meth:`_graphs`."""
 
     def limits(self, setting: str, held: int, room: int) -> Iterator[MemoryLimit]:
         """Yield the first setting value at which the cache and the constant bytes together exceed the memory.
@@ -142,31 +148,38 @@ class GraphRun:
         peaks: dict[int, int] = {}
         fits, over = 0, _FAR
         for _ in range(_MOST_EXPORTS):
-            found = self._propose(setting, room, symbolic)
+            found = self._propose(setting, room, symbolic, peaks)
             if not fits < found <= over:
                 found = (fits + over + 1) // 2
             last = self._last_accepted(setting, found)
-            ends = (last, found) if last in (0, found - 1) and not self._refusal(setting, found) else (last,)
+            ends = (found, last) if last in (0, found - 1) and not self._refusal(setting, found) else (last,)
             for at in ends:
                 if at and at not in peaks:
-                    peaks[at] = self._graph_peak(setting, at)
+                    peaks[at] = max(self.graph_peaks(self._at(setting, at)).values())
+                if peaks.get(at, 0) <= room:
+                    break  # so do those below it
             fits = max((at for at, peak in peaks.items() if peak <= room), default=0)
             over = min((at for at, peak in peaks.items() if peak > room), default=_FAR)
             if fits == last and over in (found, _FAR):
-                return found, tuple(MemoryPoint(at, peaks[at]) for at in ends if at)
+                return found, tuple(MemoryPoint(at, peaks[at]) for at in reversed(ends) if at)
             symbolic = self._at(setting, max(2, over if over <= last else fits))
-        raise _NotKnownError("the peaks of graphs with constant sizes are not those in symbols")
+        raise _NotKnownError(f"the peaks of graphs with constant sizes contradict {_MOST_EXPORTS} proposals")
 
-    def _propose(self, setting: str, room: int, symbolic: Workload) -> int:
-        """Return the first setting value at which the symbolic peaks of graphs of another workload exceed the room."""
-        key = symbolic.batch, symbolic.text_tokens
-        if key not in self.forms:
-            require("trace", "the peak of a graph")
-            from costproof.tracers.peaks.calls import released_forms  # imports torch
+    def _propose(self, setting: str, room: int, symbolic: Workload, peaks: Mapping[int, int]) -> int:
+        """Return a value at which the peak may be the first that exceeds the room.
 
-            with count_lock():
-                self.forms[key] = released_forms(self.target, symbolic)
-        calls = [(parse(call.form), call) for call in self.forms[key]]
+        It is that of the peaks in symbols, of graphs of another workload. If a batch has none, as where the code loops
+        over the tokens, it is that of the line through the two known peaks next to the room.
+
+        Args:
+            peaks: the known peaks by value.
+        """
+        forms = self._forms(symbolic)
+        if isinstance(forms, Incomplete):
+            if setting != "batch":
+                raise forms
+            return _on_line(peaks, room) or self.workload.batch
+        calls = [(parse(call.form), call) for call in forms]
 
         def held(at: int) -> int:
             sizes = self._sizes(setting, at)
@@ -182,6 +195,23 @@ class GraphRun:
             below, above = (below, middle) if held(middle) > room else (middle, above)
         return above
 
+    def _forms(self, symbolic: Workload) -> tuple[CallPeaks, ...] | Incomplete:
+        """Return the memoized peaks in symbols of graphs of a workload, or why those of this or another have none."""
+        for known in self.forms.values():
+            if isinstance(known, Incomplete):
+                return known
+        key = symbolic.batch, symbolic.text_tokens
+        if key not in self.forms:
+            require("trace", "the peak of a graph")
+            from costproof.tracers.peaks.calls import released_forms  # imports torch
+
+            try:
+                with count_lock():
+                    self.forms[key] = released_forms(self.target, symbolic)
+            except Incomplete as error:
+                self.forms[key] = error
+        return self.forms[key]
+
     def _last_accepted(self, setting: str, below: int) -> int:
         """Return the largest setting value below a bound that the model accepts; 0 if there is none.
 
@@ -196,11 +226,12 @@ class GraphRun:
             low, high = (low, middle - 1) if self._refusal(setting, middle) else (middle, high)
         return low
 
-    def _graph_peak(self, setting: str, at: int) -> int:
-        from costproof.tracers.peaks.calls import released_peaks  # imports torch
-
-        with count_lock():
-            return max(released_peaks(self.target, self._at(setting, at)).values())
+    def graph_peaks(self, workload: Workload) -> dict[str, int]:
+        """Return :func:`graph_peaks` of this run with the batch and the tokens of a workload, memoized."""
+        key = workload.batch, workload.text_tokens
+        if key not in self.peaks:
+            self.peaks[key] = graph_peaks(self.target, workload)
+        return self.peaks[key]
 
     def _at(self, setting: str, at: int) -> Workload:
         there: dict[str, Any] = {setting: at}
@@ -294,6 +325,8 @@ class GraphRun:
 
     def _graphs(self) -> list[tuple[str, frozenset[str], tuple[Condition, ...]]]:
         """Return (stage, symbols, conditions) of each export with a cache; equal layers are exported once."""
+        if self.holding:
+            return self.holding
         from costproof.tracers.cache import cache_enabled, cached_export
         from costproof.tracers.derive.subject import size_limits
         from costproof.tracers.equal_layers import COUNTED_FROM, truncated_by_periods
@@ -314,7 +347,33 @@ class GraphRun:
                     except Incomplete as error:
                         raise _NotKnownError(error.line) from error
                     found.append((stage, free, conditions))
+        self.holding.extend(found)
         return found
+
+
+def graph_peaks(target: Exportable, workload: Workload) -> dict[str, int]:
+    """Return the graph peak of each stage.
+
+    Raises:
+        Incomplete: a peak is unknown.
+    """
+    require("trace", "the peak of a graph")
+    from costproof.tracers.peaks.calls import released_peaks  # imports torch
+
+    with count_lock():
+        return released_peaks(target, workload)
+
+
+def _on_line(peaks: Mapping[int, int], room: int) -> int:
+    """Return the first value beyond the room on the line through two peaks next to it, or through 0 and the only one.
+
+    0: there is no peak, or the two are equal.
+    """
+    fits = sorted((at, peak) for at, peak in peaks.items() if peak <= room)
+    over = sorted((at, peak) for at, peak in peaks.items() if peak > room)
+    near = [*fits[-1:], *over[:1]] if fits and over else [*fits[-2:], *over[:2]]
+    (low, least), (high, most) = [(0, 0), *near][-2:] if near else [(0, 0)] * 2
+    return low + (room - least) * (high - low) // (most - least) + 1 if most > least else 0
 
 
 def memory_limits(

@@ -8,6 +8,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
+from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple, TypeVar
@@ -176,55 +177,44 @@ def _run_steps(job: ExportJob) -> list[MemoryStep]:
 
 
 def released_forms(target: Exportable, workload: Workload) -> tuple[CallPeaks, ...]:
-    """Return every call with its graph peak as a formula, if each input is released after its last reader.
+    """Return every call once for each moment that may be its graph peak, with the bytes that are alive then.
 
-    For a model whose layers repeat, the peak is that of graphs in which the steps of truncated models repeat. No run of
-    the whole module confirms these graphs: they only propose sizes to examine.
+    Each input is released after its last reader. For a model whose layers repeat, the moments are those of graphs in
+    which the steps of truncated models repeat. No run of the whole module confirms these graphs: they only propose
+    sizes to examine.
 
     Raises:
         Incomplete: a peak is not known as a formula.
     """
     found = truncated_by_periods(target, workload)
     if found is not None:
-        with suppress(CostproofError, ValueError):
-            return tuple(_forms_of_periods(*found, workload))
-    made: dict[str, SymbolicPeak] = {}
-    forms = []
-    for invocation, job, _ in _calls(target, workload):
-        if job.id not in made:
-            with gc_disabled():
-                made[job.id] = symbolic_peak(job, inputs_held=False)
-        form = made[job.id]
-        if not form.peak:
-            raise Incomplete("the graph peak has no formula", where=job.stage, got=form.why)
-        forms.append(CallPeaks(job.stage, invocation, job.id, None, None, form=form.peak, holds=form.holds))
-    return tuple(forms)
+        with suppress(CostproofError):  # otherwise of the whole model
+            return tuple(_forms(*found, workload))
+    return tuple(_forms([target], 0, workload))
 
 
-def _forms_of_periods(cut: Sequence[Exportable], more: int, workload: Workload) -> Iterator[CallPeaks]:
-    """Yield the calls of a model with ``more`` periods than the deepest truncated one, with graph peaks as formulas.
+def _forms(targets: Sequence[Exportable], more: int, workload: Workload) -> Iterator[CallPeaks]:
+    """Yield the moments of a model, or of one with ``more`` periods of layers than the last of three truncated ones.
 
     Raises:
-        Incomplete: an export has no such peak.
-        ValueError: the steps of the models do not repeat.
+        Incomplete: an export has no such peak, or the steps of the models do not repeat.
     """
-    made: dict[str, tuple[str, tuple[str, ...]]] = {}
-    for same in zip(*(_calls(one, workload) for one in cut), strict=True):
+    made: dict[str, sympy.Expr] = {}
+    for same in zip(*(_calls(one, workload) for one in targets), strict=True):
         invocation, job, _ = same[-1]
         if job.id not in made:
             with gc_disabled():
                 memory = [exported_memory(on_fake_cpu(one)) for _, one, _ in same]
             lines = [memory_steps(timeline(m.program, inputs_held=False), m.sizes) for m in memory]
-            if (steps := repeated(lines, more)) is None:
-                raise ValueError(job.id)
+            steps = repeated(lines, more) if more else lines[0]
+            if steps is None:
+                raise Incomplete("the layers of truncated models do not repeat in memory", where=job.id)
             sizes = list(dict.fromkeys(step.size for step in steps))
             events = (MemoryEvent(sizes.index(step.size), step.made) for step in steps)
             last = {CONTEXT: CONTEXT + STEPS - 1} if job.repeated else {}
-            forms = peak_form(events, [parse(size) for size in sizes]), *margins(job, memory[-1].guards)
-            peak, *holds = (text(form.xreplace(last)) for form in forms)
-            made[job.id] = peak, tuple(holds)
-        form, holds_at = made[job.id]
-        yield CallPeaks(job.stage, invocation, job.id, None, None, form=form, holds=holds_at)
+            made[job.id] = peak_form(events, [parse(size) for size in sizes], inf).xreplace(last)
+        for moment in made[job.id].args if made[job.id].func == sympy.Max else (made[job.id],):
+            yield CallPeaks(job.stage, invocation, job.id, None, None, form=text(moment))
 
 
 class SymbolicPeak(NamedTuple):
@@ -236,12 +226,12 @@ class SymbolicPeak(NamedTuple):
     why: str = ""
 
 
-def symbolic_peak(job: ExportJob, *, host_apart: bool = False, inputs_held: bool = True) -> SymbolicPeak:
+def symbolic_peak(job: ExportJob, *, host_apart: bool = False) -> SymbolicPeak:
     """Return the graph peak of a job's only run, or of its last decode step, as a formula."""
     try:
         with HostTensors() if host_apart else nullcontext():
             found = exported_memory(on_fake_cpu(job, host_apart=host_apart))
-        peak = peak_form(timeline(found.program, inputs_held=inputs_held).events, found.sizes)
+        peak = peak_form(timeline(found.program).events, found.sizes)
         holds = margins(job, found.guards)
     except Incomplete as error:
         return SymbolicPeak(why=error.line)
