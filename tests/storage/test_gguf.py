@@ -39,9 +39,11 @@ def write(folder: Path, table: Table, alignment: int | None = None) -> Path:
     keys = [text("general.architecture") + struct.pack("<I", 8) + text("llama")]
     keys += [text("general.alignment") + struct.pack("<II", 4, alignment)] if alignment else []
     out = b"GGUF" + struct.pack("<IQQ", 3, len(table), len(keys)) + b"".join(keys)
+    start = 0
     for name, (shape, kind) in table.items():
         out += text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in shape[::-1])
-        out += struct.pack("<IQ", kind, 0)
+        out += struct.pack("<IQ", kind, start)
+        start += -(-size({name: (shape, kind)}) // (alignment or 32)) * (alignment or 32)
     (folder / "model.gguf").write_bytes(out)
     return folder / "model.gguf"
 

@@ -232,7 +232,7 @@ def costs_of(layer: Layer) -> LayerCosts:
 
 
 def formula_docs(nodes: Iterable[CostNode]) -> dict[str, FormulaDoc]:
-    """Return the titles, derivations and sources of the layers that own nodes, by name.
+    """Return the title, derivation and source of each layer that owns nodes, by its name.
 
     Raises:
         BadInput: a node names a layer that is not loaded.

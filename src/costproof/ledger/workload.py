@@ -93,14 +93,14 @@ def _stored_rows(text: str) -> tuple[BatchRow, ...]:
 
 
 def sequences_in(
-    given: Iterable[str | Mapping[str, Any]], names: Sequence[Collection[str]], usual: Logits
+    given: Iterable[str | Mapping[str, Any]], names: Sequence[Collection[str]], *, every: bool
 ) -> Iterator[tuple[int, int, int, int]]:
     """Parse the text of batch rows a second time, and yield (number, new tokens, past, logits) of valid rows.
 
     Args:
         given: each row as text, or the columns of a row, or those of a step of a scheduler.
         names: of the columns with these numbers.
-        usual: logits of rows that do not say theirs.
+        every: whether rows that do not say theirs have logits of all positions, not of the last.
     """
     for one in given:
         if isinstance(one, str):
@@ -123,7 +123,7 @@ def sequences_in(
                 verified = [1 + len(drafts[name]) if name in drafts else "" for name in tokens_of]
                 columns = [(), tokens_of.values(), map(before.get, tokens_of), verified]
         for number, tokens, behind, logits in zip_longest(*columns, fillvalue=""):
-            logits = usual if logits == "" else logits
+            logits = ("all" if every else "last") if logits == "" else logits
             logits = tokens if logits == "all" else 1 if logits == "last" else logits
             yield int(number or 1), int(tokens), int(behind or 0), int(logits)
 

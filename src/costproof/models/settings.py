@@ -323,7 +323,7 @@ _KEPT: Final = ("logits",)
 """Names of a row's numbers in a file; ``_NEW`` and ``_BEFORE`` end with those of vLLM's and SGLang's schedulers."""
 
 
-def rows_of(text: str, usual: Logits) -> tuple[BatchRow, ...]:
+def rows_of(text: str, chosen: Any) -> tuple[BatchRow, ...]:
     """Read the rows of a batch from a text such as ``4096, 16x1+8000, 8x5+2000/all``, or from a file.
 
     Equal rows are one row with their number.
@@ -331,7 +331,7 @@ def rows_of(text: str, usual: Logits) -> tuple[BatchRow, ...]:
     Args:
         text: the rows, or the path of a file: CSV with a header, JSON, or a JSON object a line, each a row, or one
             step as vLLM's ``SchedulerOutput`` or SGLang's ``ForwardBatch`` has it.
-        usual: logits of rows that do not say theirs.
+        chosen: logits of rows that do not say theirs, ``all``; else of the last position.
 
     Raises:
         Problems: all rows that are not valid, by number.
@@ -339,6 +339,7 @@ def rows_of(text: str, usual: Logits) -> tuple[BatchRow, ...]:
     """
     parts = text.split(",") if _is_written(text) else _filed(Path(text))
     given = [*map(_written, parts)] if _is_written(text) else _of_file(parts)
+    usual: Logits = chosen if chosen in ("all", "last") else "last"
     problems: list[CostproofError] = []
     found: dict[tuple[int, int, int], int] = {}
     for number, row in enumerate(given, 1):
@@ -354,7 +355,7 @@ def rows_of(text: str, usual: Logits) -> tuple[BatchRow, ...]:
     if problems:
         raise Problems("the rows of the batch are not valid", problems)
     again = Counter[tuple[int, ...]]()
-    for many, *one in sequences_in(parts, (_COUNTS, _NEW, _BEFORE, _KEPT), usual):
+    for many, *one in sequences_in(parts, (_COUNTS, _NEW, _BEFORE, _KEPT), every=chosen == "all"):
         again[tuple(one)] += many
     own: dict[tuple[int, ...], int] = {(of.new, of.past, of.logits): of.count for of in rows}
     for key in {**own, **again}:
@@ -369,7 +370,7 @@ def take_rows(given: dict[str, Any], found: list[CostproofError]) -> None:
     chosen = given.get("logits")
     rows: tuple[BatchRow, ...] = ()
     with collect_problems(found):
-        rows = rows_of(str(given.pop(ROWS_INPUT)), chosen if chosen in ("all", "last") else "last")
+        rows = rows_of(str(given.pop(ROWS_INPUT)), chosen)
     if not rows:
         return
     for name, value in (("text_tokens", sum(row.count * row.new for row in rows)), ("new_tokens", 0), ("batch", 1)):

@@ -174,7 +174,7 @@ class Built:
     notes: tuple[str, ...] = ()
     """Notes on weights that were loaded, converted or omitted."""
     attributes_bytes: int = 0
-    """As :attr:`ExportJob.attributes_bytes`."""
+    """As :attr:`ExportJob.attributes_bytes`: bytes of tensors that are plain attributes of modules."""
 
 
 @dataclass(frozen=True, slots=True)

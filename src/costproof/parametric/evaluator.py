@@ -21,9 +21,16 @@ from costproof.models.native import stored_formulas
 from costproof.models.registry import load_target
 from costproof.models.settings import option, typed_settings
 from costproof.models.target import WithKeys
-from costproof.parametric.concolic import BranchCondition, PathRecorder, PointValues, SizeExpr, expression_of
+from costproof.parametric.concolic import (
+    BranchCondition,
+    PathCondition,
+    PathRecorder,
+    PointValues,
+    SizeExpr,
+    expression_of,
+    merge_paths,
+)
 from costproof.parametric.exact_arrays import ExactColumn, ExactEvaluator, Int128Array, PointBatch
-from costproof.parametric.path_conditions import PathCondition, merge_paths
 from costproof.parametric.polynomial import AtomTable, Polynomial, Quotient, add, as_quotient, scale
 from costproof.parametric.targets import Configurable, evaluate_formulas
 

@@ -22,9 +22,8 @@ from costproof.ledger.errors import Bug, CostproofError, first_problem
 from costproof.ledger.mesh import AXES, RANK
 from costproof.ledger.workload import Invocation
 from costproof.models.target import WithKeys
-from costproof.parametric.concolic import SizeExpr, evaluate_size, variables_of
+from costproof.parametric.concolic import SizeExpr, branch_limit, evaluate_size, to_sympy, variables_of
 from costproof.parametric.evaluator import Evaluator, PointChoices, Regime
-from costproof.parametric.path_conditions import branch_limit, to_sympy
 from costproof.parametric.targets import BlendedTarget
 
 if TYPE_CHECKING:

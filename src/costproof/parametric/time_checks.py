@@ -13,6 +13,8 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import chain, product
 from math import ceil, comb
+from os import PathLike
+from pathlib import Path
 from typing import Any, Final
 
 import sympy
@@ -24,8 +26,10 @@ from costproof.estimate.hardware import Device
 from costproof.estimate.links import CollectiveBound, Devices, LinkBounds, StageLinks
 from costproof.estimate.roofline import BottleneckThreshold, PartBound, Roof, StageBound, UnpackingTime, WorkBound
 from costproof.estimate.routing import TouchedExperts
+from costproof.ledger.attributes import attribute
 from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import Bug, Recount
+from costproof.ledger.files import read_json
 from costproof.ledger.mesh import PAIRS, Collectives, Mesh, Schedule
 from costproof.ledger.metrics import (
     ARITHMETIC,
@@ -38,11 +42,12 @@ from costproof.ledger.metrics import (
     TRAFFIC,
     UNFUSED,
     UNPACKED,
+    UNPACKING,
 )
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.native import stored_formulas
-from costproof.models.target import WithFormulas, sharded
+from costproof.models.target import WithFormulas, WithStorage, sharded
 from costproof.parametric.rank_checks import EXCHANGED
 
 # --- Parts of the model one after another ---------------------------------------------------------------------------
@@ -54,16 +59,19 @@ def clock_recounts(
     run: StageBound,
     stages: Sequence[StageBound],
     parts: Sequence[PartBound],
+    arithmetic: Arithmetic,
     *,
     routed: bool = False,
 ) -> Iterator[Recount]:
     """Yield second counts of the times of stages and run as sums over parts, and checks of the order of bounds.
 
     Args:
+        arithmetic: the dtypes in which operators multiply.
         routed: whether the experts that the counts read are those of a routing, which the floor then has too.
     """
     for stage in stages:
         yield from _work_recounts(counts, stage, parts, routed)
+        yield from _whole_recounts(counts, stage, of, arithmetic)
         flops = [p.at_roof.flops for p in parts if p.stage == stage.id]
         if None not in flops and (every := counts.total("flops", stage.id)) is not None:
             yield Recount(stage.id, "all parts", "flops", sum(n or 0 for n in flops), every)
@@ -79,6 +87,13 @@ def clock_recounts(
             )
             for metric, found, again in sums:
                 yield Recount(stage.id, where, metric, Fraction(found or 0), Fraction(again))
+        kept = [p.at_roof.kept for p in parts if stage.id in ("", p.stage)]
+        for name, of_all in (("modules", stage.modules), ("floor", stage.floor)):
+            if None not in kept and of_all.kept is not None:
+                yield Recount(stage.id, f"{name}, all parts", "kept FLOPs", of_all.kept, sum(n or 0 for n in kept))
+            if of_all.intensity is not None and of_all.bytes:
+                again = Fraction(of_all.intensity) * of_all.bytes
+                yield Recount(stage.id, name, "flops", of_all.flops or 0, again)
         floor = stage.floor
         for name, bound in (("modules", stage.modules), ("unfused", stage.unfused), ("full", stage.full)):
             if bound is not None:
@@ -101,10 +116,19 @@ def _work_recounts(counts: Folded, stage: StageBound, parts: Sequence[PartBound]
     if any(n is None and metric in needed for kinds in held for costs in kinds.values() for metric, n in costs.items()):
         return
     known = [[Counter({m: n or 0 for m, n in costs.items()}) for costs in kinds.values()] for kinds in held]
-    rows, of_parts = [*chain(*known)], [sum(costs, Counter[str]()) for costs in known]
+    rows, of_parts = [*chain(*known)], [Counter[str]() for _ in known]
+    for whole, costs in zip(of_parts, known, strict=True):
+        for one in costs:
+            whole.update(one)  # padding may be stored, so that less than nothing is saved: + would drop that
     moved = (sum(c[metric] for metric in TRAFFIC) - c[SPARED] - c[UNPACKED] for c in of_parts)
     yield Recount(stage.id, "all parts", "bytes", stage.modules.bytes or 0, sum(max(0, size) for size in moved))
     mine = [p.at_roof for p in parts if p.stage == stage.id]
+    if stage.modules.kept is not None and KEPT_FLOPS in counts.metrics:
+        kept = sum(c[KEPT_FLOPS] for c in rows)
+        yield Recount(stage.id, "all operators", "kept FLOPs", stage.modules.kept, kept)
+    if stage.unfused is not None:
+        size = sum(max(0, c[UNFUSED] - c[UNPACKED]) for c in of_parts)
+        yield Recount(stage.id, "all parts, unfused", "bytes", stage.unfused.bytes or 0, size)
     if counts.bounds and KEPT_FLOPS in counts.metrics:
         least = sum(p.flops or 0 if p.least is None else sum(p.least.values()) for p in mine)
         again = sum(c[KEPT_FLOPS] - c[SKIPPABLE] for c in rows)
@@ -123,8 +147,77 @@ def _work_recounts(counts: Folded, stage: StageBound, parts: Sequence[PartBound]
     yield Recount(stage.id, "floor", "bytes", stage.floor.bytes or 0, max(0, floor))
 
 
-def device_recounts(device: Device, of: Roof, unpacking: Iterable[UnpackingTime]) -> Iterator[Recount]:
-    """Yield second counts of the peaks that bound matrix products, and of the time to unpack quantised weights."""
+def _whole_recounts(counts: Folded, stage: StageBound, of: Roof, arithmetic: Arithmetic) -> Iterator[Recount]:
+    """Yield the time of all headline FLOPs, each at the peak of its dtype, and of compulsory bytes; none is spared."""
+    rates, compute, moved = {**of.peaks, of.math: of.flops}, Fraction(0), 0
+    for kinds in counts.rows.get(stage.id, {}).values():
+        for kind, costs in kinds.items():
+            if any(n is None for n in costs.values()):
+                return
+            moved += (costs.get(FLOOR) or 0) - (costs.get(UNPACKED) or 0)
+            others = {dtype: costs.get(f"{dtype}_flops") or 0 for dtype in ARITHMETIC if counts.bounds}
+            rest = (costs.get("flops") or 0) - sum(others.values())
+            if rest < 0:
+                return
+            for dtype, flops in (*others.items(), (arithmetic.run, rest)):
+                if (rate := rates.get(arithmetic.named(dtype, kind))) is not None:
+                    compute += Fraction(flops, rate)
+    if FLOOR in counts.metrics:
+        found = stage.floor if stage.full is None else stage.full
+        again = max(compute, Fraction(max(0, moved), of.bandwidth))
+        yield Recount(stage.id, "all FLOPs and compulsory bytes", "seconds", Fraction(found.seconds or 0), again)
+        more = again != Fraction(stage.floor.seconds or 0)
+        yield Recount(stage.id, "all FLOPs and compulsory bytes", "are another bound", stage.full is not None, more)
+        if stage.full is not None:
+            yield Recount(stage.id, "all FLOPs", "compute_s", Fraction(stage.full.compute_s or 0), compute)
+
+
+def stored_work_recounts(model: WithFormulas, run: Workload, counts: Folded) -> Iterator[Recount]:
+    """Yield what reading stored weights saves, and the products in the dtype of a format, module by module.
+
+    A module reads the same part of its weights as they are stored as it would read of plain ones. Look-ups in a table,
+    biases of experts, and modules in several formats are left out.
+    """
+    if not run.mesh.one or not isinstance(model, WithStorage):
+        return
+    config = model.info().symbols
+    calls = {(call.stage, call.id): {**config, **call.symbols} for call in model.invocations(run)}
+    sizes = {**config, **next(iter(calls.values()))}
+    nodes, held = stored_formulas(model, run).nodes, dict[str, tuple[int, int]]()
+    for n in nodes:
+        if "resident_bytes" in n.exprs and n.module not in held:
+            own = {m: evaluate(n.exprs.get(m, "0"), sizes) for m in ("weight_bytes", "resident_bytes", "buffer_bytes")}
+            held[n.module] = own["weight_bytes"], own["resident_bytes"] - own["buffer_bytes"]
+    model_type = str(attribute(attribute(model, "config", None), "model_type", ""))
+    formats = {rule.format.products for rule in model.stored.scheme(model_type).rules}
+    flops: Counter[str] = Counter()
+    for n in nodes:
+        if (values := calls.get((n.stage, n.invocation))) is None:
+            continue
+        whole, stored = held.get(n.module, (0, 0))
+        if "flops" in n.exprs and whole not in (0, stored) and len(formats) == 1:
+            flops[n.stage] += evaluate(n.exprs["flops"], values)
+        if "weight_read_bytes" not in n.exprs or not whole or n.role.endswith("embedding"):
+            continue
+        read, saved = (evaluate(n.exprs.get(m, "0"), values) for m in ("weight_read_bytes", UNPACKED))
+        some = parse(n.exprs["weight_read_bytes"]).replace(lambda e: e.func == sympy.Min, lambda _: sympy.S.Zero)
+        if saved != read and some in (0, parse(n.exprs["weight_read_bytes"])):
+            yield Recount(n.stage, n.module, UNPACKED, saved, Fraction(read * (whole - stored), whole))
+    if len(formats) == 1 and (dtype := max(formats)):
+        for stage, parts in counts.rows.items():
+            rows = [costs.get(f"{dtype}_flops") for kinds in parts.values() for costs in kinds.values()]
+            found = sum(n or 0 for n in rows)
+            yield Recount(stage, "products of quantised weights", f"{dtype}_flops", found, flops[stage])
+
+
+def device_recounts(
+    device: Device, of: Roof, unpacking: Iterable[UnpackingTime], counts: Folded, *, known: bool
+) -> Iterator[Recount]:
+    """Yield second counts of the peaks that bound matrix products, and of the work of unpacking weights.
+
+    Args:
+        known: whether that work is the one of the counts: not of another routing, nor of another dtype of products.
+    """
     peaks: dict[str, int] = {}
     for p in device.peaks:
         if p.sparsity == "dense":
@@ -140,6 +233,10 @@ def device_recounts(device: Device, of: Roof, unpacking: Iterable[UnpackingTime]
         yield Recount("", FUSED, "peak", rounded in (0, 1, 2), True)
     vector = [p.flops for p in device.peaks if p.unit == "vector" and p.sparsity == "dense"]
     for own in unpacking:
+        rows = [costs for kinds in counts.rows.get(own.stage, {}).values() for costs in kinds.values()]
+        work = [costs.get(UNPACKING, 0) for costs in rows]
+        again = sum(n or 0 for n in work) if known and None not in work else 0
+        yield Recount(own.stage, "unpacking, all operators", "flops", own.flops or 0, again)
         if own.seconds is not None:
             yield Recount(own.stage, "unpacking", "flops", own.flops or 0, Fraction(own.seconds) * max(vector))
 
@@ -253,9 +350,23 @@ def mean_recounts(whole: Folded, mean: Folded, ranks: int) -> Iterator[Recount]:
 
 
 def touched_recounts(
-    ledger: Ledger, sizes: Mapping[tuple[str, str], Mapping[str, int]], found: Iterable[TouchedExperts]
-) -> Iterator[Recount]:
-    """Yield second counts of the expert bytes that layers read; for uniform routing, by counting sets of experts."""
+    ledger: Ledger, sizes: Mapping[tuple[str, str], Mapping[str, int]], found: Sequence[TouchedExperts],
+    before: Folded, after: Folded, routing: str | PathLike[str],
+) -> Iterator[Recount]:  # fmt: skip
+    """Yield second counts of the expert bytes that layers read; for uniform routing, by counting sets of experts.
+
+    Args:
+        before, after: the counts without and with the routing.
+        routing: ``uniform``, or the file of a given one: stage -> calls -> layers -> tokens -> experts.
+    """
+    data = None if routing == "uniform" else read_json(Path(routing), what="routing")
+    for stage in dict.fromkeys(one.stage for one in found):
+        mine = [one for one in found if one.stage == stage]
+        read = sum(before.rows[stage][part][""]["weight_read_bytes"] or 0 for part in {one.part for one in mine})
+        more = sum(one.bytes for one in mine) - read
+        for metric in ("weight_read_bytes", UNFUSED, FLOOR):
+            if (was := before.total(metric, stage)) is not None and metric in before.metrics:
+                yield Recount(stage, "experts of the routing", metric, (after.total(metric, stage) or 0) - was, more)
     reads = [
         n for n in ledger.nodes if n.role.split(".")[-1] == "experts" and not n.kind and "weight_read_bytes" in n.exprs
     ]
@@ -263,6 +374,18 @@ def touched_recounts(
     touched = sympy.Symbol("touched")
     for one in found:
         node = [n for n in reads if n.stage == one.stage][one.layer]
+        values, tower = sizes[node.stage, node.invocation], node.role.partition(".")[0]
+        for metric, size in (("experts", one.experts), ("topk", one.top_k)):
+            yield Recount(one.stage, f"experts of layer {one.layer}", metric, size, values[f"{tower}_{metric}"])
+        if data is None:
+            every = one.experts - sympy.sympify(one.touched, rational=True)
+            again = Fraction(one.experts - one.top_k, one.experts) ** one.tokens * one.experts
+        else:
+            calls = data[one.stage]
+            every, again = Fraction(one.touched), Fraction(0)
+            for chosen in (call[one.layer] for call in calls):
+                again += Fraction(len({*chain.from_iterable(chosen)}), len(calls))
+        yield Recount(one.stage, f"experts of layer {one.layer}", "touched", Fraction(str(every)), again)
         key = node.stage, node.invocation, node.exprs["weight_read_bytes"], one.touched
         if key not in known:
             left_out = Fraction(comb(one.experts - 1, one.top_k), comb(one.experts, one.top_k))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Final
 
 from costproof.estimate.memory import Fits, HeldKind, MemoryLimit, MeshTried, RankMemory
+from costproof.ledger.errors import Recount, check_recounts
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import KV_BLOCK, TargetInfo, cache_counted, counted_line, quantised_clause
 from costproof.reports.document import (
@@ -238,6 +239,10 @@ def _plain_lines(found: Fits) -> tuple[str, ...]:
         ("batch", "The largest batch at this length"),
         ("text_tokens", "The longest text in this batch"),
     ):
+        for limit in (of[setting] for of in (by_cache, by_peak, by_bound) if setting in of):
+            held = [p.at for p in limit.points if p.bytes <= found.memory_bytes]
+            if held and limit.outcome == "from":
+                check_recounts([Recount("", what, "fits", (_most(limit) or "") == exact(max(held)), True)])
         if setting in by_peak and (most := _most(by_peak[setting])) is not None:
             alone = _most(by_cache[setting]) if setting in by_cache else None
             lines.append(f"{what}: {most}" + (f" (by the cache alone {alone})." if alone not in (None, most) else "."))
@@ -248,7 +253,18 @@ def _plain_lines(found: Fits) -> tuple[str, ...]:
     if less_held and not _unknown_cache(found):
         less = exact(found.last_logits_bytes)
         lines.append(f"Logits of all positions decide the live peak: with --logits last it is {less} B.")
+    known = {exact(number) for number in _integers(asdict(found))}
+    for size in re.findall(r"([\d,]+) B\b", " ".join(lines)):
+        check_recounts([Recount("", f"{size} B in a line of the report", "is in the JSON", size in known, True)])
     return tuple(lines)
+
+
+def _integers(data: object) -> Iterator[int]:
+    """Yield the integers in nested data."""
+    if isinstance(data, int):
+        yield data
+    for value in data.values() if isinstance(data, dict) else data if isinstance(data, list | tuple) else ():
+        yield from _integers(value)
 
 
 def _tried_row(x: MeshTried) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from costproof.estimate.roofline import (
     WorkBound,
 )
 from costproof.estimate.routing import EXPERTS, TouchedExperts
+from costproof.ledger.errors import Recount, check_recounts
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import counted_line
 from costproof.reports.document import Block, Code, Details, Document, DocumentSection, Form, Items, Markup, Note, Table
@@ -346,6 +347,8 @@ def memory_share_sentence(found: Roofline) -> str:
         unknown = sorted({p.part for p in found.parts if p.at_roof.seconds is None})
         return f"Not known: {', '.join(unknown)}."
     memory = str(Fraction(whole) - Fraction(compute))
+    waits = sum((Fraction(p.at_roof.seconds or 0) for p in found.parts if p.at_roof.bound == "memory"), Fraction(0))
+    check_recounts([Recount("", "parts that wait for memory", "seconds", Fraction(memory), waits)])
     return f"Of {duration(whole)} at the roof, {percent(memory, whole)} are spent in parts that wait for memory."
 
 

@@ -34,7 +34,7 @@ from costproof.models.target import (
     options_of,
 )
 from costproof.opgraph.rules.files import versions_in_force
-from costproof.parametric.memory_checks import padding_recounts
+from costproof.parametric.cache_checks import padding_recounts
 from costproof.parametric.targets import count_ranks, evaluate_formulas
 from costproof.reports.report import Report
 from costproof.run.count_lock import count_lock, count_then_restore

@@ -38,10 +38,11 @@ from costproof.ledger.workload import FLOAT_BYTES, KV_BLOCK, KV_DTYPE, Workload,
 from costproof.models.cache_dtype import BlockedCache
 from costproof.models.target import Exportable, Sharded, Target, WithBlocks, WithMemory, sharded
 from costproof.opgraph.rules.files import Files
+from costproof.parametric.cache_checks import format_recounts
 from costproof.parametric.memory_checks import (
-    format_recounts,
     graph_recounts,
     memory_recounts,
+    peak_recounts,
     room_recounts,
     tried_recounts,
 )
@@ -114,9 +115,11 @@ def fits(
         if devices is not None and several:
             devices.check(mesh)
         answer = _of_all_ranks(target, found, room)
-    check_recounts(room_recounts(answer, whole, reserve))
-    if found.counted and isinstance(target, str) and not _CACHE_NAMED.search(target):
-        check_recounts(format_recounts(found.target, answer))
+    check_recounts(room_recounts(answer, whole, memory, reserve))
+    if found.peaks:
+        check_recounts(peak_recounts(answer, found.peaks, found.target))
+    if found.counted and isinstance(target, str):
+        check_recounts(format_recounts(found.target, answer, chosen=_CACHE_NAMED.search(target) is not None))
     return answer
 
 
@@ -181,7 +184,7 @@ def _of_all_ranks(target: OperandInput, found: Operand, room: _Room) -> Fits:
         if found.counted and found.target is not None:
             check_recounts(memory_recounts(found.target, {(workload.rank,): answer}, answer))
         elif found.exported is not None:
-            check_recounts(graph_recounts(answer))
+            check_recounts(graph_recounts(answer, found.exported.target, found.exported.ledger))
         return answer
     answers: list[tuple[tuple[int, ...], Fits]] = []
     counted = count_ranks(model, workload, evaluate_formulas(model, workload))

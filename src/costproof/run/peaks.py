@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from costproof.ledger.environment import environment, require
-from costproof.ledger.errors import BadInput, Incomplete, check_recounts
+from costproof.ledger.errors import BadInput, Incomplete, Recount, check_recounts
 from costproof.ledger.mesh import FSDP_CP
 from costproof.ledger.peaks import CallPeaks, Peaks, by_stage
 from costproof.ledger.progress import Progress, silent
@@ -77,6 +77,10 @@ def measure_peaks(
         check_recounts(gathered_recounts(model, workload, most))
     with count_lock():
         found = call_peaks(model, workload.gathered, progress, eager=eager, forms=forms)
+    check_recounts(
+        Recount(one.stage, f"{one.invocation}, parts of the difference of its peaks", "bytes", one.residual or 0, 0)
+        for one in found
+    )
     found = tuple(replace(call, gathered_bytes=most) for call in found)
     return _with_formulas(model, workload, found)
 

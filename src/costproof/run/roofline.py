@@ -48,7 +48,7 @@ from costproof.estimate.roofline import (
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
 from costproof.ledger.baseline import Folded, fold_ledger
 from costproof.ledger.errors import BadInput, check_recounts
-from costproof.ledger.mesh import PAIRS, RANK, RankCosts, Schedule
+from costproof.ledger.mesh import PAIRS, RANK, Schedule
 from costproof.ledger.metrics import ARITHMETIC, KEPT_FLOPS, SKIPPABLE, TRAFFIC, UNPACKED, UNPACKING
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.plural import plural
@@ -67,6 +67,7 @@ from costproof.parametric.time_checks import (
     rank_recounts,
     schedule_recounts,
     sent_recounts,
+    stored_work_recounts,
     touched_recounts,
     unpacked_recounts,
 )
@@ -158,10 +159,11 @@ def roofline(
             )  # fmt: skip
         if batch is None or (ledger := batch.regime(batch.own).ledger) is None:
             raise no_formulas_error()
-        folded, kind, experts = apply_routing(folded, ledger, batch.sizes(batch.own), routing)
-        check_recounts(touched_recounts(ledger, batch.sizes(batch.own), experts))
+        before, sizes = folded, batch.sizes(batch.own)
+        folded, kind, experts = apply_routing(before, ledger, sizes, routing)
+        check_recounts(touched_recounts(ledger, sizes, experts, before, folded, routing))
     run, stages, parts = bounds(folded, of, arithmetic, routed=kind != "bound")
-    check_recounts(clock_recounts(of, folded, run, stages, parts, routed=kind != "bound"))
+    check_recounts(clock_recounts(of, folded, run, stages, parts, arithmetic, routed=kind != "bound"))
     if math is None and device.bounding_peak(FLOAT8) is None:
         check_recounts(unpacked_recounts(folded, run, FLOAT8))
     links = None
@@ -190,11 +192,14 @@ def roofline(
     borders = tuple(b for b in solved if b.stage not in other or b.unit == "FLOP")
     header = (side.conventions, side.target, side.workload, side.environment)
     stored = "weights" in side.target.quantised and name == "analytic" and "resident_bytes" in folded.metrics
+    if stored and read.target is not None and not other:
+        check_recounts(stored_work_recounts(read.target, side.workload, folded))
     # Another routing reads other experts, ranks share them unevenly, and another arithmetic needs other work.
     has_work = not other and shared == 1 and arithmetic.instead is None and UNPACKING in folded.metrics
-    works = {stage.id: folded.total(UNPACKING, stage.id) if has_work else None for stage in stages}
-    unpacking = tuple(unpacking_time(device, *work) for work in works.items()) if stored else ()
-    check_recounts(device_recounts(device, of, unpacking))
+    works = ((s.id, folded.total(UNPACKING, s.id) if has_work else None) for s in stages)
+    unpacking = tuple(unpacking_time(device, *work) for work in works) if stored else ()
+    plain = has_work and math is None and routing == "bound" and mesh.ep == 1
+    check_recounts(device_recounts(device, of, unpacking, folded, known=plain))
     return Roofline(
         *header, device, of.dtype, of.flops, of.bandwidth, name, run, stages, parts, borders, kind, experts, dtype,
         peaks_of(of, run), folded.bounds and not read.runs_all, notes,
@@ -221,8 +226,7 @@ _MEAN: Final = (
 
 def _mean_counts(folded: Folded, ranks: int) -> Folded:
     """Return :func:`mean_of_experts`, checked against an independent second count."""
-    found = mean_of_experts(folded, ranks)
-    check_recounts(mean_recounts(folded, found, ranks))
+    check_recounts(mean_recounts(folded, found := mean_of_experts(folded, ranks), ranks))
     return found
 
 
@@ -252,11 +256,11 @@ class _Ranks:
         """Return time bounds with communication, for the counted rank and, if there are formulas, every rank."""
         workload = self.read.baseline.workload
         sent = tuple(collective_bounds(folded, self.rates, workload, self.axis_of))
-        own = [_with_links(stage, sent) for stage in (*stages, run)]
-        check_recounts(overlap_recounts(self.of, parts, sent, own))
+        check_recounts(overlap_recounts(self.of, parts, sent, own := [_with_links(s, sent) for s in (*stages, run)]))
         times = [RankTimes((workload.rank,), run.modules.seconds, own[-1].exposed_s, own[-1].overlapped_s)]
         if (target := sharded(self.read.target)) is not None and not self.routed:
-            times = [self._times(target, row.ranks, times[0]) for row in self._equal(target)]
+            counted = count_ranks(target, workload, evaluate_formulas(target, workload)).ranks
+            times = [self._times(target, row.ranks, times[0]) for row in counted]
         times.sort(key=lambda t: (-Fraction(t.overlapped_s or 0), -Fraction(t.exposed_s or 0), t.ranks))
         spread = any(c.nodes > 1 for c in sent)
         mesh, rates = workload.mesh, self.rates
@@ -266,10 +270,6 @@ class _Ranks:
         )  # fmt: skip
         check_recounts(rank_recounts(found, mesh, workload.rank, run))
         return found
-
-    def _equal(self, target: Sharded) -> tuple[RankCosts, ...]:
-        workload = self.read.baseline.workload
-        return count_ranks(target, workload, evaluate_formulas(target, workload)).ranks
 
     def _times(self, target: Sharded, ranks: tuple[int, ...], counted: RankTimes) -> RankTimes:
         workload = self.read.baseline.workload
@@ -283,7 +283,10 @@ class _Ranks:
         sent = tuple(collective_bounds(folded, self.rates, other, self.axis_of))
         found = _with_links(run, sent)
         check_recounts(
-            (*clock_recounts(self.of, folded, run, stages, parts), *overlap_recounts(self.of, parts, sent, [found]))
+            (
+                *clock_recounts(self.of, folded, run, stages, parts, self.arithmetic),
+                *overlap_recounts(self.of, parts, sent, [found]),
+            )
         )
         return RankTimes(ranks, run.modules.seconds, found.exposed_s, found.overlapped_s)
 

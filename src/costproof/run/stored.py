@@ -101,6 +101,7 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
             scheme = target.stored.scheme(facts.model_type)
             readings = (library_reading(target.stored, model), scheme)
             tensors, by_rules = (list(stored_tensors(model, of)) for of in readings)
+            check_recounts(_param_recounts(facts.params, tensors))
             if next_token:
                 further, further_by_rules = (list(next_token_tensors(model, of, next_token)) for of in readings)
                 _check_further(tensors, further, next_token, attribute(model, "config").get_text_config())
@@ -149,7 +150,34 @@ def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = 
         headers,
     )
     check_recounts(_recounts(made, more, facts.next_token_modules))
+    check_recounts(_further_recounts(attribute(model, "config", None), facts.model_type, facts.next_token_modules))
     return made
+
+
+def _param_recounts(found: int, tensors: Iterable[StoredTensor]) -> Iterator[Recount]:
+    """Yield the parameters of a model from the weights that its stored tensors stand for; zero biases are none."""
+    sizes = Counter[str]()
+    for tensor in tensors:
+        sizes[tensor.purpose] += tensor.count * (tensor.stands_for or prod(tensor.shape))
+    again = min(max(found, sizes["weight"]), sizes["weight"] + sizes["bias"])
+    yield Recount("checkpoint", "parts", "parameters", found, again)
+
+
+_USUAL: Final = {"qwen3_next": 1}
+"""Model type -> modules for further tokens of its checkpoints, where no key of the configuration gives their number."""
+
+
+def _further_recounts(config: Any, model_type: str, found: int) -> Iterator[Recount]:
+    """Yield the modules for further tokens, from the key of the configuration that names layers of them."""
+    if config is None or model_type not in {*_USUAL, "deepseek_v3", "glm4_moe", "mimo", "qwen3_5_text"}:
+        return
+    inner = attribute(config, "get_text_config", lambda: config)()
+    stated = [n for key, n in attribute(inner, "to_dict", dict)().items() if re.fullmatch(_NUMBER_OF_LAYERS, key)]
+    again = next((n for n in stated if type(n) is int), _USUAL.get(model_type, 0))
+    yield Recount("checkpoint", "for further tokens", "modules of the model", found, again)
+
+
+_NUMBER_OF_LAYERS: Final = r"(num_)?(nextn_predict|mtp)_(num_hidden_)?layers"
 
 
 def _recounts(found: StoredCheckpoint, left: int, further: int) -> Iterator[Recount]:
@@ -174,6 +202,10 @@ def _recounts(found: StoredCheckpoint, left: int, further: int) -> Iterator[Reco
     for metric, (number, again) in every.items():
         yield Recount("checkpoint", "parts", metric, number, again)
     yield Recount("checkpoint", "multi-token prediction", "modules", found.next_token_modules + left, further)
+    if found.headers is not None:  # those of unknown size have some bytes
+        more = found.headers.bytes - found.totals.bytes - sum(one.bytes for one in found.headers.differences)
+        where = "layout and differences of headers"
+        yield Recount("checkpoint", where, "bytes", more, max(0, more) if found.undetermined else 0)
 
 
 def _others(model: nn.Module, model_type: str) -> list[str]:

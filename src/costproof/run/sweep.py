@@ -33,11 +33,10 @@ from costproof.models.registry import load_target
 from costproof.models.settings import option, typed_settings
 from costproof.models.target import Exportable, WithKeys, lacking
 from costproof.opgraph.rules.files import Files, with_rules_in_force
-from costproof.parametric.concolic import BranchCondition
+from costproof.parametric.concolic import BranchCondition, PathCondition
 from costproof.parametric.evaluator import CostCell, Evaluator, PointChoices, Regime
 from costproof.parametric.exact_arrays import Int128Array
 from costproof.parametric.grid import MOST_POINTS, GridAxis, Over, axes_from_csv, grid_axes, split_blocks
-from costproof.parametric.path_conditions import PathCondition
 from costproof.parametric.polynomial import AtomTable
 from costproof.run import sweep_files
 from costproof.run.count_lock import count_lock

@@ -181,10 +181,15 @@ def gguf_sections(file: Path) -> tuple[FileSection, ...]:
     Data begin at a multiple of ``general.alignment`` (32 bytes by default), and each tensor is filled up to one.
 
     Raises:
-        BadInput: as :func:`read_header`.
+        BadInput: as :func:`read_header`, or the file is longer than all of that.
     """
     with file.open("rb") as stream:
-        return _gguf(stream, file)[1]
+        tensors, sections = _gguf(stream, file)
+    most = sum(tensor.bytes for tensor in tensors) + sum(section.bytes for section in sections)
+    if (size := file.stat().st_size) > most:
+        raise BadInput("the file has bytes outside of its tensors", where=str(file), expected=f"at most {most:,}",
+                       got=f"{size:,}")  # fmt: skip
+    return sections
 
 
 def _gguf(stream: IO[bytes], file: Path) -> tuple[tuple[HeaderTensor, ...], tuple[FileSection, ...]]:
@@ -205,14 +210,14 @@ def _gguf(stream: IO[bytes], file: Path) -> tuple[tuple[HeaderTensor, ...], tupl
         sections.append(FileSection(f"key {key}", stream.tell() - before))
     if not 0 < alignment <= _MOST_ALIGNMENT:
         raise _no_header(file, f"an alignment of {alignment} bytes")
-    before, found = stream.tell(), []
+    before, found, starts = stream.tell(), [], [0]
     for _ in range(tensors):
         name = reader.text()
         dimensions = reader.number("I")
         if dimensions > 8:
             raise _no_header(file, f"{name[:60]} with {dimensions} dimensions")
         shape = tuple(reader.number("Q") for _ in range(dimensions))
-        kind, _offset = reader.number("I"), reader.number("Q")
+        kind, offset = reader.number("I"), reader.number("Q")
         if kind not in GGUF_TYPES:
             require_dtype(f"GGUF type {kind}", f"{name[:60]} in {file.name}")
         dtype = GGUF_TYPES[kind]
@@ -225,6 +230,10 @@ def _gguf(stream: IO[bytes], file: Path) -> tuple[tuple[HeaderTensor, ...], tupl
                 got=shape[0],
             )
         found.append(HeaderTensor(name, dtype, shape[::-1], StoredTensor(name, dtype, shape).bytes))
+        if offset != starts[-1]:
+            raise BadInput("a tensor does not begin where the one before it ends", where=f"{name[:60]} in {file.name}",
+                           expected=f"byte {starts[-1]:,} of the data", got=f"{offset:,}")  # fmt: skip
+        starts.append(-(-(offset + found[-1].bytes) // alignment) * alignment)
     sections.append(FileSection("table of tensors", stream.tell() - before))
     filled = -stream.tell() % alignment + sum(-tensor.bytes % alignment for tensor in found)
     sections.append(FileSection(f"alignment to {alignment} bytes", filled))

@@ -513,7 +513,7 @@ def counted_pairs(piece: Piece[Provable], seed: int) -> Piece[Provable]:
 
 
 def _seen(row: BatchRow, window: int) -> int:
-    """Count the query-key pairs of one sequence that its causal mask and window keep."""
+    """Count the query-key pairs of one sequence that its causal mask and window keep, one by one."""
     length = row.past + row.new
     return sum(
         k <= q and (not window or q - k < window) for q in range(row.past, length) for k in range(length)

@@ -200,7 +200,7 @@ def picked_positions(workload: Workload, call: StackCall) -> tuple[PickedPositio
 def row_calls(
     workload: Workload, call: StackCall, config: DecoderConfig
 ) -> Iterator[tuple[Workload, StackCall, StackCall]]:
-    """Yield (example row as a workload, its sizes as a batch, sizes of any row in symbols) for each kind of rows.
+    """Yield (example row as a workload, its sizes in symbols as a batch, sizes of a single row) for each kind of rows.
 
     Branches: a row may have no past.
     """
