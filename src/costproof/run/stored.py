@@ -164,11 +164,11 @@ def _param_recounts(found: int, tensors: Iterable[StoredTensor]) -> Iterator[Rec
 
 
 _USUAL: Final = {"qwen3_next": 1}
-"""Model type -> modules for further tokens of its checkpoints, where no key of the configuration gives their number."""
+"""Model type -> MTP modules of its checkpoints, where no key of the configuration gives their number."""
 
 
 def _further_recounts(config: Any, model_type: str, found: int) -> Iterator[Recount]:
-    """Yield the modules for further tokens, from the key of the configuration that names layers of them."""
+    """Yield the MTP modules, from the key of the configuration that names layers of them."""
     if config is None or model_type not in {*_USUAL, "deepseek_v3", "glm4_moe", "mimo", "qwen3_5_text"}:
         return
     inner = attribute(config, "get_text_config", lambda: config)()
