@@ -174,7 +174,7 @@ def _further_recounts(config: Any, model_type: str, found: int) -> Iterator[Reco
     inner = attribute(config, "get_text_config", lambda: config)()
     stated = [n for key, n in attribute(inner, "to_dict", dict)().items() if re.fullmatch(_NUMBER_OF_LAYERS, key)]
     again = next((n for n in stated if type(n) is int), _USUAL.get(model_type, 0))
-    yield Recount("checkpoint", "for further tokens", "modules of the model", found, again)
+    yield Recount("checkpoint", "multi-token prediction", "modules of the model", found, again)
 
 
 _NUMBER_OF_LAYERS: Final = r"(num_)?(nextn_predict|mtp)_(num_hidden_)?layers"
