@@ -74,7 +74,7 @@ class ProcessSetting:
 
 
 def process_settings() -> Iterator[ProcessSetting]:
-    """Yield all settings that this process has."""
+    """Yield the settings of Python, and of imported NumPy and torch, that foreign code in this process may change."""
     yield from _OF_PYTHON
     if threading.current_thread() is threading.main_thread():
         yield from _OF_MAIN_THREAD

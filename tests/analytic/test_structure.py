@@ -103,7 +103,7 @@ def test_another_implementation_has_other_paths() -> None:
 
 def test_an_implementation_must_name_every_part() -> None:
     names = {role: path for role, path in NATIVE_NAMES.items() if role != "text.norm"}
-    with pytest.raises(BadInput, match="lack a role of the formulas") as caught:
+    with pytest.raises(BadInput, match="names no module for a role of the formulas") as caught:
         ocr_ledger(PageStructure(), names)
     assert caught.value.where == "text.norm"
 

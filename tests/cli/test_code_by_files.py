@@ -137,7 +137,7 @@ def test_a_dry_run_runs_nothing_and_prints_what_can_be_read_again(
         (("report", "gone.py:make"), "there is no such file"),
         (("report", "mark.py:make", "--rules", "gone.py"), "no such Python file"),
         (("report", "mark.py:make", "--counters", "nobody"), "no such counter"),
-        (("report", "mark.py:make", "--profile", "2", "--sources", "static"), "only the dynamic source"),
+        (("report", "mark.py:make", "--profile", "2", "--sources", "static"), "--profile needs the dynamic source"),
         (("report", "mark.py:make", "--run", "cpu", "--weights", "gone"), "there is no such folder"),
     ],
 )

@@ -121,7 +121,7 @@ def test_a_dtype_without_a_peak_is_told_before_anything_runs(folder: Path) -> No
 def test_a_rank_is_refused_before_the_machine_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "llama.json").write_text(json.dumps(LLAMA))
     monkeypatch.setattr("costproof.run.measure._device", lambda *_: pytest.fail("the machine is measured"))
-    with pytest.raises(Incomplete, match="a rank of several devices is counted without values"):
+    with pytest.raises(Incomplete, match="one of several ranks runs only on the meta device"):
         api.measure("llama", config=folder / "llama.json", tp=2)
 
 

@@ -188,4 +188,4 @@ def test_how_long_stages_wait(tmp_path: Path) -> None:
     assert "each waits 3/19 of a pass" in text
     assert "sends hidden states 8 times in the forwards; layers are counted as contiguous stages have them" in text
     refused = costproof("-q", *line, "--schedule", "zero", cwd=tmp_path)
-    assert (refused.code, "there is no such schedule" in refused.stderr) == (2, True)
+    assert (refused.code, "there is no such pipeline schedule" in refused.stderr) == (2, True)

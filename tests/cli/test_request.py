@@ -193,7 +193,7 @@ def test_python_keywords_are_checked_like_options() -> None:
         ({"counters": "fvcor"}, BadInput, "no such counter"),
         ({"config": "none.json"}, BadInput, "cannot read the configuration"),
         ({"layers": 13}, BadInput, "cannot be cut"),
-        ({"profile": 2, "run": "cpu", "sources": "static"}, BadInput, "only the dynamic source"),
+        ({"profile": 2, "run": "cpu", "sources": "static"}, BadInput, "--profile needs the dynamic source"),
     ],
 )
 def test_what_cannot_run_is_told_before_anything_is_traced(

@@ -302,7 +302,7 @@ def test_tools_that_lose_collectives_are_refused() -> None:
     work = workload(target, tp=2, new_tokens=0)
     with pytest.raises(Incomplete, match="does not follow the collectives"):
         isolated_ledger(target, work)
-    with pytest.raises(BadInput, match="counters know nothing"):
+    with pytest.raises(BadInput, match="counters count whole models"):
         record_counters(target, work, ("thop",))
 
 

@@ -123,5 +123,5 @@ def sum_over_rows(expr: sympy.Expr, kind: int, *, positive: bool = True) -> symp
     names = [ROW_SUMS.get((int(b), int(s), int(c))) for (b, s, c), _ in terms]
     if None in names:
         expected = f"a polynomial in {', '.join(map(str, ROW_SIZES))}"
-        raise BadInput("the cost of a row has no sum over rows", where=text(expr), expected=expected)
+        raise BadInput("the cost of a row cannot be summed over rows in symbols", where=text(expr), expected=expected)
     return sympy.Add(*(factor * sym(f"{name}_{kind}") for name, (_, factor) in zip(names, terms, strict=True)))

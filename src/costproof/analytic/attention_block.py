@@ -80,7 +80,7 @@ class AttentionBlock:
         )
 
     def cross_parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
-        """Return the block's modules as cross-attention to ``call.memory`` new keys and the cached ones."""
+        """Return the block's modules as cross-attention: keys of ``call.memory`` new tokens, after the cached keys."""
         b, rows, new = call.item_bytes, call.rows, call.batch * call.memory
         core = replace(self.core(call, new_keys=call.memory, past=call.memory_past), causal=False)
         return (

@@ -131,7 +131,7 @@ def module_of(part: ModulePart, names: Mapping[str, str]) -> str:
     path = names.get(part.role)
     if path is None:
         raise BadInput(
-            "the names of an implementation lack a role of the formulas", where=part.role, expected="a module path"
+            "an implementation names no module for a role of the formulas", where=part.role, expected="a module path"
         )
     return path.replace("{i}", str(part.i))
 

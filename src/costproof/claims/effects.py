@@ -36,7 +36,7 @@ Factor = Callable[[ClaimTerm], Fraction | None]
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Effect of one mistake on one claim: factors on some terms, and further terms that it counts."""
+    """Effect of one mistake on one claim: factors on the terms it changes, and the uncounted terms it adds."""
 
     cause: str
     family: str
@@ -53,7 +53,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class TermChange:
-    """Change that a mistake makes: the terms to change, and the factor of each (``None`` leaves a term unchanged)."""
+    """Predicate of the terms that a mistake changes, and function for the factor on each (``None``: unchanged)."""
 
     pick: Pick
     factor: Factor
@@ -180,7 +180,7 @@ def _changed(source: str, change: Callable[[sympy.Expr], sympy.Expr]) -> Compile
 
 
 def _ratio(term: ClaimTerm, changed: CompiledExpression) -> Fraction | None:
-    """Return the value of the changed expression divided by the value of the term's expression."""
+    """Return the changed expression's value divided by that of the term's expression; ``None`` if undefined."""
     try:
         old, new = compile_expression(term.expr).run(term.values), changed.run(term.values)
     except (KeyError, ZeroDivisionError):

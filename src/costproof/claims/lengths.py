@@ -433,7 +433,7 @@ def _layers(case: ClaimCase, tower: str, count: int, usual: int) -> Callable[[in
 
 
 def _alike(terms: Iterable[ClaimTerm]) -> Counter[tuple[object, ...]]:
-    """Return the number of terms of each kind; layers of equal cost are of one kind."""
+    """Return the number of cost nodes by kind of term; layers of equal cost are of one kind."""
     found: Counter[tuple[object, ...]] = Counter()
     for term in terms:
         found[_kind(term)] += term.count

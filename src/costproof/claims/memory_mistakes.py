@@ -116,13 +116,13 @@ _OF_FORMATS: Final = frozenset[Metric]({UNPACKING})
 
 
 def _unpacked(term: ClaimTerm) -> bool:
-    """Return whether a term unpacks whole quantised matrices, since its formula does not depend on the tokens."""
+    """Return whether a term is the unpacking of whole quantised matrices: its formula has no number of tokens."""
     names = free_symbols(term.expr) if term.counted and term.expr else frozenset({"S"})
     return names.isdisjoint({"B", "S", "L"}) or f"{term.tower}_experts" in names
 
 
 def _for_each_token(term: ClaimTerm) -> Fraction | None:
-    """Return the cost of unpacking the matrices again for each token, as a factor on the term."""
+    """Return the factor on an unpacking term if each token unpacks its matrix again; ``None`` if unknown."""
     tokens = tokens_of(term.values)
     if tokens is None or (term.part == "lm_head" and "L" in term.values):
         return None if tokens is None else Fraction(term.values["B"] * term.values["L"])
@@ -148,7 +148,7 @@ _SHARED_HEADS: Final = (".attention", ".attention.k", ".attention.v")
 
 
 def _of_one_device(term: ClaimTerm) -> Fraction:
-    """Return the cost of a term on one device, as a factor on its cost on the rank."""
+    """Return a term's cost on one device divided by its cost on the rank."""
     whole = substitute(term, **ON_ONE_DEVICE)
     return _copied_heads(term) if whole is None else whole
 
@@ -171,7 +171,7 @@ def _in_parts(term: ClaimTerm) -> bool:
 
 
 def _of_sequence(symbol: str) -> Callable[[ClaimTerm], bool]:
-    """Return a predicate for terms with a symbol in their formula, in a run whose ranks split the sequence."""
+    """Return a predicate for terms whose formula contains ``symbol``, in a run with context parallelism (cp > 1)."""
     return lambda t: t.counted and t.values.get("cp", 1) > 1 and bool(t.expr) and symbol in free_symbols(t.expr)
 
 
@@ -180,7 +180,7 @@ def _latents(term: ClaimTerm) -> bool:
 
 
 def _share_of_all(term: ClaimTerm) -> Fraction:
-    """Return a tp-th of the cost on one device, as a factor on the term's cost on the rank."""
+    """Return 1/tp of a term's cost on one device, divided by its cost on the rank."""
     return _of_one_device(term) / term.values["tp"]
 
 
@@ -241,7 +241,7 @@ def _wire(size: Callable[[int, int], int]) -> tuple[TermChange, ...]:
 
 
 def _padded_vocabulary(term: ClaimTerm) -> Fraction | None:
-    """Return the cost with a vocabulary padded to a multiple of 64, as a factor on the term."""
+    """Return the factor on a term if the vocabulary is padded to a multiple of 64; ``None`` without a vocabulary."""
     name = next((name for name in term.values if name.endswith("_vocab")), None)
     if name is None:
         return None

@@ -165,7 +165,7 @@ def _masked(term: ClaimTerm) -> bool:
 
 
 def _context(cause: str, what: str, seen: Callable[[ClaimTerm], int]) -> Iterator[Mistake]:
-    """Yield a mistake in the context length of decode steps, once for all N steps and once for a single step."""
+    """Yield two records of one mistake in the context length of decode steps: for all N steps and for a single one."""
     several = TermChange(_scores("N", "P"), lambda t: Fraction(t.values["N"] * seen(t), keys(t)))
     single = TermChange(_scores("N", "P"), lambda t: Fraction(seen(t), t.values["P"] + 1))
     yield Mistake(cause, "attention", what, (several,), metrics=FLOPS, excludes=(ONE_STEP,))

@@ -212,7 +212,7 @@ class Found:
 
 
 class Reachable:
-    """Numbers that result from all sets of mistakes of a size, computed once for all claims on a quantity.
+    """Numbers to which all sets with a given count of mistakes lead, computed once for all claims on a quantity.
 
     Args:
         terms: the terms of the claim.
@@ -287,7 +287,7 @@ def search(among: Reachable, amount: Amount, most: int = MOST_CAUSES) -> Found:
 def _sets(
     table: _Table, state: list[int], total: int, indices: range, size: int, chosen: tuple[int, ...]
 ) -> Iterable[tuple[tuple[int, ...], int]]:
-    """Yield (set, number) for all sets with ``size`` more mistakes, each of which changes the number."""
+    """Yield (set, number) for all sets that add ``size`` mistakes to ``chosen``, each of which changes the number."""
     check_time()
     bits = sum(1 << i for i in chosen)
     for index in indices:
@@ -331,7 +331,7 @@ class _Table:
         """Bit masks of the causes of which a cause requires one, by index of the cause; 0 without a requirement."""
 
     def apply(self, state: list[int], index: int) -> list[int]:
-        """Return the values of the terms after a mistake is applied."""
+        """Return the state after a mistake: scaled values of all terms, then 1 or 0 for whether each is counted."""
         after = list(state)
         for i in self.switches[index]:
             after[self.count + i] = 1
@@ -340,7 +340,7 @@ class _Table:
         return after
 
     def delta(self, state: list[int], index: int) -> int:
-        """Return the amount by which a mistake changes the total."""
+        """Return the amount by which a mistake changes the scaled sum of the counted terms."""
         added = 0
         for i in self.switches[index]:
             if not state[self.count + i]:
@@ -352,12 +352,12 @@ class _Table:
 
 
 def walk(terms: Sequence[ClaimTerm], chosen: Sequence[Effect]) -> tuple[tuple[int, ...], int]:
-    """Return the amounts that mistakes add when they are applied in order, and the resulting number."""
+    """Return the amount that each mistake adds when they are applied in order, and the resulting number."""
     reached = [floor(reach(terms, chosen[:size])) for size in range(len(chosen) + 1)]
     return tuple(after - before for before, after in pairwise(reached)), reached[-1]
 
 
 def reach(terms: Sequence[ClaimTerm], chosen: Sequence[Effect]) -> Fraction:
-    """Return the number that a cost model with these mistakes gives, as the sum of the changed terms."""
+    """Return the number that these mistakes lead to: the sum of all counted terms, each times its factors."""
     on = {i for i, term in enumerate(terms) if term.counted}.union(*(e.switches for e in chosen))
     return sum((terms[i].value * prod(e.factors.get(i, 1) for e in chosen) for i in on), Fraction(0))

@@ -320,7 +320,7 @@ def _kept(node: CostNode, metric: Metric) -> Fraction:
 
 
 def _off(terms: Iterable[ClaimTerm], extra: str) -> list[ClaimTerm]:
-    """Return copies of terms that are not counted, but represent additional work named ``extra``."""
+    """Return uncounted copies of terms, which stand for additional work named ``extra``."""
     return [replace(i, counted=False, stands_for=extra, products=False) for i in terms]
 
 
@@ -403,7 +403,7 @@ def bias_of(expr: str) -> tuple[sympy.Expr, sympy.Expr] | None:
 
 
 def _in_place(given: Iterable[ClaimTerm], taken: Iterable[ClaimTerm], extra: str) -> list[ClaimTerm]:
-    """Return uncounted terms for layers of one kind instead of another, such as experts instead of dense MLPs."""
+    """Return uncounted terms for as many ``given`` layers as there are ``taken`` ones, as experts for dense MLPs."""
     layers = {(i.stage, i.invocation): i.count for i in taken}
     return [
         replace(i, value=i.value * layers[i.stage, i.invocation] / i.count, counted=False, stands_for=extra)

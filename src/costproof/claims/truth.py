@@ -112,7 +112,7 @@ class ClaimCase:
 
     @cached_property
     def named(self) -> dict[Name, Effect]:
-        """Return the effects of all mistakes, by (cause, required cause) for each name of an effect."""
+        """Return the effects of all mistakes by (name, required cause); names are causes and their aliases."""
         return {(name, e.requires): e for e in self.effects for name in (e.cause, *e.aliases)}
 
     @cached_property

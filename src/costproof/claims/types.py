@@ -104,7 +104,7 @@ class ClaimExplanation:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Cost of a claim's stage at one text length."""
+    """A prompt or context length, and the cost of the claim's stage at that length."""
 
     length: int
     number: int

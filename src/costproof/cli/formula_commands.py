@@ -292,7 +292,7 @@ def derive(run: api.RunRequest, form: str, output: Path | None) -> int:
     type=AxisParam(),
     metavar="NAME=VALUES",
     help="Vary a setting or a configuration key: 1,8 or 512:1280:64. Several --over give all combinations;"
-    " NAME/NAME=1/2,3/4 varies names together.",
+    " batch/seq_len=1/512,2/1024 varies two together, in pairs.",
 )
 @click.option(
     "--also",
@@ -300,7 +300,9 @@ def derive(run: api.RunRequest, form: str, output: Path | None) -> int:
     metavar="'NAME=VALUES …'",
     help="A further grid, all combinations of these values; its points follow those of --over.",
 )
-@click.option("--table", type=FILE, metavar="CSV", help="Further points: a column per name, a row per point.")
+@click.option(
+    "--table", type=FILE, metavar="CSV", help="Add points of a file: a row each, a column per setting or key."
+)
 @click.option(
     "--metric",
     "metrics",

@@ -119,7 +119,7 @@ class Section:
         return value
 
     def integers(self, key: str, default: object = _MISSING, *, least: int = 1, most: int = LARGEST) -> tuple[int, ...]:
-        """Return a list of integers within bounds."""
+        """Return the integers listed at a key; record a problem if it holds no list or an item is out of bounds."""
         value = self.take(key, default)
         if value is None and key not in self.data:
             return ()

@@ -85,7 +85,7 @@ def devices_in(on: str | os.PathLike[str] | Device) -> Devices:
     first, second = int(found[1]), None if found[2] is None else int(found[2])
     count = first if second is None else first * second
     if not 1 <= count <= LARGEST or second == 0:
-        raise BadInput("no number of devices", where="--on", expected=f"1 to {LARGEST:,}", got=os.fspath(on)[:60])
+        raise BadInput("too many or 0 devices", where="--on", expected=f"1 to {LARGEST:,}", got=os.fspath(on)[:60])
     return Devices(machine(found[3]), count, second)
 
 

@@ -238,7 +238,7 @@ class Fits:
 
     @property
     def lasting_bytes(self) -> int | None:
-        """Return the bytes allocated before and after the run: weights, attributes, and buffers if known."""
+        """Return the bytes held throughout the run: weights and tensor attributes, plus buffers if known."""
         if self.held_weights is None:
             return None
         return self.held_weights + (self.buffers_bytes or 0) + self.attributes_bytes

@@ -94,7 +94,7 @@ class TokenPadding:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Memory and FLOPs of a run that only padding to blocks and sizes takes; no metric includes them."""
+    """Memory and FLOPs that padding adds: the cache to whole blocks, the tokens to fixed sizes; in no metric."""
 
     cache: tuple[BlockPadding, ...] = ()
     """Padding of the cache by stage and kind of layer; empty for a cache without blocks."""

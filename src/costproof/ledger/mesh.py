@@ -245,14 +245,14 @@ class Schedule:
         """
         order, _, parts = text.partition(":")
         if stages < 2:
-            raise BadInput("a schedule needs two stages", where="--microbatches, --schedule", fix="name stages: pp 4")
+            raise BadInput("pipelining needs two stages", where="--microbatches, --schedule", fix="name stages: pp 4")
         if microbatches < 1:
-            raise BadInput("a pass needs a microbatch", where="--microbatches", expected="1 or more", got=microbatches)
+            raise BadInput("--microbatches is below 1", where="--microbatches", expected="1 or more", got=microbatches)
         if order in ("gpipe", "1f1b") and not parts:
             return cls(cast(Order, order), stages, microbatches)
         if order != "interleaved" or not parts.isdecimal() or len(parts) > 3 or int(parts) < 2:
             expected = "gpipe, 1f1b, or interleaved:V with V parts of the model on each stage, 2 to 999"
-            raise BadInput("there is no such schedule", where="--schedule", expected=expected, got=text)
+            raise BadInput("there is no such pipeline schedule", where="--schedule", expected=expected, got=text)
         if microbatches % stages:
             what, expected = "interleaved stages take as many microbatches in turn as there are stages", f"of {stages}"
             raise BadInput(what, where="--microbatches", expected=f"a multiple {expected}", got=microbatches)

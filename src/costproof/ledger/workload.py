@@ -86,7 +86,7 @@ def _stored_rows(text: str) -> tuple[BatchRow, ...]:
     for part in text.split(","):
         matched = _ROW.fullmatch(part)
         if matched is None:
-            raise BadInput("a row of the workload is invalid", where="$.workload.inputs.rows", got=part[:60])
+            raise BadInput("a row of the batch cannot be read", where="$.workload.inputs.rows", got=part[:60])
         count, new, past, logits = matched.groups(default="")
         found.append(BatchRow(int(new), int(past or 0), int(count or 1), int(logits or 1)))
     return tuple(found)
@@ -430,7 +430,7 @@ def quantised_clause(target: TargetInfo, workload: Workload) -> str:
 
 
 def weights_counted(target: TargetInfo) -> TargetInfo:
-    """Return the target description without its weight format, for counts that include that format."""
+    """Return the target description without its weights' quantised format, once bytes are counted in that format."""
     return replace(target, quantised={part: text for part, text in target.quantised.items() if part != "weights"})
 
 

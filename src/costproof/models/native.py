@@ -135,7 +135,7 @@ class Configured(ABC, Generic[C]):
             return replace(self, options=options)
         if self.cut:
             raise BadInput(
-                "the number of layers is already cut", where="--layers", expected=f"{self.options.layers}, as before",
+                "the model is already cut by --layers", where="--layers", expected=f"{self.options.layers}, as before",
                 got=options.layers, fix="start from the whole model",
             )  # fmt: skip
         small, cut = self.first_layers(options.layers)

@@ -96,7 +96,7 @@ def _contained(name: str, method: Callable[..., Any], plugin: Plugin[Any]) -> Ca
 
 
 def _returned(name: str, found: Any) -> str | None:
-    """Return a description of the result that a factory method must have, if ``found`` is another, else ``None``."""
+    """Return what a factory method must return, as a phrase, if ``found`` is something else; otherwise ``None``."""
     one = {"settings": Setting, "presets": NamedWorkload, "proof_settings": Setting}.get(name)
     if one is not None and not (isinstance(found, tuple) and all(isinstance(item, one) for item in found)):
         return f"a tuple of {one.__name__}"
@@ -179,10 +179,10 @@ class ReadsFolders(Protocol):
     """Protocol of factories that also make targets from folders: snapshots with their own code."""
 
     def reads(self, folder: Path) -> bool:
-        """Return whether the factory handles this folder; nothing in the folder is run."""
+        """Return whether :meth:`from_folder` is meant for this folder; nothing in the folder is run."""
 
     def folder_holds(self) -> str:
-        """Return a description of the folders that the factory handles."""
+        """Return a phrase for error messages that describes the folders that :meth:`from_folder` can use."""
 
     def from_folder(self, folder: Path, *, trusted: bool) -> Target:
         """Return the target for a folder.
@@ -200,7 +200,7 @@ class KnowsMistakes(Protocol):
     """Protocol of factories with mistakes that are common in published numbers of their model only."""
 
     def mistakes(self) -> Mistakes:
-        """Return the mistakes, which are functions of the terms of a published number."""
+        """Return these mistakes, each as changes of the terms of a claimed number."""
 
 
 @runtime_checkable

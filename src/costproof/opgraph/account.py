@@ -380,7 +380,7 @@ def _read_in_order(calls: Sequence[int], parts: Sequence[_Part], ops: Sequence[O
 
 
 def _not_negative(saved: Size) -> Size:
-    """Return the saved FLOPs, at least 0; formulas for decode steps are never negative and stay unchanged."""
+    """Return the FLOPs, or 0 if negative; a formula in the context length is never negative and stays unchanged."""
     if isinstance(saved, int):
         return max(0, saved)
     return saved if CONTEXT in saved.free_symbols else sympy.Max(0, sympy.expand(saved))

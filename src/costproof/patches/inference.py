@@ -245,7 +245,7 @@ def _always(answer: bool | None) -> ReplacementFactory:
 
 
 def _unless_known(answer: bool | None, parameter: str) -> ReplacementFactory:
-    """Return a factory of functions with a fixed result if an argument is a tensor without values."""
+    """Return a factory of replacements that return ``answer`` if the mask ``parameter`` is a tensor without values."""
 
     def make(original: Callable[..., Any], assumptions: Assumptions) -> Callable[..., Any]:
         given = inspect.signature(original).bind
@@ -262,7 +262,7 @@ def _unless_known(answer: bool | None, parameter: str) -> ReplacementFactory:
 
 
 def _unmasked(parameter: str, *, static: bool = False, skip: bool = False) -> ReplacementFactory:
-    """Return a factory of functions that omit the padding mask [B, S] if it has no values.
+    """Return a factory of replacements that call the original without its padding mask [B, S] if that has no values.
 
     Args:
         static: whether the function is a static method.

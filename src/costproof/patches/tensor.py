@@ -331,7 +331,7 @@ COMPLEX_CONVOLUTIONS: Final = tuple(
 
 
 def _of_input_values(name: str) -> Callable[..., Any]:
-    """Return a factory that imports a replacement from :mod:`.input_values` when used, since that imports torch."""
+    """Return a factory of a replacement in :mod:`.input_values`, imported on use since that module imports torch."""
 
     def make(original: Any, *context: Any) -> Any:
         from costproof.patches import input_values

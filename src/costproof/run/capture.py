@@ -193,7 +193,7 @@ def _ranks(target: Target, workload: Workload, ledgers: Mapping[str, Ledger]) ->
 
 
 def _padding(target: Target, workload: Workload) -> Padding | None:
-    """Return the memory of the run that only padding to blocks takes; ``None`` without padding."""
+    """Return the cost of padding the cache to whole blocks and the tokens to fixed sizes; ``None`` without padding."""
     if not isinstance(target, WithBlocks):
         return None
     blocked = target.blocked_cache(workload)

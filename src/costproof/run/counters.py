@@ -116,7 +116,7 @@ def record_counters(
         raise BadInput("a limit must be at least 1", where="--timeout, --memory", got=min(seconds, memory_gib))
     if max(run.mesh.tp, run.mesh.pp, run.mesh.cp) > 1:
         raise BadInput(
-            "counters know nothing of the ranks that a model is split over", where=run.mesh.text, expected="tp 1, pp 1",
+            "counters count whole models, not one rank's part", where=run.mesh.text, expected="tp 1, pp 1, cp 1",
             fix="costproof report counts a rank",
         )  # fmt: skip
     require("trace", "the truth beside counters")

@@ -350,7 +350,7 @@ def _blocked_cache(target: Target | None, workload: Workload) -> BlockedCache | 
         return None
     found = target.blocked_cache(workload) if isinstance(target, WithBlocks) else None
     if found is None:
-        raise BadInput("only formulas of a decoder give the blocks of its cache", where="--kv-block")
+        raise BadInput("cache blocks are counted only for decoders with formulas", where="--kv-block")
     return found
 
 

@@ -66,7 +66,7 @@ def check_without_loading(request: RunRequest) -> tuple[str, ...]:
     """
     options = request.run
     if options.profile and "dynamic" not in request.sources:
-        raise BadInput("only the dynamic source can be measured", where="--profile", expected="--sources with dynamic")
+        raise BadInput("--profile needs the dynamic source", where="--profile", expected="--sources with dynamic")
     address = read_address(request.target)
     if address.kind == "file" and not Path(address.place).is_file():
         raise BadInput("there is no such file", where=address.place, expected="FILE.py:FUNCTION")

@@ -188,7 +188,7 @@ def compare_rows(piece: Piece[Provable], identity: RowIdentity) -> Answer:
     for layer, pairs in enumerate(identity.pairs):
         found = [key for key in left if key[2] == KEPT_SCORES and f".{layer}." in f"{key[0]}."]
         if len(found) != 1:
-            raise Incomplete("a layer has no single formula of kept scores", where=f"layer {layer}", got=len(found))
+            raise Incomplete("a layer needs one formula of kept scores", where=f"layer {layer}", got=len(found))
         right[found[0]] = right.get(found[0], sympy.Integer(0)) + heads * parse(pairs)
     ledgers = []
     for source, side in (("analytic", left), ("static", right)):

@@ -188,7 +188,7 @@ class _Libraries:
         self._divide(Namespace.of(place) for place in places.values())
 
     def spaces(self) -> list[Namespace]:
-        """Return a current snapshot of each module and class."""
+        """Return the attributes of each library module and class, as they are now."""
         if not self._same():
             self._divide(self._steady)
         return [*self._steady, *map(Namespace.of, self._changing)]

@@ -109,7 +109,7 @@ def read_checkpoint(folder: Path) -> dict[str, tuple[HeaderTensor, ...]]:
     where: dict[str, str] = {}
     for file in files:
         if not file.is_file():
-            raise BadInput("a shard is missing", where=str(file), fix="its first bytes, up to the data, are enough")
+            raise BadInput("a shard is missing", where=str(file), fix="add it; its header alone is enough")
         found[file.name] = read_header(file)
         for tensor in found[file.name]:
             if where.setdefault(tensor.name, file.name) != file.name:
@@ -120,7 +120,7 @@ def read_checkpoint(folder: Path) -> dict[str, tuple[HeaderTensor, ...]]:
     for name, shard in names.items():
         if where.get(name) != Path(str(shard)).name:
             got = where.get(name, "in none of the shards")
-            raise BadInput("a tensor is not where the index says", where=name[:80], expected=str(shard)[:80], got=got)
+            raise BadInput("the index names a wrong shard", where=name[:80], expected=str(shard)[:80], got=got)
     return found
 
 

@@ -76,7 +76,7 @@ def trace_dispatched(run: Run) -> TracedForward:
         raise
     except Exception as error:  # code of other packages may raise anything
         raise Incomplete(
-            "the model does not run at the dispatcher", where=f"run {run.id}", got=first_line(error)
+            "the model fails while its operators are recorded", where=f"run {run.id}", got=first_line(error)
         ) from error
     return TracedForward(log.graph(result), tuple(log.inputs), (), tuple(assumed))
 

@@ -169,7 +169,7 @@ def plain_value(value: Any) -> Any:
 
 
 def mark_autocast(graph: Graph, dtypes: Collection[str]) -> Graph:
-    """Mark every operator of a graph as possibly run in the narrowest of some autocast dtypes.
+    """Mark every operator of a graph with the narrowest of the run's autocast dtypes, in which it may have run.
 
     A trace does not record which operators ran under autocast, and a bound of time assumes the fastest arithmetic.
     """

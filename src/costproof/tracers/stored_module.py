@@ -385,7 +385,7 @@ def _stack(
 
 
 def _is_transposed(module: nn.Module) -> bool:
-    """Return whether the class stores the matrices of a stack as [columns, rows], as its attributes state."""
+    """Return whether a module stores stacked matrices as [columns, rows], by its attribute ``is_transposed``."""
     stated: Any = attribute(module, "is_transposed", None)
     return bool(stated)
 

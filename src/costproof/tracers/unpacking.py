@@ -175,7 +175,7 @@ def _count(of: Format, linear: LinearShape, rows: int | sympy.Symbol | None, *, 
         example = rows if isinstance(rows, int) else _EXAMPLE
         stored |= {"x": _empty((example, linear.columns), "BF16"), "y": _empty((example, linear.rows), "F32")}
     if reference is None:
-        raise _Unknown(f"the arithmetic of {of.title} has no reference")
+        raise _Unknown(f"costproof does not know the arithmetic of {of.title}")
     # The names of the tensors are keys, not arguments.
     module = _module(of, linear, reference, tuple(stored))
     given = {"tensors": list(stored.values())}
@@ -272,7 +272,7 @@ def _mxfp4(of: formats.Mxfp4, w: LinearShape, t: Tensors) -> Any:
 
 def _compressed(of: formats.CompressedTensors, w: LinearShape, t: Tensors) -> Any:
     if of.inputs and not of.products:
-        raise Incomplete("inputs that are quantised for a product in 16 bits have no reference", got=of.title)
+        raise Incomplete("costproof does not know how inputs are quantised for 16-bit products", got=of.title)
     dtype, zeros = torch_dtype(w.dtype), None if of.symmetric else t["weight_zero_point"]
     scales = t["weight_scale"]
     if of.layout == "pack-quantized":
@@ -384,11 +384,11 @@ def _two_levels(t: Tensors, size: int, inner: str, outer: str) -> Any:
 
 def _compressed_product(of: formats.CompressedTensors, w: LinearShape, t: Tensors) -> Any:
     if of.input_zero or not of.symmetric:
-        raise Incomplete("zero points of inputs have no reference", got=of.title)
+        raise Incomplete("costproof does not know how zero points enter a product of quantised inputs", got=of.title)
     if of.layout.startswith("nvfp4") and of.input_levels:
         return _two_levels(t, of.group, "input_global_scale", "weight_global_scale")
     if of.strategy not in ("tensor", "channel"):
-        raise Incomplete("inputs with a scale for each group have no reference", got=of.title)
+        raise Incomplete("costproof does not know how group scales enter a product of quantised inputs", got=of.title)
     if of.inputs != "static":
         return _scaled(t, _by_row(t["x"], rounded=not of.is_float), "weight_scale")
     x = t["x"] / t["input_scale"]
@@ -397,7 +397,7 @@ def _compressed_product(of: formats.CompressedTensors, w: LinearShape, t: Tensor
 
 def _torchao_product(of: formats.TorchaoEightBit, w: LinearShape, t: Tensors) -> Any:
     if of.whole or of.group is not None:
-        raise Incomplete("inputs with a scale for more or less than a row have no reference", got=of.title)
+        raise Incomplete("costproof knows torchao's inputs only with one scale for each row", got=of.title)
     return _scaled(t, _by_row(t["x"], rounded=of.dtype == "I8"), "_weight_scale")
 
 

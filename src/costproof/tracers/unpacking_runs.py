@@ -39,7 +39,7 @@ def _unpack_as_transformers(of: formats.Mxfp4, w: LinearShape, t: Tensors) -> An
 
 
 def _made(like: Any, *shape: int, dtype: str = "int32") -> Any:
-    """Create an empty tensor in place of the result of integer operations and look-ups on stored numbers."""
+    """Create an empty tensor in place of numbers unpacked by integer operations and look-ups, which are 0 FLOPs."""
     import torch
 
     return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
@@ -79,7 +79,7 @@ def _groups_of_compressed(of: formats.CompressedTensors, w: LinearShape, t: Tens
     import torch
 
     if of.inputs and not of.products:
-        raise Incomplete("inputs that are quantised for a product in 16 bits have no reference", got=of.title)
+        raise Incomplete("costproof does not know how inputs are quantised for 16-bit products", got=of.title)
     dtype, scales = str(torch_dtype(w.dtype)).removeprefix("torch."), t["weight_scale"]
     if of.layout in ("mxfp4-pack-quantized", "mxfp8-quantized"):
         scales = torch.exp2(scales.to(torch.int32) - 127)
@@ -182,11 +182,11 @@ def _rows_of_int8(of: formats.LlmInt8, w: LinearShape, t: Tensors) -> Any:
 
 def _rows_of_compressed(of: formats.CompressedTensors, w: LinearShape, t: Tensors) -> Any:
     if of.input_zero or not of.symmetric:
-        raise Incomplete("zero points of inputs have no reference", got=of.title)
+        raise Incomplete("costproof does not know how zero points enter a product of quantised inputs", got=of.title)
     if of.layout == "nvfp4-pack-quantized" and of.input_levels:
         return _groups_in_four_bits(t, of.group, "input_global_scale", "weight_global_scale")
     if of.strategy in ("group", "tensor_group", "block"):
-        raise Incomplete("inputs with a scale for each group have no reference", got=of.title)
+        raise Incomplete("costproof does not know how group scales enter a product of quantised inputs", got=of.title)
     numbers, scales = t["x"], t.get("input_scale")
     if of.inputs == "static":
         numbers = numbers.div(scales) if of.is_float else numbers.div(scales).round()
@@ -197,7 +197,7 @@ def _rows_of_compressed(of: formats.CompressedTensors, w: LinearShape, t: Tensor
 
 def _rows_of_torchao_inputs(of: formats.TorchaoEightBit, w: LinearShape, t: Tensors) -> Any:
     if of.whole or of.group is not None:
-        raise Incomplete("inputs with a scale for more or less than a row have no reference", got=of.title)
+        raise Incomplete("costproof knows torchao's inputs only with one scale for each row", got=of.title)
     numbers, scales = _rows_in_eight_bits(t["x"], rounded=of.dtype == "I8")
     return numbers, _results(t["y"], scales, t["_weight_scale"].flatten())
 

@@ -327,7 +327,7 @@ def _check(data: object, path: str) -> None:
         _check(value, where)
     if all(data.get(f"load_in_{n}bit") or data.get(f"_load_in_{n}bit") for n in (4, 8)):
         expected = "load_in_4bit or load_in_8bit"
-        raise BadInput("weights have either 4 bits or 8", where=path, expected=expected, got="both are true")
+        raise BadInput("the weights cannot have both 4 and 8 bits", where=path, expected=expected, got="both are true")
 
 
 def _is_base(value: object) -> bool:

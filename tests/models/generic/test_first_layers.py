@@ -164,7 +164,7 @@ def test_cutting_keeps_the_first_layers_and_one_of_each_kind(tmp_path: Path) -> 
     assert config.num_hidden_layers == 5
     assert config.layer_types == ["sliding_attention"] * 3 + ["full_attention", "sliding_attention"]
     assert cut.with_options(RunOptions(layers=5)).maker == cut.maker
-    with pytest.raises(BadInput, match="is already cut"):
+    with pytest.raises(BadInput, match="is already cut by --layers"):
         cut.with_options(RunOptions(layers=6))
     assert target.with_options(RunOptions(layers=9)).info().cut == {}
 

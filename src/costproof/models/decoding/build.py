@@ -125,7 +125,7 @@ def with_numbers(
     progress: Progress,
     names: Names = no_other_names,
 ) -> Built:
-    """Return a model from the meta device with the values that its run needs, and notes about the changes.
+    """Return a model with notes on its run; for a real run, allocate it on the device and load or draw its weights.
 
     The model stays on the meta device unless ``options`` ask for a real run.
 

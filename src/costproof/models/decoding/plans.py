@@ -445,10 +445,10 @@ def _sequence_problems(config: DecoderConfig, workload: Workload) -> list[BadInp
 
 
 def _stored_problems(workload: Workload, plan: ShardPlan) -> Iterator[BadInput]:
-    """Yield an error for each reason why storing parts of each parameter is impossible or not counted."""
+    """Yield an error for each reason why sharding the parameters (FSDP) is impossible or cannot be counted."""
     mesh = workload.mesh
     if mesh.batches > 1:
-        what = "experts of several batches have groups of their own, along which no parts are stored"
+        what = "--fsdp does not shard experts whose --ep group processes several batches"
         yield BadInput(what, where="--fsdp, --ep", expected=f"--ep of 1 or tp {mesh.tp}", got=mesh.ep)
     if mesh.tp > 1 and (plan.multiple > 1 or plan.sequence):
         what = "fully_shard stores parts of what transformers splits, not of this engine's tables and tokens"

@@ -162,7 +162,7 @@ def _part(whole: torch.Tensor, leaf: str, share: Share) -> torch.Tensor:
     elif style.startswith(("colwise", "packed_colwise")):
         dim = max(whole.ndim - 2, 0)
     elif not style.startswith(("rowwise", "packed_rowwise")):
-        raise Incomplete("the plan has a style that is not known here", where=leaf, got=style)
+        raise Incomplete("costproof does not know this tensor-parallel style of the plan", where=leaf, got=style)
     if style.startswith("packed") and whole.ndim > 1:
         halves = whole.chunk(2, dim)
         return torch.cat([_chunk(half, dim, share) for half in halves], dim)
@@ -189,7 +189,7 @@ def _join(module: Any, share: Share) -> None:
     """Make a module exchange its input or output with other ranks as its style requires."""
     if share.style not in _FORWARDS:
         if share.style not in _WHOLE | {"colwise", "packed_colwise", "packed_rowwise", "grouped_gemm", ROWS_ALONE}:
-            raise Incomplete("the plan has a style that is not known here", got=share.style)
+            raise Incomplete("costproof does not know this tensor-parallel style of the plan", got=share.style)
         return
     sizes = ("num_embeddings", "out_features", "in_features")
     size = next((int(getattr(module, name)) for name in sizes if hasattr(module, name)), 0)

@@ -142,7 +142,7 @@ def refuse_values(workload: Workload, options: RunOptions) -> None:
         Incomplete: it is.
     """
     if not workload.mesh.one and options.real:
-        raise Incomplete("a rank of several devices is counted without values", where="--run", expected="meta")
+        raise Incomplete("one of several ranks runs only on the meta device", where="--run", expected="meta")
 
 
 def distributed(built: Built, workload: Workload) -> Built:
@@ -219,7 +219,8 @@ def _copy_heads(model: nn.Module, plan: Plan, ranks: int, rank: int) -> None:
     if _splits_evenly(model, plan, ranks):
         return
     if ranks % heads:
-        raise Incomplete("ranks would share a key/value head", where="--tp", expected=f"of {heads} heads", got=ranks)
+        what = "ranks get copies of key/value heads only if all heads have equally many"
+        raise Incomplete(what, where="--tp", expected=f"a multiple of {heads} key/value heads", got=ranks)
     for path, module in model.named_modules():
         if plan.get(f"{path}.k_proj") != "colwise":
             continue

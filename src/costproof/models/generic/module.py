@@ -319,7 +319,7 @@ class GenericTarget:
             return replace(self, options=options)
         if self.cut is not None:
             raise BadInput(
-                "the number of layers is already cut", where="--layers", expected=f"{self.options.layers}, as before",
+                "the model is already cut by --layers", where="--layers", expected=f"{self.options.layers}, as before",
                 got=options.layers, fix="start from the whole model",
             )  # fmt: skip
         if not isinstance(self.maker, Cuttable):
@@ -425,7 +425,7 @@ class GenericTarget:
         return places_of(self.maker, dtype, attention, side)
 
     def _built(self, workload: Workload) -> Made:
-        """Return the factory's module, a separate one for each source; on meta unless the run has values."""
+        """Build the module anew for each source, on the meta device unless the run has values."""
         made = self.maker.make(workload.dtype, workload.attention)
         if self.options.real or all(t.is_meta for t in (*made.module.parameters(), *made.module.buffers())):
             return replace(made, module=unwrapped(made.module))

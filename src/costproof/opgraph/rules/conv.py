@@ -48,7 +48,10 @@ _DEFAULTS: Final = (("stride", 1), ("padding", 0), ("dilation", 1))
 
 
 def _needed_taps(op: OpCall, kernel: tuple[Any, ...]) -> list[int] | None:
-    """Return the fewest products per result in each dimension; ``None`` if a result may need no product."""
+    """Return the fewest kernel taps, by dimension, that any algorithm multiplies for each element.
+
+    All taps if windows do not overlap, else 1. ``None`` if a whole window may lie in padding, or a size is not known.
+    """
     if not all(isinstance(size, int) for size in kernel):
         return None
     needed = []

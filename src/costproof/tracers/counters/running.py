@@ -168,7 +168,7 @@ def _count_cut(
 
 
 def _truth(job: ExportJob, args: Mapping[str, Any], place: tuple[str, str]) -> tuple[CostNode, ...]:
-    """Count the module that a counter gets by our own rules: FLOPs and vector FLOPs by (module, operator).
+    """Count an exported module by costproof's rules, to judge a counter: FLOPs and vector FLOPs by (module, operator).
 
     Raises:
         Incomplete: the part cannot be traced, or an operator has no rule.
@@ -182,7 +182,7 @@ def _truth(job: ExportJob, args: Mapping[str, Any], place: tuple[str, str]) -> t
     found = account(cost_graph(trace_graph(run).graph), lambda path, call: place)
     if found.unknown:
         raise Incomplete(
-            "an operator of the model has no rule, so there is no truth to compare with",
+            "an operator of the model has no rule, so costproof has no count of its own to compare with",
             where=", ".join(sorted({o.op for o in found.unknown})),
             fix="give it a rule: see docs/extending.md",
         )

@@ -141,7 +141,7 @@ IMAGE_STAGES: Final = STAGES[:3]
 
 
 def queries(side: int, stride: int) -> int:
-    """Return the number of queries of a view: the small number if it suffices for all features.
+    """Return the number of queries of a view: 144 for at most 144 features, 256 for more.
 
     Source: ``DeepseekOcr2VisionModel.forward``.
     """
