@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Final
 
 from costproof.ledger.capture import Padding, WholeModel
+from costproof.ledger.errors import Recount, check_recounts
 from costproof.ledger.mesh import Parallel
 from costproof.ledger.metrics import EVERY_METRIC, FVCORE, METRICS, PEAK_METRICS, Metric
 from costproof.ledger.peaks import largest
@@ -380,6 +381,8 @@ def ranks_lines(found: Parallel) -> Iterator[str]:
     yield f"weights of a rank: {at_most}{human(most, 'B')}{_only_rank(who, found)}"
     held = sum(d.bytes for d in found.duplicates if not d.stage and d.metric == "weight_bytes")
     whole = found.one_device.get("", {}).get("weight_bytes", 0)
+    every = sum(len(row.ranks) * row.stages[""]["weight_bytes"] for row in found.ranks)
+    check_recounts([Recount("", "one device and copies", "weight_bytes", whole + held, every)])
     yield f"weights of all ranks: {human(whole, 'B')} of one device and {human(held, 'B')} of copies"
 
 
@@ -405,4 +408,8 @@ def ranks_text(ranks: tuple[int, ...], world: int) -> str:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs)
+    said = ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs)
+    ends = [part.split(" to ") for part in said.split(", ")]
+    named = [rank for end in ends for rank in range(int(end[0]), int(end[-1]) + 1)]
+    check_recounts([Recount("", f"ranks {said}", "are named", named == [*ranks], True)])
+    return said
