@@ -529,9 +529,14 @@ def link_recounts(
     named = {(b.stage, b.kind, b.ranks, b.nodes) for b in found.collectives}
     spread = {(c.stage, c.kind, len(c.ranks), len(_nodes(c.ranks, devices))) for c in every}
     yield Recount("", "groups of ranks in nodes", "are those of the collectives", named == spread, True)
-    outside, network = any(nodes > 1 for *_, nodes in spread), devices.device.network
-    rate = network.value if outside and network is not None else None
-    yield Recount("", "rate to other nodes", "is that of the device", found.network == rate, True)
+    figures = devices.device.figures()
+    rates: dict[str, int | None] = {
+        name: figure.value for name, figure in figures.items() if name in ("interconnect", "node", "network")
+    }
+    rates |= {} if devices.node is None else {"node": devices.node}
+    rates |= {} if any(nodes > 1 for *_, nodes in spread) else {"network": None}
+    for name in ("interconnect", "node", "network"):
+        yield Recount("", f"links, {name}", "is that of the device", getattr(found, name) == rates.get(name), True)
     for (stage, kind, metric), (first, again) in sums.items():
         yield Recount(stage, f"links, {kind or 'all collectives'}", metric, first, again)
     for of in found.stages:

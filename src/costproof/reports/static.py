@@ -367,12 +367,22 @@ def copy_rows(found: Parallel) -> list[tuple[Cell, ...]]:
 
 def ranks_lines(found: Parallel) -> Iterator[str]:
     """Yield short lines for the summary on a terminal."""
+    own = next(row.stages for row in found.ranks if found.rank in row.ranks)
+
+    def check(stage: str, metric: Metric, number: int, again: int) -> None:
+        check_recounts([Recount(stage, "the line on ranks", metric, number, again)])
+
+    def of_all(stage: str, metric: Metric) -> list[int]:
+        return [row.stages[stage][metric] for row in found.ranks for _ in row.ranks if stage in row.stages]
+
     for stage in filter(None, found.ranks[0].stages):
         sent = {c.kind: 0 for c in found.collectives if c.stage == stage}
         for c in found.collectives:
             if c.stage == stage:
                 sent[c.kind] += c.count
         _, (most, who) = found.extremes(stage, "comm_bytes")
+        check(stage, "messages", sum(sent.values()), own[stage]["messages"])
+        check(stage, "comm_bytes", most, max(of_all(stage, "comm_bytes")))
         kinds = ", ".join(f"{count} {kind}" for kind, count in sent.items()) or "no collectives"
         most_of = "a rank sends" if ranks_text(tuple(who), found.mesh.world) == "all" else "a rank sends at most"
         yield f"{stage}: {kinds}; {most_of} {human(most, 'B')}{_only_rank(who, found)}"
@@ -381,8 +391,9 @@ def ranks_lines(found: Parallel) -> Iterator[str]:
     yield f"weights of a rank: {at_most}{human(most, 'B')}{_only_rank(who, found)}"
     held = sum(d.bytes for d in found.duplicates if not d.stage and d.metric == "weight_bytes")
     whole = found.one_device.get("", {}).get("weight_bytes", 0)
-    every = sum(len(row.ranks) * row.stages[""]["weight_bytes"] for row in found.ranks)
-    check_recounts([Recount("", "one device and copies", "weight_bytes", whole + held, every)])
+    every = of_all("", "weight_bytes")
+    check("", "weight_bytes", whole + held, sum(every))
+    check("", "weight_bytes", most - least, max(every) - min(every))
     yield f"weights of all ranks: {human(whole, 'B')} of one device and {human(held, 'B')} of copies"
 
 
