@@ -25,7 +25,7 @@ class SavedSettings:
     """Snapshot of all process settings and of the functions of Python and torch."""
 
     def __init__(self, *, everything: bool = True) -> None:
-        """Take the snapshot; without ``everything``, only of built-in functions and :mod:`os`, in microseconds."""
+        """Take the snapshot; without ``everything``, only of built-in functions and :mod:`os`, which is much faster."""
         self._builtins, self._os = dict(_BUILTINS), dict(_OF_OS)
         self._code = [Namespace.of(place) for place in _places_of_python()] if everything else []
         self._torch = [Namespace.of(place) for place in _places_of_torch()] if everything else []

@@ -118,7 +118,7 @@ class AttentionBlock:
         )
 
     def _widths(self) -> tuple[Size, Size, Size, Size]:
-        """Return the widths of all queries, of all keys, of all values, and of the attention's result.
+        """Return the total widths, over all heads, of the queries, the keys, the values and the attention's result.
 
         Branches: one symbol for both kinds of heads gives one expression, whichever of the two it is written in.
         """

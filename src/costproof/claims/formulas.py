@@ -98,7 +98,7 @@ class Comparison:
 
     @property
     def piecewise(self) -> bool:
-        """Return whether either formula has a minimum, maximum or rounding, which points may fail to distinguish."""
+        """Return whether either formula has a minimum, maximum or rounding, so that samples may miss a difference."""
         return any(branches(source) for source, _ in (*self.given, *self.truth))
 
     def same(self) -> bool:

@@ -212,7 +212,7 @@ def _repeated(term: ClaimTerm) -> bool:
 
 
 def _dense_for_experts(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
-    """Yield the mistakes about dense MLPs in towers that also have experts."""
+    """Yield common mistakes of published numbers about dense MLPs in towers that also have experts."""
     dense = {id(t) for t in dense_terms(terms)}
     gone, every = left_out(lambda t: id(t) in dense), stands_for("mixture for dense")
     yield Mistake("dense-first ignored", "layers", "every layer is taken to have experts", (gone,), adds=every)

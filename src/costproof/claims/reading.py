@@ -59,7 +59,7 @@ def claims_from_text(source: str, *, where: str, folder: Path | None = None) -> 
             raise BadInput("not a claims file", where=f"$ in {where}", expected=f"costproof_claims: {VERSION}")
         if data["costproof_claims"] != VERSION:
             raise BadInput(
-                "this claims file has another version", where=f"$.costproof_claims in {where}",
+                "unknown version of the claims file", where=f"$.costproof_claims in {where}",
                 expected=VERSION, got=str(data["costproof_claims"])[:40],
             )  # fmt: skip
         reader = Reader()

@@ -122,7 +122,7 @@ class ClaimCase:
         return tuple(e for e in self.effects if names & {e.cause, *e.aliases} and applies(e))
 
     def chosen(self, names: Iterable[Name]) -> tuple[Effect, ...]:
-        """Return the effects with these names; names without an effect on this claim are omitted."""
+        """Return the effects of the named mistakes on the claimed number; skip mistakes that cannot change it."""
         return tuple(self.named[n] for n in names if n in self.named)
 
     @cached_property

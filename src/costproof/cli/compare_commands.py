@@ -39,8 +39,8 @@ _FORMATS: Final = {
 @click.argument("captures", nargs=-1, required=True, type=FILE, metavar="CAPTURE")
 @click.option(
     "-f", "--format", "kind", type=ChoiceParam(*_FORMATS),
-    help="text: the table and open findings; modules: a row per module; md, json: everything; short: for a comment."
-    "  [default: by the suffix of -o, else text]",
+    help="text: the table and open findings; modules: a row per module; md, json: all findings; short: for a pull"
+    " request comment.  [default: by the suffix of -o, else text]",
 )  # fmt: skip
 @options("output")
 def compare(captures: tuple[Path, ...], kind: str | None, output: Path | None) -> int:

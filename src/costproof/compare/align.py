@@ -65,7 +65,7 @@ class AlignedRow:
 
     @property
     def tower(self) -> str:
-        """The tower (submodel) that contains it, which is also the prefix of the tower's symbols: ``text``."""
+        """Return the tower (submodel) of the module, which is also the prefix of the tower's symbols: ``text``."""
         return self.role.partition(".")[0]
 
 

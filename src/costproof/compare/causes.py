@@ -174,7 +174,7 @@ def causes_of(pair: SourcePair, ctx: Context) -> tuple[Cause, ...]:
 
 
 def _stated_differences(pair: SourcePair, ctx: Context) -> Iterator[CauseRule]:
-    """Yield a rule for each difference that a source of the pair states for this module and metric."""
+    """Yield a cause rule for each known difference that a source of the pair declares for this module and metric."""
     for source in (pair.source, pair.other):
         for stated in ctx.differences.get((source, pair.row.module, pair.row.metric), ()):
             adjustment: Adjustment = ("checkpoint_contents", -stated.amount, stated.why)

@@ -63,7 +63,7 @@ CARRIED_OUT_BY_MATMUL: Final[frozenset[str]] = frozenset({"attention", "einsum",
 
 @cache
 def kind_of(kind: str) -> str:
-    """Return the common kind of a source's operator name; a name outside the table is returned unchanged.
+    """Return the operator kind, common to all sources, of one source's operator name; by default the name itself.
 
     ``aten._grouped_mm.default`` -> ``expert_gemm``, ``__rmatmul__`` -> ``matmul``, ``aten.lstm.input`` -> ``lstm``,
     ``foo::bar`` -> ``foo::bar``.

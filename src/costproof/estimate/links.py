@@ -251,7 +251,7 @@ EXPERT_PRODUCTS: Final = "expert_gemm"
 
 
 def by_rows(metric: str) -> bool:
-    """Return whether a metric of routed experts grows with the rows that a rank has of them."""
+    """Return whether a metric of routed experts grows with the number of tokens that a rank's experts process."""
     return metric in ("flops", "params_active", "input_bytes", "output_bytes") or metric.endswith("_flops")
 
 

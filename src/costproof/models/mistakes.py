@@ -1,4 +1,4 @@
-"""Known mistakes in cost models of single families: effects on terms that ``costproof check`` tries.
+"""Define common mistakes in published numbers of single model families, which ``costproof check`` tries.
 
 They concern the vision towers of DeepSeek-OCR, Qwen2.5-VL and Qwen3-VL, and what published numbers of DeepSeek-V3
 include: an MTP module and scales of matrices, which its class lacks.

@@ -33,7 +33,7 @@ class SymbolicRun:
 
 @dataclass(frozen=True, slots=True)
 class RowIdentity:
-    """Two sums of formulas that are equal in every module, of which one or both are of a batch of rows."""
+    """Two sums of formulas to be shown equal in every module; at least one of them is of a batch of unequal rows."""
 
     left: tuple[SymbolicRun, ...]
     right: tuple[SymbolicRun, ...]

@@ -389,7 +389,7 @@ def _not_negative(saved: Size) -> Size:
 
 
 def _sharing_heads(costed: CostedGraph, start: int, end: int) -> int:
-    """Return the ranks among which heads of keys and values are divided between their product and attention."""
+    """Return the number of ranks to which an all-to-all before the attention gives different key/value heads."""
     module = costed.graph.ops[end].module
     exchanges = (
         op
@@ -423,7 +423,7 @@ def _wider(op: OpCall, rank: Size, out: Size, sharing: int) -> int | None:
 
 
 def _mapped_parts(op: OpCall, costed: CostedGraph, writer: Mapping[str, int]) -> list[_Part]:
-    """Return the latents that a call multiplies by a weight, of each row of a batch, with their cached part.
+    """Return (latents, their cached part) for each row of a batch whose latents a call multiplies by a weight.
 
     The latents of one row are those of its cache joined with new ones, or alone if the cache does not grow. Those of
     several rows are joined once more. Empty if nothing is cached.

@@ -401,7 +401,8 @@ class BlendedTarget:
         sides = [self.base.workload, self.head.workload]
         if given.keys() not in [side.inputs.keys() for side in sides]:
             raise BadInput(
-                "neither side has this combination of settings", where="diff, with settings of both sides mixed",
+                "neither side of the diff has this combination of settings",
+                where="a workload with settings from both sides",
                 expected=" or ".join(", ".join(side.inputs) or "none" for side in sides),
                 got=", ".join(given) or "none",
             )  # fmt: skip

@@ -148,7 +148,7 @@ class SharedSequence:
         return collectives.wait_tensor(collectives.all_reduce(own, "sum", self.group))
 
     def _own_heads(self, tensor: Any) -> Any:
-        """Return the heads of this rank, of a prompt at all positions."""
+        """Return the heads of this rank; in a prompt, gather their positions from all ranks."""
         return tensor.chunk(self.ranks, 1)[self.rank] if self._stepping else self._swapped(tensor, 1, 2)
 
     def _attended(self, module: Any, query: Any, key: Any, value: Any, mask: Any, more: Mapping[str, Any]) -> Any:

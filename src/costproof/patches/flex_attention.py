@@ -57,7 +57,7 @@ def whole_flex_attention() -> Iterator[None]:
 
 
 def mask_of_call(number: int) -> Callable[..., Any] | None:
-    """Return the mask function of a call, by its number, on the values of its tensors; ``None`` without one.
+    """Return the mask function of the call with this number, with its tensors' values; ``None`` without a mask.
 
     Raises:
         Exception: a tensor has no values.

@@ -127,7 +127,7 @@ class Distributed:
         sequence: SharedSequence | None = None,
         sequences: tuple[int, ...] = (),
     ) -> None:
-        """Distribute a model.
+        """Split a model over ranks.
 
         Args:
             plans: empty if ranks have no parts of layers.

@@ -226,7 +226,7 @@ def _put_in(call: InvocationCompute, formula: FormulaText, metric: str) -> Prose
 
 
 def padding_section(found: Padding | None) -> DocumentSection | None:
-    """Return the section on what a run holds only because sizes are rounded up; ``None`` if it rounds none."""
+    """Return the section on memory that only padding to blocks takes; ``None`` without padding."""
     if found is None:
         return None
     rows: list[tuple[Cell, ...]] = [

@@ -193,7 +193,7 @@ def _ranks(target: Target, workload: Workload, ledgers: Mapping[str, Ledger]) ->
 
 
 def _padding(target: Target, workload: Workload) -> Padding | None:
-    """Return what the run holds only because sizes are rounded up; ``None`` if the workload rounds none."""
+    """Return the memory of the run that only padding to blocks takes; ``None`` without padding."""
     if not isinstance(target, WithBlocks):
         return None
     blocked = target.blocked_cache(workload)

@@ -273,7 +273,7 @@ def _variants(
 
 
 def _routed_experts(ledger: Ledger) -> dict[str, int]:
-    """Return module of routed experts -> weight bytes that one token reads, the least of any call."""
+    """Return the weight bytes that one token reads, which any call reads, by module of routed experts."""
     found = {}
     for node in ledger.nodes:
         whole, active, held = (node.cost(m) for m in ("params", "params_active", "weight_bytes"))

@@ -355,7 +355,7 @@ class ProofCheckpoint:
         return found
 
     def add(self, name: str, answer: Answer) -> None:
-        """Append the answer of a finished piece."""
+        """Append the result of a finished piece of the proof."""
         self._file.write(adapter(_LINE).dump_json((name, answer)) + b"\n")
         self._file.flush()
 

@@ -219,7 +219,7 @@ class ReadingsDiffer(CostproofError):
 
 
 def _check_readings(by_library: Sequence[StoredTensor], by_rules: Sequence[StoredTensor]) -> None:
-    """Raise an error with the largest tensors in which the layouts of two readings differ.
+    """Compare the tensors that the library and our own rules derive from the quantisation settings.
 
     Raises:
         ReadingsDiffer: there are some.

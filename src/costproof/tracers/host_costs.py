@@ -134,7 +134,7 @@ class _Mixture(nn.Module):
         self.up, self.down = nn.Linear(_WIDTH, 4 * _WIDTH), nn.Linear(4 * _WIDTH, _WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the kernels to [S, D] and return [S, D]."""
+        """Apply the norms and MLPs to [tokens, width] and return [tokens, width]."""
         for _ in range(_BLOCKS):
             x = x + self.down(nn.functional.gelu(self.up(self.norm(x))))
         return x

@@ -189,7 +189,7 @@ def mask_inputs(
     prefix: str = "",
     known: Mapping[str, Any] | None = None,
 ) -> Contents:
-    """Return place -> content of mask inputs: declared contents, and the values of tensors that have any.
+    """Return the contents of mask inputs by argument path: the declared ones, and the values of small tensors.
 
     Args:
         arguments: of the call.

@@ -110,7 +110,7 @@ def model_facts(model: nn.Module) -> ModelFacts:
 
 
 def model_names(model: nn.Module) -> ModelNames:
-    """Return the names of a checkpoint that a model's class knows: its own, tied and ignored ones, MTP prefixes."""
+    """Return the tensor names of a checkpoint that a class knows: parameters, tied and ignored ones, MTP prefixes."""
     names, seen = checkpoint_names(model), set[int]()
     parameters: set[str] = set()
     tied: dict[str, tuple[int, ...]] = {}

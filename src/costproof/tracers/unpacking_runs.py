@@ -39,7 +39,7 @@ def _unpack_as_transformers(of: formats.Mxfp4, w: LinearShape, t: Tensors) -> An
 
 
 def _made(like: Any, *shape: int, dtype: str = "int32") -> Any:
-    """Return numbers that integer work and look-ups make of stored ones."""
+    """Create an empty tensor in place of the result of integer operations and look-ups on stored numbers."""
     import torch
 
     return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)

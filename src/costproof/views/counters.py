@@ -63,7 +63,7 @@ COUNTERS: Final = FileKind(name="costproof/counters", version=(2, 4), type=Count
 
 
 def counter_report(capture: Capture, found: Discrepancy, spent: dict[str, CounterUsage]) -> CounterReport:
-    """Return the counters of a capture, compared with our count.
+    """Return the results of a capture's third-party FLOP counters, compared with our own count.
 
     Raises:
         Absent: none ran.

@@ -293,7 +293,7 @@ class _Between:
 
     @property
     def players(self) -> tuple[Player, ...]:
-        """Return the keys and parts of the model that terms refer to; causes that are not keys are not included."""
+        """Return the changed keys and parts of the model among which differences are divided, without other causes."""
         parts = self.changed_parts
         return (*self._keys, *(Player(name, (name,)) for name in (parts.names if parts else ())))
 

@@ -54,7 +54,7 @@ class Parts:
         return tuple(self.fates)
 
     def terms(self, stage: str, metric: Metric, base: Folded, head: Folded) -> dict[tuple[str, ...], int] | None:
-        """Split the difference of a sum over the changes, row by row: first changes of inputs, then of parts.
+        """Divide the difference of a sum among the changes, row by row: first changed keys, then changed parts.
 
         Args:
             stage: empty for all stages together.

@@ -293,7 +293,7 @@ def with_hidden_states(job: ExportJob, workload: Workload, width: int) -> Export
 
 
 def with_tokens_of(job: ExportJob, workload: Workload, decoder: Decoder) -> ExportJob:
-    """Return the job of a whole prompt with the tokens of one of the ranks that share it, and masks of all positions.
+    """Return the export job of a prompt with the tokens of one of the ranks that share it, and the masks of all.
 
     With masks, or a window, its length is a number: an export takes no multiple of a symbol.
     """

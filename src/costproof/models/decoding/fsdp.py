@@ -74,7 +74,7 @@ def own(layers: Iterable[Layer]) -> Size:
 
 
 def with_gathers(parts: Iterable[ModulePart], call: StackCall) -> Iterator[ModulePart]:
-    """Yield the modules of a decoder with the all-gather of each group of parameters on the module that it precedes."""
+    """Yield the modules of a decoder; add the all-gather of each parameter group to the first module that needs it."""
     every = tuple(parts)
     groups: dict[tuple[str, int], list[Layer]] = {}
     for part in every:

@@ -306,7 +306,7 @@ def decoder_tapes(
 
 
 def _branches(config: DecoderSizes, workload: Workload, call: StackCall, shards: Shards | None = None) -> CopyBranches:
-    """Return the branches of operators in a call that copy an argument unless one of its dimensions is 1."""
+    """Return the sizes of a call that decide whether its operators copy an argument or use a view of it."""
     heads, kv_heads = config.heads, config.kv_heads
     if shards is not None and shards.by_heads:
         heads, kv_heads = heads // shards.mesh.cp, kv_heads // shards.mesh.cp

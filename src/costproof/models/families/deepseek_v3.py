@@ -56,7 +56,7 @@ class DeepseekV3Config(LatentConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Return experts, their groups, dense layers, and the widths of latent attention."""
+        """Read the settings of experts, expert groups and dense layers, and the widths of latent attention."""
         top.fixed("scoring_func", "sigmoid", why="the class has only this scoring function")
         top.fixed("rope_interleave", True, why="the formulas describe neighbours that are rotated together")
         top.fixed("topk_method", "noaux_tc", why="the class has only this method")

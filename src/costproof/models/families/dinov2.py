@@ -139,7 +139,7 @@ class Dinov2(VisionTarget[Dinov2Config]):
         )
 
     def record_results(self, tape: LayerTape, hidden: Piece) -> tuple[Piece, ...]:
-        """Record the last norm, whose result is returned."""
+        """Record the last norm and return its result."""
         return (tape.sequence((last_norm(self.config),), hidden),)
 
     def formulas(self, workload: Workload) -> Ledger:

@@ -79,7 +79,7 @@ class Qwen3MoeConfig(MixtureConfig):
 
     @classmethod
     def draw_fields(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
-        """Draw random values, for a proof, of experts and of the layers that have them."""
+        """Draw random settings of the experts, and of the layers that have them, for a proof."""
         common = MixtureConfig.draw_fields(sizes, rng)
         return {
             **common,

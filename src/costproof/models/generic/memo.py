@@ -129,7 +129,7 @@ def _cache_or_why(
 
 
 def cache_of(maker: ModuleMaker, dtype: Dtype | None, attention: AttentionKind | None) -> OwnCache | HeldCache | None:
-    """Return the cache of the module."""
+    """Return the key/value cache of the module; ``None`` if it has none."""
     found = _cache_or_why(maker, dtype, attention)
     return None if isinstance(found, str) else found
 

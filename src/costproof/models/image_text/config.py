@@ -111,7 +111,7 @@ def read_part(top: Section, key: str, kind: type[P], given: object) -> tuple[P, 
 
 
 def _within(key: str, problem: CostproofError) -> CostproofError:
-    """Return an error of a part with its path extended to the file of the whole model."""
+    """Prefix the JSON path in an error about a submodel's configuration with its key in the whole file."""
     if key and problem.where is not None and problem.where.startswith("$"):
         problem.where = f"$.{key}{problem.where[1:]}"
     return problem

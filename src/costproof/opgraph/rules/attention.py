@@ -141,7 +141,7 @@ _FLASH: Final = ("_flash_attention_forward", "_flash_attention_forward_no_dropou
 
 
 def _aligned(op: OpCall, grid: ScoreGrid) -> ScoreGrid:
-    """Return the grid with the mask that the flags of a fused kernel of torch state.
+    """Return the scores with the mask that the flags in a call of a fused torch kernel describe.
 
     FlashAttention aligns the last query with the last key. The efficient kernel states the aligned end in
     ``custom_mask_type``: 1 the first, 2 the last. Other kernels and windows are known only where both ends are.

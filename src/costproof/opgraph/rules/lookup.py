@@ -1,4 +1,4 @@
-"""Cost look-ups, which read only the rows that they pick, and writes at indices."""
+"""Count the costs of look-ups, which read only the selected rows, and of writes at indices."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Node:
 
     @property
     def work(self) -> list[str]:
-        """Return the FLOPs with their share, and the number of experts; nothing for zero FLOPs."""
+        """Return the texts for the FLOPs of the family with their share, if not zero, and for its experts, if any."""
         part = f" ({self.share})" if self.share else ""
         return [*([human(self.flops, "FLOP") + part] if self.flops != 0 else []), *filter(None, [self.experts])]
 

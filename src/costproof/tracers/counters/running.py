@@ -89,7 +89,7 @@ def run_counters(
 def expected_cuts(
     target: Exportable, workload: Workload, stages: tuple[str, ...], calls: Mapping[str, Mapping[CutKey, CounterCall]]
 ) -> list[CutKey]:
-    """Return the calls that a complete own count would have: those that a tool reached, and other invocations."""
+    """Return the calls to expect from a complete count: those that any counter has, and all other invocations."""
     from costproof.tracers.static import stages_not_exported
 
     found = dict.fromkeys((*calls[TRUTH], *(p for its in calls.values() for p in its)))
