@@ -254,7 +254,8 @@ def _times_of_rank(
     ranks, shared = sharded(model), ranks_of_experts(run)
     sums: defaultdict[tuple[str, str], defaultdict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for n in evaluate_formulas(model, run).nodes:
-        sums[n.stage, n.role][n.kind].update({m: n.cost(m) or 0 for m in _SIDES if m in n.costs or m in n.exprs})
+        costs = {m: n.cost(m) or 0 for m in (*_SIDES, "comm_bytes") if m in n.costs or m in n.exprs}
+        sums[n.stage, n.role][n.kind].update(costs)
     waits = roofed = Fraction(0)
     for (_, role), kinds in sums.items():
         compute, moved = Fraction(0), 0
@@ -271,7 +272,10 @@ def _times_of_rank(
             if cost["comm_payload_bytes"]:
                 assert ranks is not None
                 group = run.mesh.ranks_of(kind, ranks.shares(run).axis_of(role, kind), run.rank)
-                waits += cost["comm_payload_bytes"] * least_seconds(kind, group, devices)
+                if kind == "all_to_all" and PAIRS in run.inputs:
+                    waits += seconds_to_leave(cost["comm_bytes"], group, run.rank, devices)
+                else:
+                    waits += cost["comm_payload_bytes"] * least_seconds(kind, group, devices)
         roofed += max(compute, Fraction(max(0, moved), of.bandwidth))
     return {"roof_s": roofed, "exposed_s": roofed + waits, "overlapped_s": max(roofed, waits)}
 
