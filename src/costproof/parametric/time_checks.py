@@ -239,9 +239,9 @@ def rank_recounts(
     for row in found.ranks:
         of_row = replace(workload, inputs={**workload.inputs, RANK: row.ranks[-1]})
         known = None if model is None else _times_of_rank(model, of_row, of, arithmetic, devices)
-        for metric, again in (known or {}).items():
+        for metric, time_again in (known or {}).items():
             if (time := getattr(row, metric)) is not None:
-                yield Recount("", f"rank {row.ranks[-1]}, by its formulas", metric, Fraction(time), again)
+                yield Recount("", f"rank {row.ranks[-1]}, by its formulas", metric, Fraction(time), time_again)
 
 
 def _times_of_rank(
